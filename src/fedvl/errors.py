@@ -1,0 +1,5 @@
+"""The one kind of error that a user is meant to read."""
+
+
+class FedVLError(Exception):
+    """Something the user can mend: its text is one plain sentence that says what is wrong and what to do."""

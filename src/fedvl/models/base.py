@@ -1,0 +1,53 @@
+"""What every encoder has, whatever its towers are: a name, preprocessing, a tokenizer and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from PIL import Image
+from torch import Tensor, nn
+
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.tokenizer import TextTokenizer
+from fedvl.tensors import digest
+
+if TYPE_CHECKING:
+    from fedvl.models.clip import ClipShape
+    from fedvl.models.vilt import ViltShape
+
+
+class FrozenEncoder(nn.Module):
+    """A pretrained model that is only read: no parameter of it is ever trained."""
+
+    image_size: int
+
+    def __init__(
+        self, name: str, shape: ClipShape | ViltShape, preprocessing: Preprocessing, tokenizer: TextTokenizer
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.preprocessing = preprocessing
+        self._tokenizer = tokenizer
+        self._description = json.dumps({"shape": asdict(shape), "preprocessing": asdict(preprocessing)}, sort_keys=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the configuration, the preprocessing and every weight: what a cached feature depends on."""
+        return hashlib.sha256((self._description + digest(self.state_dict())).encode()).hexdigest()
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """-> uint8, 3 x H x W."""
+        return self.preprocessing(image)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 in 0..255, or float in 0..1, of shape n x 3 x H x W -> float32, as `encode_image` wants it."""
+        return self.preprocessing.normalise(pixels)
+
+    def tokenise(self, texts: Sequence[str]) -> Tensor:
+        """-> n x L token numbers, cut to the longest of these texts and padded after the end token."""
+        return self._tokenizer(texts)

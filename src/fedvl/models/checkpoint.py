@@ -1,0 +1,238 @@
+"""`load_model`: an embedded model, a Hugging Face folder, an open_clip file or a hub name -> a frozen encoder.
+
+Only safetensors and JSON are read, never a pickle. A download happens for a hub name only, of the files needed only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fedvl.errors import FedVLError
+from fedvl.models import EMBEDDED, convert
+from fedvl.models.base import FrozenEncoder
+from fedvl.models.clip import DualEncoder
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.tokenizer import FILES as TOKENIZER_FILES
+from fedvl.models.tokenizer import TextTokenizer, load_tokenizer
+from fedvl.models.vilt import FusedEncoder
+from fedvl.tensors import Tensors, file_sha256
+from fedvl.tensors import load as read_tensors
+
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
+SCALE = ".scale"  # int8 tensors are followed by one scale a row under this name (tools/quantise.py)
+CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
+OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
+
+Encoder = TypeVar("Encoder", bound=FrozenEncoder)
+
+
+def load_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder:
+    """name: "fedvl-tiny", "fedvl-tiny-vilt", a folder, an open_clip .safetensors file, or a hub name (owner/model)."""
+    path = Path(name)
+    model: DualEncoder | FusedEncoder
+    if name in EMBEDDED:
+        model = _embedded(name)
+    elif name and path.is_dir():
+        model = _folder(path, name)
+    elif path.is_file():
+        model = _open_clip(path, name)
+    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix != ".safetensors":
+        model = _folder(_download(name), name)
+    else:
+        raise FedVLError(
+            f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder, a .safetensors file or a hub name "
+            "(owner/model)."
+        )
+    return model.to(device)
+
+
+def _embedded(name: str) -> DualEncoder | FusedEncoder:
+    index = json.loads((EMBEDDED_FOLDER / "index.json").read_text("utf-8"))
+    for file, sha256 in index.items():
+        if file.startswith(f"{name}/") or "/" not in file:
+            path = EMBEDDED_FOLDER / file
+            if not path.is_file() or file_sha256(path) != sha256:
+                raise FedVLError(f"The embedded file {file} is missing or damaged: install fedvl again.")
+    return _hugging_face(EMBEDDED_FOLDER / name, name, EMBEDDED_FOLDER)
+
+
+def _folder(folder: Path, name: str) -> DualEncoder | FusedEncoder:
+    if _read_json(folder / "config.json").get("model_type") in ("clip", "vilt"):
+        return _hugging_face(folder, name, folder)
+    if (folder / OPEN_CLIP_WEIGHTS).is_file():
+        return _open_clip(folder / OPEN_CLIP_WEIGHTS, name)
+    raise FedVLError(
+        f"{name} is no CLIP or ViLT model: it needs a config.json with model_type clip or vilt, or {OPEN_CLIP_WEIGHTS}."
+    )
+
+
+def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncoder | FusedEncoder:
+    config = _read_json(folder / "config.json")
+    source = _read_weights(folder)
+    images = _read_json(folder / "preprocessor_config.json")
+    try:
+        if config["model_type"] == "vilt":
+            tensors = convert.vilt_from_hugging_face(source)
+            vilt = convert.vilt_shape(tensors, config)
+            # ViLT keeps an image's proportions, unless its folder asks for CLIP's centre crop.
+            preprocessing = Preprocessing.from_config(images, vilt.patch * vilt.grid, crop="crop_size" in images)
+            tokenizer = _tokenizer(tokenizer_folder, vilt.context_length, vilt.vocabulary)
+            return _assemble(FusedEncoder, name, vilt, preprocessing, tokenizer, tensors)
+        tensors = convert.clip_from_hugging_face(source)
+        # Older folders keep what differs from the defaults in `..._config_dict`.
+        vision, text = (
+            {**(config.get(f"{t}_config") or {}), **(config.get(f"{t}_config_dict") or {})} for t in ("vision", "text")
+        )
+        clip = convert.clip_shape(tensors, vision, text)
+    except KeyError as error:
+        raise FedVLError(
+            f"The weights of {name} lack {error}: the folder does not hold a whole CLIP or ViLT model."
+        ) from error
+    preprocessing = Preprocessing.from_config(images, clip.vision.image_size, crop=True)
+    tokenizer = _tokenizer(tokenizer_folder, clip.context_length, clip.vocabulary)
+    return _assemble(DualEncoder, name, clip, preprocessing, tokenizer, tensors)
+
+
+def _open_clip(path: Path, name: str) -> DualEncoder:
+    """A state dict under OpenAI's names; sizes come from the tensors, the rest from open_clip_config.json beside it."""
+    if path.suffix != ".safetensors":
+        raise FedVLError(
+            f"{name} is not a .safetensors file: convert it (safetensors.torch.save_file), FedVL reads no pickles."
+        )
+    config = _read_json(path.parent / OPEN_CLIP_CONFIG)
+    vision, text = _open_clip_settings(config, path)
+    try:
+        tensors = convert.clip_from_open_clip(_dequantised(read_tensors(path)))
+        shape = convert.clip_shape(tensors, vision, text)
+    except KeyError as error:
+        raise FedVLError(f"{name} lacks the tensor {error}: it is not a CLIP model in open_clip's format.") from error
+    images = config.get("preprocess_cfg", {})
+    if images.get("resize_mode", "shortest") != "shortest" or images.get("interpolation", "bicubic") != "bicubic":
+        raise FedVLError(
+            f"{name} wants images resized in a way that FedVL does not have: use a model with CLIP's preprocessing."
+        )
+    renamed = {f"image_{key}": images[key] for key in ("mean", "std") if key in images}
+    preprocessing = Preprocessing.from_config(renamed, shape.vision.image_size, crop=True)
+    tokenizer = _tokenizer(path.parent, shape.context_length, shape.vocabulary)
+    return _assemble(DualEncoder, name, shape, preprocessing, tokenizer, tensors)
+
+
+def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Heads and activation of the image and of the text tower, in Hugging Face's words."""
+    model = config.get("model_cfg")
+    if model is None:
+        warnings.warn(
+            f"There is no {OPEN_CLIP_CONFIG} beside {path.name}: OpenAI's activation (quick_gelu) is assumed.",
+            stacklevel=4,
+        )
+        return {}, {}
+    activation = {"hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu"}
+    vision, text = dict(activation), dict(activation)
+    image_tower, text_tower = model.get("vision_cfg", {}), model.get("text_cfg", {})
+    if isinstance(image_tower.get("layers"), int):
+        vision["num_attention_heads"] = image_tower["width"] // image_tower.get("head_width", 64)
+    if "heads" in text_tower:
+        text["num_attention_heads"] = text_tower["heads"]
+    return vision, text
+
+
+def _assemble(
+    kind: type[Encoder], name: str, shape: Any, preprocessing: Preprocessing, tokenizer: TextTokenizer, tensors: Tensors
+) -> Encoder:
+    with torch.device("meta"):
+        model = kind(name, shape, preprocessing, tokenizer)
+    try:
+        model.load_state_dict({key: value.float().contiguous() for key, value in tensors.items()}, assign=True)
+    except RuntimeError as error:
+        raise FedVLError(f"The weights of {name} do not fit together: {' '.join(str(error).split())}") from error
+    return model.requires_grad_(False).eval()
+
+
+def _tokenizer(folder: Path, positions: int, vocabulary: int) -> TextTokenizer:
+    tokenizer = load_tokenizer(folder, positions)
+    if tokenizer.vocabulary > vocabulary:
+        raise FedVLError(
+            f"The tokenizer in {folder} has {tokenizer.vocabulary} tokens but the model {vocabulary}: it belongs to "
+            "another model, put the right one there."
+        )
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise FedVLError(f"{path} is not valid JSON ({error}): fetch it again.") from error
+    if not isinstance(content, dict):
+        raise FedVLError(f"{path} does not hold a JSON object: fetch it again.")
+    return content
+
+
+def _read_weights(folder: Path) -> Tensors:
+    index = _read_json(folder / "model.safetensors.index.json")
+    parts = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    if missing := [part for part in parts if not (folder / part).is_file()]:
+        pickled = ", only pickled weights, which FedVL does not open" if any(folder.glob("*.bin")) else ""
+        raise FedVLError(
+            f"{folder} has no {missing[0]}{pickled}: convert the weights to safetensors (transformers' save_pretrained "
+            "does), or name a model that offers them."
+        )
+    tensors: Tensors = {}
+    for part in parts:
+        tensors.update(read_tensors(folder / Path(part).name))
+    return _dequantised(tensors)
+
+
+def _dequantised(tensors: Tensors) -> Tensors:
+    """Make 8-bit rows full: value = integer * scale of its row. Tensors of other kinds stay as they are."""
+    full = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for name, tensor in full.items():
+        if tensor.dtype == torch.int8:
+            full[name] = tensor.float() * tensors[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
+    return full
+
+
+def _download(name: str) -> Path:
+    """Fetch the small files of a hub model, then the weights that they tell of; both stay in the hub's cache."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+
+    small = ["config.json", "preprocessor_config.json", OPEN_CLIP_CONFIG, *TOKENIZER_FILES]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=small))
+        if _read_json(folder / "config.json").get("model_type") not in ("clip", "vilt"):
+            return Path(snapshot_download(name, allow_patterns=[OPEN_CLIP_WEIGHTS]))
+        weights = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
+        folder = Path(snapshot_download(name, allow_patterns=weights))
+        if not any(folder.glob("model*.safetensors")) and (revision := _converted(name, folder)):
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*small, *weights]))
+        return folder
+    except FedVLError:
+        raise
+    except Exception as error:  # the hub's client and its transport have no base class in common
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedVLError(
+            f"Cannot fetch the model {name!r} ({reason}): check the name and the network, or give a folder that has it."
+        ) from error
+
+
+def _converted(name: str, folder: Path) -> str | None:
+    """The pull request in which the hub's converter offers safetensors of a model published as a pickle only."""
+    from huggingface_hub import HfApi
+
+    try:
+        offers = HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type="pull_request")
+        numbers = [str(offer.num) for offer in offers if "safetensors" in offer.title]
+    except Exception:  # no network: the one that was fetched before will do
+        numbers = [path.name for path in (folder.parents[1] / "refs" / "refs" / "pr").glob("*")]
+    return f"refs/pr/{numbers[0]}" if numbers else None

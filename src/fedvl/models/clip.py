@@ -1,0 +1,141 @@
+"""CLIP: an image tower (ViT, or the modified ResNet) and a text tower that meet in one space.
+
+Parameters carry OpenAI's names, so that their and open_clip's files load as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedvl.errors import FedVLError
+from fedvl.models.base import FrozenEncoder
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.resnet import ModifiedResNet, ResNetShape
+from fedvl.models.tokenizer import TextTokenizer
+from fedvl.models.transformer import StackShape, Transformer
+
+
+@dataclass(frozen=True)
+class ViTShape:
+    stack: StackShape
+    patch: int
+    grid: int
+
+    @property
+    def image_size(self) -> int:
+        return self.patch * self.grid
+
+
+@dataclass(frozen=True)
+class ClipShape:
+    dim: int
+    vision: ViTShape | ResNetShape
+    text: StackShape
+    vocabulary: int
+    context_length: int
+
+
+class VisionTransformer(nn.Module):
+    def __init__(self, shape: ViTShape, dim: int) -> None:
+        super().__init__()
+        width, epsilon = shape.stack.width, shape.stack.epsilon
+        self.conv1 = nn.Conv2d(3, width, shape.patch, shape.patch, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.positional_embedding = nn.Parameter(torch.empty(shape.grid**2 + 1, width))
+        self.ln_pre = nn.LayerNorm(width, epsilon)
+        self.transformer = Transformer(shape.stack)
+        self.ln_post = nn.LayerNorm(width, epsilon)
+        self.proj = nn.Parameter(torch.empty(width, dim))
+
+    def forward(self, pixels: Tensor, prompts: Tensor | None, patches: bool) -> Tensor:
+        """-> n x d; with `patches` n x (1 + M) x d, the pooled feature first."""
+        x = self.conv1(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_embedding.expand(x.shape[0], 1, -1), x], 1) + self.positional_embedding
+        rows = None if patches else torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
+        features: Tensor = self.ln_post(self.transformer(self.ln_pre(x), rows=rows, appended=prompts)) @ self.proj
+        return features if patches else features[:, 0]
+
+
+class DualEncoder(FrozenEncoder):
+    """Images and texts encoded apart. Prompts are arguments; gradients flow to them and to nothing else.
+
+    `vision_layers` is the number of layers that can take prompts: 0 for a ResNet tower. `patches` is M, the number of
+    spatial features.
+    """
+
+    def __init__(self, name: str, shape: ClipShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
+        super().__init__(name, shape, preprocessing, tokenizer)
+        self.dim = shape.dim
+        self.image_size = shape.vision.image_size
+        self.text_width, self.text_layers = shape.text.width, shape.text.layers
+        self.context_length = shape.context_length
+        self.visual: VisionTransformer | ModifiedResNet
+        if isinstance(shape.vision, ViTShape):
+            self.visual = VisionTransformer(shape.vision, shape.dim)
+            self.vision_width, self.vision_layers = shape.vision.stack.width, shape.vision.stack.layers
+        else:
+            self.visual = ModifiedResNet(shape.vision, shape.dim)
+            self.vision_width, self.vision_layers = shape.vision.features, 0
+        self.patches = shape.vision.grid**2
+        self.token_embedding = nn.Embedding(shape.vocabulary, shape.text.width)
+        self.positional_embedding = nn.Parameter(torch.empty(shape.context_length, shape.text.width))
+        self.transformer = Transformer(shape.text)
+        self.ln_final = nn.LayerNorm(shape.text.width, shape.text.epsilon)
+        self.text_projection = nn.Parameter(torch.empty(shape.text.width, shape.dim))
+        self.log_scale = nn.Parameter(torch.empty(()))
+
+    @property
+    def logit_scale(self) -> float:
+        """What a cosine is multiplied by before the softmax: 100 in OpenAI's weights."""
+        return float(self.log_scale.exp())
+
+    def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
+        """pixels: n x 3 x H x W, normalised -> n x d, not yet of unit length.
+
+        prompts: layers x P x width (or layers x n x P x width), appended after the patch tokens, replaced at each layer
+        and removed after the last layer that they reach.
+        """
+        self._check_prompts(prompts)
+        features: Tensor = self.visual(pixels, prompts, False)
+        return features
+
+    def encode_patches(self, pixels: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """-> the pooled feature, n x d, and the projected spatial ones, n x M x d."""
+        self._check_prompts(prompts)
+        features: Tensor = self.visual(pixels, prompts, True)
+        return features[:, 0], features[:, 1:]
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """n x L -> n x L x width, without positions."""
+        embedded: Tensor = self.token_embedding(tokens)
+        return embedded
+
+    def encode_text(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+        """tokens: n x L -> n x d, not yet of unit length.
+
+        context: P x width (one for all texts) or n x P x width, put in after the start token; the words move up by P.
+        """
+        x = self.embed_tokens(tokens)
+        ends = (tokens == self._tokenizer.end).int().argmax(-1)
+        if context is not None:
+            x = torch.cat([x[:, :1], context.expand(x.shape[0], -1, -1), x[:, 1:]], 1)
+            ends = ends + context.shape[-2]
+        length = x.shape[1]
+        if length > self.context_length:
+            raise FedVLError(
+                f"A text of {tokens.shape[1]} tokens and a context of {length - tokens.shape[1]} do not fit into the "
+                f"{self.context_length} positions of {self.name}: use a shorter context or shorter class names."
+            )
+        x = self.transformer(x + self.positional_embedding[:length], causal=True, rows=ends)
+        features: Tensor = self.ln_final(x)[:, 0] @ self.text_projection
+        return features
+
+    def _check_prompts(self, prompts: Tensor | None) -> None:
+        if prompts is not None and prompts.shape[0] > self.vision_layers:
+            raise FedVLError(
+                f"{self.name} takes visual prompts at {self.vision_layers} layers at most, not at {prompts.shape[0]}: "
+                "choose fewer layers, or a model with a ViT image tower."
+            )

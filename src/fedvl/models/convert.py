@@ -1,0 +1,171 @@
+"""Other people's parameter names -> ours (OpenAI's), and the sizes of a model read off its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+import torch
+
+from fedvl.errors import FedVLError
+from fedvl.models.clip import ClipShape, ViTShape
+from fedvl.models.resnet import ResNetShape
+from fedvl.models.transformer import StackShape
+from fedvl.models.vilt import ViltShape
+from fedvl.tensors import Tensors
+
+Config = Mapping[str, Any]
+
+# The parts of a block, ours <- Hugging Face's CLIP and ViLT; the three projections q, k, v become one matrix.
+CLIP_BLOCK = {
+    "ln_1": "layer_norm1",
+    "attn.out_proj": "self_attn.out_proj",
+    "ln_2": "layer_norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+CLIP_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+VILT_BLOCK = {
+    "ln_1": "layernorm_before",
+    "attn.out_proj": "attention.output.dense",
+    "ln_2": "layernorm_after",
+    "mlp.c_fc": "intermediate.dense",
+    "mlp.c_proj": "output.dense",
+}
+VILT_QKV = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+# open_clip's head width where it is not 64 (ViT-H, ViT-g, ViT-bigG); shapes alone do not tell it.
+HEAD_WIDTH = {1280: 80, 1408: 88, 1664: 104}
+
+
+def clip_from_hugging_face(source: Tensors) -> Tensors:
+    """CLIPModel's names -> ours."""
+    tensors = {
+        "visual.class_embedding": source["vision_model.embeddings.class_embedding"],
+        "visual.positional_embedding": source["vision_model.embeddings.position_embedding.weight"],
+        "visual.conv1.weight": source["vision_model.embeddings.patch_embedding.weight"],
+        "visual.proj": source["visual_projection.weight"].T.contiguous(),
+        "token_embedding.weight": source["text_model.embeddings.token_embedding.weight"],
+        "positional_embedding": source["text_model.embeddings.position_embedding.weight"],
+        "text_projection": source["text_projection.weight"].T.contiguous(),
+        "log_scale": source["logit_scale"].reshape(()),
+    }
+    norms = {
+        "visual.ln_pre": "vision_model.pre_layrnorm",
+        "visual.ln_post": "vision_model.post_layernorm",
+        "ln_final": "text_model.final_layer_norm",
+    }
+    _rename(tensors, source, norms)
+    _blocks(tensors, source, "visual.transformer.", "vision_model.encoder.layers.", CLIP_BLOCK, CLIP_QKV)
+    _blocks(tensors, source, "transformer.", "text_model.encoder.layers.", CLIP_BLOCK, CLIP_QKV)
+    return tensors
+
+
+def clip_from_open_clip(source: Tensors) -> Tensors:
+    """open_clip's names are OpenAI's, sometimes with the text tower under `text.`; what is no weight is left out."""
+    if any(name.startswith("visual.trunk.") for name in source):
+        raise FedVLError(
+            "This open_clip file has an image tower of timm, which FedVL cannot run: use a ViT or ResNet CLIP."
+        )
+    left_out = re.compile(r"(input_resolution|context_length|vocab_size|attn_mask|.*num_batches_tracked)")
+    names = {name: name.removeprefix("text.") for name in source}
+    tensors = {ours: source[name] for name, ours in names.items() if not left_out.fullmatch(ours)}
+    tensors["log_scale"] = tensors.pop("logit_scale").reshape(())
+    return tensors
+
+
+def vilt_from_hugging_face(source: Tensors) -> Tensors:
+    """ViltModel's names, or those of a task model around it (`vilt.` in front, a head left out) -> ours."""
+    source = {name.removeprefix("vilt."): tensor for name, tensor in source.items()}
+    text = "embeddings.text_embeddings."
+    tensors = {
+        "token_embedding.weight": source[f"{text}word_embeddings.weight"],
+        "text_positions": source[f"{text}position_embeddings.weight"],
+        "text_type": source[f"{text}token_type_embeddings.weight"][0].clone(),
+        "class_embedding": source["embeddings.cls_token"].flatten(),
+        "image_positions": source["embeddings.position_embeddings"][0],
+        "modalities": source["embeddings.token_type_embeddings.weight"][:2].clone(),
+    }
+    parts = {
+        "text_norm": f"{text}LayerNorm",
+        "patches": "embeddings.patch_embeddings.projection",
+        "ln_final": "layernorm",
+        "pooler": "pooler.dense",
+    }
+    _rename(tensors, source, parts)
+    _blocks(tensors, source, "transformer.", "encoder.layer.", VILT_BLOCK, VILT_QKV)
+    return tensors
+
+
+def _rename(tensors: Tensors, source: Tensors, names: Mapping[str, str]) -> None:
+    for ours, theirs in names.items():
+        for kind in ("weight", "bias"):
+            tensors[f"{ours}.{kind}"] = source[f"{theirs}.{kind}"]
+
+
+def _blocks(
+    tensors: Tensors, source: Tensors, ours: str, theirs: str, parts: Mapping[str, str], qkv: tuple[str, ...]
+) -> None:
+    for layer in range(_count(source, theirs)):
+        into, out_of = f"{ours}resblocks.{layer}.", f"{theirs}{layer}."
+        _rename(tensors, source, {into + part: out_of + name for part, name in parts.items()})
+        for kind in ("weight", "bias"):
+            joined = torch.cat([source[f"{out_of}{name}.{kind}"] for name in qkv])
+            tensors[f"{into}attn.in_proj_{kind}"] = joined
+
+
+def _count(tensors: Tensors, prefix: str) -> int:
+    """How many numbered layers there are under a prefix."""
+    return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
+
+
+def _stack(tensors: Tensors, prefix: str, config: Config) -> StackShape:
+    first = tensors[f"{prefix}resblocks.0.mlp.c_fc.weight"]
+    hidden, width = first.shape
+    activation = str(config.get("hidden_act", "quick_gelu"))
+    if activation not in ("gelu", "quick_gelu"):
+        raise FedVLError(
+            f"The model uses the activation {activation}, which FedVL does not have: choose another model."
+        )
+    return StackShape(
+        width=width,
+        layers=_count(tensors, f"{prefix}resblocks."),
+        heads=int(config.get("num_attention_heads", width // 64)),
+        hidden=hidden,
+        activation=activation,
+        epsilon=float(config.get("layer_norm_eps", 1e-5)),
+    )
+
+
+def clip_shape(tensors: Tensors, vision: Config, text: Config) -> ClipShape:
+    """Sizes from the tensors; heads, activation and epsilon, which leave no trace there, from the configuration."""
+    vocabulary = tensors["token_embedding.weight"].shape[0]
+    context_length, _ = tensors["positional_embedding"].shape
+    image: ViTShape | ResNetShape
+    if "visual.class_embedding" in tensors:
+        conv = tensors["visual.conv1.weight"]
+        grid = isqrt(tensors["visual.positional_embedding"].shape[0] - 1)
+        if "num_attention_heads" not in vision:
+            width = conv.shape[0]
+            vision = {**vision, "num_attention_heads": width // HEAD_WIDTH.get(width, 64)}
+        image = ViTShape(_stack(tensors, "visual.transformer.", vision), conv.shape[-1], grid)
+    else:
+        first, second, third, fourth = (_count(tensors, f"visual.layer{stage}.") for stage in range(1, 5))
+        image = ResNetShape(
+            width=tensors["visual.layer1.0.conv1.weight"].shape[0],
+            blocks=(first, second, third, fourth),
+            grid=isqrt(tensors["visual.attnpool.positional_embedding"].shape[0] - 1),
+        )
+    dim = tensors["text_projection"].shape[1]
+    return ClipShape(dim, image, _stack(tensors, "transformer.", text), vocabulary, context_length)
+
+
+def vilt_shape(tensors: Tensors, config: Config) -> ViltShape:
+    return ViltShape(
+        stack=_stack(tensors, "transformer.", {"hidden_act": "gelu", "layer_norm_eps": 1e-12, **config}),
+        patch=tensors["patches.weight"].shape[-1],
+        grid=isqrt(tensors["image_positions"].shape[0] - 1),
+        vocabulary=tensors["token_embedding.weight"].shape[0],
+        context_length=tensors["text_positions"].shape[0],
+    )

@@ -1,0 +1,87 @@
+"""From a PIL image to the numbers that an encoder reads: what CLIP's and ViLT's own image processors do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# ViLT lets the longer side grow to 1333/800 of the shorter one before it shrinks the image.
+VILT_LONGEST = 1333 / 800
+# A strip longer than this many times its width is cut before it is enlarged: 1 x 60000 would become gigapixels.
+LONGEST_STRIP = 32
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Bicubic resize of the shorter side, then a centre crop (CLIP) or, with crop 0, sides cut to a multiple (ViLT)."""
+
+    shorter: int
+    crop: int
+    divisor: int = 32
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], image_size: int, crop: bool) -> Preprocessing:
+        """Read a Hugging Face preprocessor_config.json, old or new; what it leaves out is CLIP's or ViLT's own."""
+        own = (CLIP_MEAN, CLIP_STD) if crop else ((0.5,) * 3, (0.5,) * 3)
+        return cls(
+            shorter=_side(config.get("size"), image_size),
+            crop=_side(config.get("crop_size"), image_size) if crop else 0,
+            divisor=int(config.get("size_divisor", 32)),
+            mean=tuple(config.get("image_mean", own[0])),
+            std=tuple(config.get("image_std", own[1])),
+        )
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """-> uint8, 3 x H x W."""
+        image = _cut_strip(image.convert("RGB"))
+        width, height = image.size
+        if self.crop:
+            short, long = min(width, height), max(width, height)
+            longer = int(self.shorter * long / short)
+            image = image.resize(
+                (self.shorter, longer) if width <= height else (longer, self.shorter), Image.Resampling.BICUBIC
+            )
+            left, top = (image.width - self.crop) // 2, (image.height - self.crop) // 2
+            image = image.crop((left, top, left + self.crop, top + self.crop))
+        else:
+            image = image.resize(self._whole_size(width, height), Image.Resampling.BICUBIC)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+    def _whole_size(self, width: int, height: int) -> tuple[int, int]:
+        scale = self.shorter / min(width, height)
+        longest = int(VILT_LONGEST * self.shorter)
+        new = [scale * width, scale * height]
+        if max(new) > longest:
+            new = [side * longest / max(new) for side in new]
+        # At least one patch a side: a narrow strip would otherwise vanish.
+        columns, rows = (max(1, int(side + 0.5) // self.divisor) * self.divisor for side in new)
+        return columns, rows
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 in 0..255, or float in 0..1, of shape ... x 3 x H x W -> float32, about mean 0, deviation 1."""
+        scaled = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+        mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] for v in (self.mean, self.std))
+        return (scaled - mean) / std
+
+
+def _side(value: Any, default: int) -> int:
+    if isinstance(value, dict):
+        value = value.get("shortest_edge", value.get("height"))
+    return int(value) if value else default
+
+
+def _cut_strip(image: Image.Image) -> Image.Image:
+    width, height = image.size
+    limit = LONGEST_STRIP * min(width, height)
+    if max(width, height) <= limit:
+        return image
+    left, top = max(0, width - limit) // 2, max(0, height - limit) // 2
+    return image.crop((left, top, width - left, height - top))

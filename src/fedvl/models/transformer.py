@@ -1,0 +1,151 @@
+"""The one block stack: CLIP's image tower, CLIP's text tower and ViLT are all made of it.
+
+Everything is a pure function of its inputs, without in-place writes, so that `torch.func.vmap` and `grad` can batch
+prompts over clients while the weights stay unbatched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """Sizes of a stack of pre-LayerNorm blocks. `activation` is "quick_gelu" (OpenAI's weights) or "gelu"."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    activation: str = "quick_gelu"
+    epsilon: float = 1e-5
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x: n x T x width, rows: n positions -> n x 1 x width."""
+    return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`.
+
+    PyTorch's fused CPU kernel has no batching rule: under vmap it falls back to a loop over clients. It is used only in
+    inference mode, which is how whole datasets are encoded and never how clients are batched.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
+        self.out_proj = nn.Linear(width, width)
+
+    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """n x T x (parts * width) -> `parts` tensors of n x heads x T x head width."""
+        count, length, _ = x.shape
+        return x.reshape(count, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def forward(self, x: Tensor, visible: Tensor | None, rows: Tensor | None) -> Tensor:
+        if rows is None:
+            query, key, value = self._split(F.linear(x, self.in_proj_weight, self.in_proj_bias), 3)
+        else:
+            width = x.shape[-1]
+            weight, bias = self.in_proj_weight, self.in_proj_bias
+            (query,) = self._split(F.linear(take_rows(x, rows), weight[:width], bias[:width]), 1)
+            key, value = self._split(F.linear(x, weight[width:], bias[width:]), 2)
+        if torch.is_inference_mode_enabled():
+            mixed = F.scaled_dot_product_attention(query, key, value, visible)
+        else:
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            if visible is not None:
+                scores = scores.masked_fill(~visible, float("-inf"))
+            mixed = scores.softmax(-1) @ value
+        return F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape: StackShape) -> None:
+        super().__init__()
+        self.quick = shape.activation == "quick_gelu"
+        self.c_fc = nn.Linear(shape.width, shape.hidden)
+        self.c_proj = nn.Linear(shape.hidden, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.c_fc.weight, self.c_fc.bias)
+        x = x * torch.sigmoid(1.702 * x) if self.quick else F.gelu(x)
+        return F.linear(x, self.c_proj.weight, self.c_proj.bias)
+
+
+class Block(nn.Module):
+    def __init__(self, shape: StackShape) -> None:
+        super().__init__()
+        self.attn = Attention(shape.width, shape.heads)
+        self.ln_1 = nn.LayerNorm(shape.width, shape.epsilon)
+        self.mlp = Mlp(shape)
+        self.ln_2 = nn.LayerNorm(shape.width, shape.epsilon)
+
+    def forward(self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """x: n x T x width; visible: boolean, broadcast to n x heads x T x T; rows: compute only these positions."""
+        mixed = self.attn(self.ln_1(x), visible, rows)
+        x = (x if rows is None else take_rows(x, rows)) + mixed
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """Blocks in a row, with what the methods need of them as arguments:
+
+    - `rows` (n positions): the last block computes only these, if only they are read; the result is n x 1 x width;
+    - `appended` (layers x [n x] P x width): deep prompts behind the tokens, replaced at each layer and dropped after
+      the last prompted one (FedPP, VPT-deep);
+    - `prepended` (layers x [n x] P x width): prompts put in front at each of the first layers and kept, so that the
+      sequence grows by P each time (ViLT's input prompts are the case of one layer, missing-aware prompts of six).
+    """
+
+    def __init__(self, shape: StackShape) -> None:
+        super().__init__()
+        self.resblocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        causal: bool = False,
+        key_mask: Tensor | None = None,
+        rows: Tensor | None = None,
+        appended: Tensor | None = None,
+        prepended: Tensor | None = None,
+    ) -> Tensor:
+        """x: n x T x width; key_mask: n x T, True where a token may be attended to (prompts always may)."""
+        count, length, _ = x.shape
+        last = len(self.resblocks) - 1
+        for layer, block in enumerate(self.resblocks):
+            if appended is not None and layer < appended.shape[0]:
+                x = torch.cat([x[:, :length], appended[layer].expand(count, -1, -1)], 1)
+            elif appended is not None:
+                x = x[:, :length]
+            if prepended is not None and layer < prepended.shape[0]:
+                x = torch.cat([prepended[layer].expand(count, -1, -1), x], 1)
+            chosen = rows if layer == last else None
+            x = block(x, _visible(x.shape[1], x.device, causal, key_mask, chosen), chosen)
+        return x[:, :length] if appended is not None else x
+
+
+def _visible(
+    length: int, device: torch.device, causal: bool, key_mask: Tensor | None, rows: Tensor | None
+) -> Tensor | None:
+    """Which key each query may see, broadcast to n x heads x queries x keys; None where all may be seen."""
+    visible = None
+    if causal:
+        positions = torch.arange(length, device=device)
+        queries = positions[:, None] if rows is None else rows[:, None, None, None]
+        visible = positions <= queries
+    if key_mask is not None:
+        # Prompts stand before the tokens, so a mask that is too short is filled from the left.
+        key_mask = F.pad(key_mask, (length - key_mask.shape[1], 0), value=True)[:, None, None, :]
+        visible = key_mask if visible is None else visible & key_mask
+    return visible

@@ -1,0 +1,143 @@
+"""ViLT: text tokens and image patches in one stack of blocks (Kim et al. 2021).
+
+The pieces that methods need apart are apart: `embed_text` and `embed_image` give the input tokens (Fed-PRIME's query is
+their maximum), `run` sends tokens through the blocks with prompts at chosen layers, `pool` reads one position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvl.models.base import FrozenEncoder
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.tokenizer import TextTokenizer
+from fedvl.models.transformer import StackShape, Transformer
+
+
+@dataclass(frozen=True)
+class ViltShape:
+    stack: StackShape
+    patch: int
+    grid: int
+    vocabulary: int
+    context_length: int
+
+
+class FusedEncoder(FrozenEncoder):
+    """Images and texts encoded together. Where a model keeps the images' proportions (`crop` 0), use `collate`."""
+
+    def __init__(self, name: str, shape: ViltShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
+        super().__init__(name, shape, preprocessing, tokenizer)
+        width, epsilon = shape.stack.width, shape.stack.epsilon
+        self.width, self.layers = width, shape.stack.layers
+        self.patch, self.grid = shape.patch, shape.grid
+        self.image_size = shape.patch * shape.grid
+        self.context_length = shape.context_length
+        self.token_embedding = nn.Embedding(shape.vocabulary, width)
+        self.text_positions = nn.Parameter(torch.empty(shape.context_length, width))
+        self.text_type = nn.Parameter(torch.empty(width))
+        self.text_norm = nn.LayerNorm(width, epsilon)
+        self.patches = nn.Conv2d(3, width, shape.patch, shape.patch)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.image_positions = nn.Parameter(torch.empty(shape.grid**2 + 1, width))
+        self.modalities = nn.Parameter(torch.empty(2, width))
+        self.transformer = Transformer(shape.stack)
+        self.ln_final = nn.LayerNorm(width, epsilon)
+        self.pooler = nn.Linear(width, width)
+
+    def collate(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Images of several sizes -> normalised pixels, padded with zeros to n x 3 x H x W, and the sizes, n x 2."""
+        sizes = torch.tensor([image.shape[-2:] for image in images])
+        height, width = sizes.amax(0).tolist()
+        padded = [
+            F.pad(self.normalise(image), (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images
+        ]
+        return torch.stack(padded), sizes
+
+    def text_mask(self, tokens: Tensor) -> Tensor:
+        """n x L: True up to and with the first end token."""
+        ended = tokens == self._tokenizer.end
+        return (ended.int().cumsum(-1) - ended.int()) == 0
+
+    def image_mask(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """n x (1 + M): True for the class token and for every patch inside the image."""
+        rows, columns = (side // self.patch for side in pixels.shape[-2:])
+        inside = torch.ones(pixels.shape[0], rows, columns, dtype=torch.bool, device=pixels.device)
+        if sizes is not None:
+            limits = (sizes.to(pixels.device) // self.patch)[:, :, None, None]
+            inside = torch.arange(rows, device=pixels.device)[:, None] < limits[:, 0]
+            inside = inside & (torch.arange(columns, device=pixels.device) < limits[:, 1])
+        return F.pad(inside.flatten(1), (1, 0), value=True)
+
+    def embed_text(self, tokens: Tensor) -> Tensor:
+        """n x L -> n x L x width, with positions and the mark of the text."""
+        x = self.token_embedding(tokens) + self.text_type + self.text_positions[: tokens.shape[1]]
+        embedded: Tensor = self.text_norm(x) + self.modalities[0]
+        return embedded
+
+    def embed_image(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """pixels: n x 3 x H x W, normalised -> n x (1 + M) x width; sizes: from `collate`, where they differ."""
+        x = self.patches(pixels)
+        rows, columns = x.shape[-2:]
+        if sizes is None:
+            positions = self._positions(rows, columns)
+        else:
+            fitted = []
+            for height, width in (sizes // self.patch).tolist():
+                inner = self._positions(height, width)
+                fitted.append(F.pad(inner, (0, columns - width, 0, rows - height)))
+            positions = torch.cat(fitted)
+        x = (x + positions).flatten(2).transpose(1, 2)
+        first = (self.class_embedding + self.image_positions[0]).expand(x.shape[0], 1, -1)
+        return torch.cat([first, x], 1) + self.modalities[1]
+
+    def _positions(self, rows: int, columns: int) -> Tensor:
+        """The trained grid of positions, stretched to 1 x width x rows x columns."""
+        grid = self.image_positions[1:].T.reshape(1, -1, self.grid, self.grid)
+        if (rows, columns) == (self.grid, self.grid):
+            return grid
+        return F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=True)
+
+    def run(self, embedded: Tensor, mask: Tensor | None = None, prompts: Tensor | None = None) -> Tensor:
+        """Tokens n x T x width through all blocks and the last LayerNorm; mask: n x T, False where nothing is seen.
+
+        prompts: layers x P x width, or layers x n x P x width: put in front at each of the first layers and kept, so
+        that the result has layers * P more positions, the latest prompts first.
+        """
+        hidden: Tensor = self.ln_final(self.transformer(embedded, key_mask=mask, prepended=prompts))
+        return hidden
+
+    def pool(self, hidden: Tensor, position: int = 0) -> Tensor:
+        """n x T x width -> n x width: ViLT's pooler, read at one position."""
+        pooled: Tensor = torch.tanh(self.pooler(hidden[:, position]))
+        return pooled
+
+    def encode(
+        self,
+        tokens: Tensor,
+        pixels: Tensor,
+        prompts: Tensor | None = None,
+        text_mask: Tensor | None = None,
+        image_mask: Tensor | None = None,
+        sizes: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """-> hidden states, n x (P + L + 1 + M) x width, and the pooled state of the text's first token, n x width.
+
+        prompts: P x width (one for all samples) or n x P x width, put in front of the first layer. Masks are True where
+        a token may be attended to; without them all but padding may.
+        """
+        embedded = torch.cat([self.embed_text(tokens), self.embed_image(pixels, sizes)], 1)
+        mask = torch.cat(
+            [
+                self.text_mask(tokens) if text_mask is None else text_mask,
+                self.image_mask(pixels, sizes) if image_mask is None else image_mask,
+            ],
+            1,
+        )
+        hidden = self.run(embedded, mask, None if prompts is None else prompts[None])
+        return hidden, self.pool(hidden, 0 if prompts is None else prompts.shape[-2])

@@ -1,0 +1,27 @@
+"""Every random choice is drawn from (seed, purpose, round, client, ...), so a run is the same bits wherever and however it runs."""
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+
+def derived_seed(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose; distinct purposes give unrelated streams."""
+    text = "\x1f".join([str(seed), *(f"{type(part).__name__}:{part}" for part in purpose)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def numpy_generator(seed: int, *purpose: str | int) -> "numpy.random.Generator":
+    import numpy
+
+    return numpy.random.Generator(numpy.random.PCG64(derived_seed(seed, *purpose)))
+
+
+def torch_generator(seed: int, *purpose: str | int) -> "torch.Generator":
+    """A CPU generator: numbers are drawn on the CPU and moved, so that a GPU run sees the same ones."""
+    import torch
+
+    return torch.Generator().manual_seed(derived_seed(seed, *purpose))

@@ -1,0 +1,102 @@
+"""Named tensors: the one form in which model parts are trained, sent, merged, hashed and kept."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as serialise
+
+from fedvl.errors import FedVLError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> Tensors:
+    """The mean of equally named tensors, summed in float64 so that the order of arrival cannot be seen in the result."""
+    total = float(sum(weights))
+    if not items or not total > 0:
+        raise ValueError("a mean needs at least one item and a positive total weight")
+    result = {}
+    for name, first in items[0].items():
+        accumulator = torch.zeros_like(first, dtype=torch.float64)
+        for item, weight in zip(items, weights, strict=True):
+            accumulator.add_(item[name], alpha=weight / total)
+        result[name] = accumulator.to(first.dtype)
+    return result
+
+
+def norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    """The Euclidean norm over all named tensors together, accumulated in float64."""
+    return float(sum(float(tensor.detach().double().pow(2).sum()) for tensor in tensors.values()) ** 0.5)
+
+
+def count_elements(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes; independent of the order of names."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hasher.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write aside, fsync, rename, fsync the folder: the file is there whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file whole and return the SHA-256 of its bytes."""
+    on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    content = serialise(on_cpu, metadata=dict(metadata or {}))
+    write_whole(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def load(path: Path, sha256: str | None = None) -> Tensors:
+    """Read a safetensors file, refusing one whose bytes are not those that were written (safetensors itself does not check)."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FedVLError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise FedVLError(
+            f"{path} is damaged: its SHA-256 is not the one that was written; delete it or restore it from a copy."
+        )
+    try:
+        return dict(parse_safetensors(content))
+    except SafetensorError as error:
+        raise FedVLError(
+            f"{path} is not a whole safetensors file ({error}); delete it or restore it from a copy."
+        ) from error
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

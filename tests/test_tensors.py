@@ -1,0 +1,69 @@
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvl.errors import FedVLError
+from fedvl.tensors import count_bytes, digest, file_sha256, load, norm, save, weighted_mean
+
+
+def test_weighted_mean_by_hand():
+    mean = weighted_mean([{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([4.0, 8.0])}], [1, 2])
+    assert mean["w"].tolist() == [3.0, 6.0]
+    assert mean["w"].dtype == torch.float32
+
+
+@given(st.permutations(range(6)))
+def test_the_order_of_arrival_cannot_be_seen(order):
+    generator = torch.Generator().manual_seed(0)
+    items = [{"w": torch.randn(20, generator=generator)} for _ in range(6)]
+    weights = [3.0, 1.0, 7.0, 2.0, 5.0, 11.0]
+    shuffled = weighted_mean([items[i] for i in order], [weights[i] for i in order])
+    assert torch.equal(shuffled["w"], weighted_mean(items, weights)["w"])
+
+
+def test_a_mean_of_nothing_is_an_error():
+    with pytest.raises(ValueError):
+        weighted_mean([], [])
+
+
+def test_norm_and_bytes_by_hand():
+    tensors = {"a": torch.tensor([3.0]), "b": torch.tensor([[4.0]], dtype=torch.float64)}
+    assert norm(tensors) == 5.0
+    assert count_bytes(tensors) == 4 + 8
+
+
+def test_digest_sees_names_shapes_dtypes_and_values_but_not_order():
+    base = {"a": torch.zeros(2), "b": torch.ones(3)}
+    assert digest(base) == digest(dict(reversed(base.items())))
+    others = [
+        {"a": torch.zeros(2), "c": torch.ones(3)},
+        {"a": torch.zeros(2, 1), "b": torch.ones(3)},
+        {"a": torch.zeros(2, dtype=torch.int32), "b": torch.ones(3)},
+        {"a": torch.tensor([0.0, 1e-9]), "b": torch.ones(3)},
+    ]
+    assert len({digest(base), *map(digest, others)}) == 5
+
+
+def test_files_round_trip_and_damage_is_refused(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors = {"w": torch.arange(6.0).view(2, 3).T, "flag": torch.tensor(True)}
+    sha256 = save(path, tensors, {"who": "me"})
+    assert sha256 == file_sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    loaded = load(path, sha256)
+    assert torch.equal(loaded["w"], tensors["w"])
+    assert bool(loaded["flag"])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    load(path)  # safetensors itself sees nothing wrong
+    with pytest.raises(FedVLError, match="damaged"):
+        load(path, sha256)
+    path.write_bytes(content[:-3])
+    with pytest.raises(FedVLError, match="not a whole"):
+        load(path)
+    with pytest.raises(FedVLError, match="Cannot read"):
+        load(tmp_path / "none")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
