@@ -1,0 +1,154 @@
+"""From the rows of a source to a dataset: which class, which split, what is left out."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedvl.data.catalogue import Entry, class_key, general_templates
+from fedvl.data.stores import Dataset, Integers, Split, Store
+from fedvl.errors import FedVLError
+
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("all", ""), "all"),
+}
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+
+
+@dataclass
+class Table:
+    """The rows of a source as they were found; "" stands for no label, no split, no text, no domain."""
+
+    where: str
+    store: Store
+    labels: list[str]
+    splits: list[str]
+    texts: list[str] | None = None
+    domains: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def stratified(labels: Integers, test_share: float = TEST_SHARE, seed: int = SPLIT_SEED) -> tuple[Integers, Integers]:
+    """Train and test rows with the same share of each class; a lone image and rows without a label go to train."""
+    tests = []
+    for label in np.unique(labels[labels >= 0]):
+        members = np.flatnonzero(labels == label)
+        if len(members) > 1:
+            count = min(max(1, round(test_share * len(members))), len(members) - 1)
+            tests.append(np.random.default_rng([seed, int(label)]).permutation(members)[:count])
+    test = np.sort(np.concatenate(tests)) if tests else np.empty(0, np.int64)
+    return np.setdiff1d(np.arange(len(labels)), test), test
+
+
+def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
+    """Name the classes, settle the splits and check that the result can be learnt from."""
+    notes = list(table.notes)
+    class_of = _name_classes(table, entry, notes)
+    names = _order(set(class_of.values()), entry)
+    number = {class_name: position for position, class_name in enumerate(names)}
+    number[""] = -1
+    class_of[""] = ""
+    kept = np.array([row for row, label in enumerate(table.labels) if label in class_of], np.int64)
+    labels = np.array([number[class_of[table.labels[row]]] for row in kept], np.int64)
+    parts = _settle_splits(table, kept, labels, notes)
+    _check(table.where, names, {part: labels[index] for part, index in parts.items()})
+    splits = {
+        part: Split(
+            table.store, kept[index], labels[index], _take(table.texts, kept[index]), _take(table.domains, kept[index])
+        )
+        for part, index in parts.items()
+    }
+    templates = dict(entry.templates) if entry else general_templates()
+    return Dataset(name, names, templates, splits, tuple(notes))
+
+
+def plain_name(label: str) -> str:
+    """A class name as it is put into a prompt: underscores become spaces, Unicode is composed."""
+    return " ".join(unicodedata.normalize("NFC", label).replace("_", " ").split())
+
+
+def _name_classes(table: Table, entry: Entry | None, notes: list[str]) -> dict[str, str]:
+    """Raw label -> class name; the catalogue's spelling wins, labels that it ignores are absent."""
+    known = {class_key(class_name): class_name for class_name in entry.class_names} if entry else {}
+    known.update({class_key(raw): class_name for raw, class_name in entry.rename.items()} if entry else {})
+    ignored = {class_key(raw) for raw in entry.ignore} if entry else set()
+    class_of: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    strangers = []
+    for raw in sorted(set(table.labels) - {""}):
+        key = class_key(raw)
+        if key and key in ignored:
+            count = table.labels.count(raw)
+            notes.append(f"{count} images of {raw!r} were left out: it is not one of the classes.")
+            continue
+        if known and key not in known:
+            strangers.append(raw)
+        class_of[raw] = known.get(key) or plain_name(raw)
+        if not class_of[raw]:
+            raise FedVLError(f"{table.where} has the class name {raw!r}, which says nothing; rename it.")
+        other = taken.setdefault(class_of[raw].casefold(), raw)
+        if other != raw:
+            raise FedVLError(f"{table.where} has two names for one class, {other!r} and {raw!r}; rename one of them.")
+    if strangers and entry:
+        notes.append(f"The catalogue does not list these classes of {entry.title}, which were kept: {_few(strangers)}.")
+    if entry and 0 < len(class_of) - len(strangers) < len(entry.class_names):
+        notes.append(f"{len(class_of) - len(strangers)} of the {entry.classes} classes of {entry.title} are there.")
+    return class_of
+
+
+def _order(present: set[str], entry: Entry | None) -> tuple[str, ...]:
+    known = [class_name for class_name in entry.class_names if class_name in present] if entry else []
+    return (*known, *sorted(present - set(known)))
+
+
+def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[str]) -> dict[str, Integers]:
+    """Positions within `kept` for each split."""
+    stated = np.array([SPLIT_NAMES.get(table.splits[row].strip().casefold(), "") for row in kept])
+    explicit = bool({"train", "val", "test"} & set(stated.tolist()))
+    # A row marked `all` is in no list where other rows are in one.
+    stated = np.where(stated == "all", "" if explicit else "train", stated)
+    if left_out := int(np.sum(stated == "")):
+        names = Counter(table.splits[row] or "(none)" for row in kept[stated == ""])
+        notes.append(f"{left_out} images are in neither train, val nor test and were left out (split {_few(names)}).")
+    parts = {part: np.flatnonzero(stated == part) for part in ("train", "val", "test") if part in stated}
+    if "train" not in parts:
+        raise FedVLError(f"{table.where} has no images to train on; mark some rows with the split `train`.")
+    if "test" not in parts and "val" in parts:
+        parts["test"] = parts.pop("val")
+        notes.append("There is no test split, so the val split is used as the test split.")
+    elif "test" not in parts:
+        train, test = stratified(labels[parts["train"]])
+        parts = {"train": parts["train"][train], "test": parts["train"][test]}
+        if explicit:
+            notes.append("There is no test split, so a fifth of the training images, the same each time, is held out.")
+    return parts
+
+
+def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> None:
+    if len(names) < 2:
+        found = f"only one class, {names[0]!r}" if names else "no class"
+        raise FedVLError(f"{where} has {found}; at least two classes are needed.")
+    if np.any(labels["test"] < 0):
+        raise FedVLError(f"{where} has test images without a label; give them one or leave them out.")
+    trained = set(labels["train"].tolist())
+    for part in sorted(labels):
+        unknown = [names[label] for label in np.unique(labels[part]) if label not in {-1, *trained}]
+        if unknown and -1 not in trained:  # Where training rows lack labels, any class may be among them.
+            raise FedVLError(f"{where} has classes in its {part} split that its train split lacks: {_few(unknown)}.")
+    if not len(labels["test"]):
+        raise FedVLError(f"{where} has too few images to hold out a test split; two of a class are the least.")
+
+
+def _take(values: list[str] | None, rows: Integers) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values[row] for row in rows)
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = [repr(name) for name in names]
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

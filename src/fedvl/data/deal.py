@@ -1,0 +1,58 @@
+"""Who trains on what, and what is asked afterwards: the protocols, as rows of the dataset's two splits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvl.config import DataConfig
+from fedvl.data.partition import few_shot, open_split, partition
+from fedvl.errors import FedVLError
+from fedvl.seeding import numpy_generator
+
+Integers = NDArray[np.int64]
+VALIDATION_SHARE = 0.2  # of a new user's images in the open-vocabulary protocol; the rest is the test
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Rows and classes of training and of the questions; a class is a number of the dataset's."""
+
+    clients: list[Integers]  # rows of the training split that each client holds
+    trained_classes: Integers
+    asked: Integers  # rows of the test split, in the order in which they are asked
+    asked_classes: Integers
+    validation: Integers  # rows of the test split for choosing settings by
+    note: str
+
+
+def closed(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+    """All clients together know all classes, and the whole test split is asked."""
+    kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
+    drawn = partition(train_labels[kept], data.partition, data.clients, seed, data.minimum)
+    everything = np.arange(classes)
+    nothing = np.array([], dtype=np.int64)
+    rows = [kept[client] for client in drawn.clients]
+    return Deal(rows, everything, np.arange(len(test_labels)), everything, nothing, drawn.note)
+
+
+def open_vocabulary(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+    """Every client has classes of its own, and a new user asks about classes that nobody has (Fed-MP, section 5.1)."""
+    owned, asked_classes = open_split(classes, data.clients, seed)
+    kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
+    rows = [kept[np.isin(train_labels[kept], mine)] for mine in owned]
+    pool = np.flatnonzero(np.isin(test_labels, asked_classes))
+    if not len(pool):
+        raise FedVLError(
+            "No test image belongs to the classes that were held back for the questions; use more test images."
+        )
+    pool = numpy_generator(seed, "questions").permutation(pool)
+    validation, asked = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
+    note = (
+        f"open vocabulary: each of {data.clients} clients holds {len(owned[0])} classes of its own, "
+        f"and {len(asked_classes)} classes that nobody holds are asked"
+    )
+    return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
+
+
+PROTOCOLS = {"closed": closed, "open": open_vocabulary}

@@ -1,0 +1,392 @@
+"""The feature cache: what a frozen encoder makes of each image, computed once, kept on disk and memory-mapped.
+
+An entry is two files named after a hash of the encoder's fingerprint (weights and preprocessing), the kind and the
+identity of the images: `<kind>-<key>.safetensors` with the numbers, and a JSON file with their SHA-256 and the images
+that could not be used. Both are verified on every load, since safetensors itself loads flipped bits without a word;
+what is damaged is made again. Features of the embedded image sets under the embedded model ship with the package in the
+same form and are looked for first.
+
+Features are rounded to 16-bit floats whenever they are made, and used as 32-bit ones. The shipped files are stored in
+16 bits to stay small; because of the rounding a run gives the same bits with them as with a cache made on the spot.
+(Two kinds of machine may still differ in the last of those bits.)
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+
+from fedvl.data.images import BadImage
+from fedvl.errors import FedVLError
+from fedvl.tensors import file_sha256, write_whole
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "embedded" / "features"
+KINDS = {
+    "features": (torch.float32, torch.float16),
+    "pixels": (torch.uint8,),
+    "patches": (torch.float16,),
+}
+
+# The header of our safetensors files is padded to a fixed size: it says how many images were good, which is known last.
+_HEADER_SIZE = 248
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
+# Pillow lets other threads run while it decodes; more readers than this only take memory.
+_READERS = 2
+
+Progress = Callable[[int, int], None]
+
+
+class ImageSplit(Protocol):
+    def __len__(self) -> int: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    def read(self, index: int) -> Image.Image: ...
+
+    def describe(self, index: int) -> str: ...
+
+
+class ImageEncoder(Protocol):
+    name: str
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def preprocess(self, image: Image.Image) -> torch.Tensor: ...
+
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor: ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+
+@runtime_checkable
+class _EncodesImages(Protocol):
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor: ...
+
+    def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of a split: a row for each image that could be used.
+
+    `kept` are the indices of those images in the split, `bad` the names of the others with the reason. `note` says in a
+    sentence that a damaged file was found and replaced; it is empty otherwise.
+    """
+
+    tensor: torch.Tensor
+    kept: npt.NDArray[np.int64]
+    bad: list[tuple[str, str]]
+    path: Path
+    note: str = ""
+
+
+def default_cache_dir() -> Path:
+    """Where features are kept: FEDVL_CACHE, or a folder in the user's cache."""
+    if chosen := os.environ.get("FEDVL_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedvl" / "features"
+
+
+def encode_split(
+    split: ImageSplit,
+    encoder: ImageEncoder,
+    kind: str,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+    batch_size: int = 64,
+) -> Encoded:
+    """Features (n x d float32), pixels (n x 3 x H x W uint8) or patches (n x M x d float16) of a split.
+
+    They come from the package, from the cache, or from the encoder, whose result is then cached. Processes that want
+    the same entry at once wait for the first. `progress(done, total)` is called while images are encoded.
+    """
+    key = _key(split, encoder, kind)
+    cached = _Entry(cache_dir or default_cache_dir(), kind, key)
+    found, shipped_damage = _Entry(SHIPPED, kind, key).find(split)
+    if found is None:
+        found, _ = cached.find(split)
+    cache_damage = ""
+    if found is None:
+        with cached.locked():
+            # Again: another process may have made it while we waited, or been between its two files when we looked.
+            found, cache_damage = cached.find(split)
+            if found is None:
+                found = cached.make(split, encoder, KINDS[kind][0], progress, batch_size)
+    notes = []
+    if shipped_damage:
+        notes.append(f"The features that came with the package were not used because {shipped_damage}.")
+    if cache_damage:
+        notes.append(f"The {kind} in {cached.data} were made again because {cache_damage}.")
+    return replace(found, note=" ".join(notes))
+
+
+def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progress: Progress | None = None) -> Path:
+    """Make the features of an embedded set anew, in the 16 bits in which they ship."""
+    entry = _Entry(folder, "features", _key(split, encoder, "features"))
+    with entry.locked():
+        made = entry.make(split, encoder, torch.float16, progress, batch_size=64)
+        entry.lock.unlink()
+    return made.path
+
+
+def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
+    if kind not in KINDS:
+        raise FedVLError(f"There is no kind of feature called '{kind}'; use features, pixels or patches.")
+    if kind != "pixels" and not isinstance(encoder, _EncodesImages):
+        raise FedVLError(f"Model {encoder.name} does not encode images apart from texts; use a CLIP model.")
+    if len(split) == 0:
+        raise FedVLError("There are no images to encode; check that the data set is not empty.")
+    parts = [FORMAT, encoder.fingerprint, kind, split.identity]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class _DamagedError(FedVLError):
+    """An entry that is there and not as it was written."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The files of one cached tensor."""
+
+    folder: Path
+    kind: str
+    key: str
+
+    def _file(self, suffix: str) -> Path:
+        return self.folder / f"{self.kind}-{self.key[:16]}{suffix}"
+
+    @property
+    def data(self) -> Path:
+        return self._file(".safetensors")
+
+    @property
+    def description(self) -> Path:
+        return self._file(".json")
+
+    @property
+    def lock(self) -> Path:
+        return self._file(".lock")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held until we leave or die: the kernel drops it with the process, so it cannot go stale."""
+        with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = open(self.lock, "ab")  # noqa: SIM115 (closed below)
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def find(self, split: ImageSplit) -> tuple[Encoded | None, str]:
+        """The entry if it is there and sound, and what is wrong with it if it is there and not sound."""
+        if not self.data.exists() and not self.description.exists():
+            return None, ""
+        try:
+            return self.load(split), ""
+        except _DamagedError as error:
+            return None, str(error)
+
+    def load(self, split: ImageSplit) -> Encoded:
+        try:
+            described = json.loads(self.description.read_bytes())
+            total, bad = described["total"], described["bad"]
+            if described["seal"] != _seal(described):
+                raise _DamagedError("its description was changed")
+            if (described["format"], described["key"], total) != (FORMAT, self.key, len(split)):
+                raise _DamagedError("it is of other images, another model or another version")
+            if file_sha256(self.data) != described["sha256"]:
+                raise _DamagedError("its SHA-256 is not the one that was written")
+            with safe_open(self.data, framework="pt") as file:  # a private mapping: read when used, never written back
+                tensor = file.get_tensor(self.kind)
+        except OSError as error:
+            raise _DamagedError(
+                f"{Path(error.filename or self.data).name} cannot be read ({error.strerror})"
+            ) from error
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise _DamagedError("it is not in our format") from error
+        if tensor.dtype not in KINDS[self.kind] or len(tensor) != total - len(bad):
+            raise _DamagedError("its type or length is wrong")
+        good = np.ones(total, dtype=bool)
+        good[[index for index, _ in bad]] = False
+        return Encoded(
+            tensor=tensor.float() if self.kind == "features" else tensor,
+            kept=np.flatnonzero(good),
+            bad=[(split.describe(index), reason) for index, reason in bad],
+            path=self.data,
+        )
+
+    def make(
+        self,
+        split: ImageSplit,
+        encoder: ImageEncoder,
+        storage: torch.dtype,
+        progress: Progress | None,
+        batch_size: int,
+    ) -> Encoded:
+        """Encode and write the entry in place of what is there; the lock must be held."""
+        self._remove()
+        bad: list[tuple[int, str]] = []
+        with _Part(self._file(".part"), self.kind, storage) as part:
+            for done, rows, failed in _encoded_batches(split, encoder, self.kind, batch_size):
+                bad += failed
+                if len(rows):
+                    part.append(rows)
+                if progress is not None:
+                    progress(done, len(split))
+            if part.rows == 0:
+                index, reason = min(bad)
+                first = f"{split.describe(index)}: {reason.rstrip('.')}"
+                raise FedVLError(f"None of the {len(split)} images can be used (the first is {first}).")
+            described = {"format": FORMAT, "key": self.key, "total": len(split), "bad": sorted(bad)}
+            described["sha256"] = part.finish()
+            described["seal"] = _seal(described)
+            try:
+                with _writing(self.folder):
+                    os.replace(part.path, self.data)
+                    write_whole(self.description, json.dumps(described, indent=1, sort_keys=True).encode())
+                return self.load(split)
+            except FedVLError:
+                self._remove()
+                raise
+
+    def _remove(self) -> None:
+        with _writing(self.folder):
+            self.description.unlink(missing_ok=True)
+            self.data.unlink(missing_ok=True)
+
+
+def _seal(described: dict[str, Any]) -> str:
+    content = {name: value for name, value in described.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FedVLError(
+            f"The feature cache in {folder} cannot be written ({error.strerror or error}); "
+            "free some space there, or set FEDVL_CACHE to a folder that can be written."
+        ) from error
+
+
+class _Part:
+    """A safetensors file of one tensor, written aside by and by, and gone on leaving unless it was renamed."""
+
+    def __init__(self, path: Path, kind: str, storage: torch.dtype) -> None:
+        self.path, self.kind, self.storage = path, kind, storage
+        self.rows = 0
+        self.shape: torch.Size | None = None
+
+    def __enter__(self) -> Self:
+        with _writing(self.path.parent):
+            self.file = open(self.path, "wb")
+            self.file.write(bytes(8 + _HEADER_SIZE))
+        return self
+
+    def append(self, rows: torch.Tensor) -> None:
+        self.shape = self.shape or rows.shape[1:]
+        if rows.shape[1:] != self.shape:
+            raise _uneven()
+        self.rows += len(rows)
+        with _writing(self.path.parent):
+            self.file.write(rows.to(self.storage).contiguous().numpy().data)
+
+    def finish(self) -> str:
+        """Write the header, make sure that all is on the disk, and return its SHA-256."""
+        shape = [self.rows, *(self.shape or ())]
+        size = math.prod(shape) * self.storage.itemsize
+        described = {self.kind: {"dtype": _NAMES[self.storage], "shape": shape, "data_offsets": [0, size]}}
+        with _writing(self.path.parent):
+            self.file.seek(0)
+            self.file.write(struct.pack("<Q", _HEADER_SIZE) + json.dumps(described).encode().ljust(_HEADER_SIZE))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            return file_sha256(self.path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):  # what could not be written fails once more here, and was reported then
+            self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _encoded_batches(
+    split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int
+) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, str]]]]:
+    """In order and batch by batch: how many images are done, the rows of the good ones, the others with the reason."""
+    for start, batch in _read_batches(split, encoder, batch_size):
+        images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
+        failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
+        rows = torch.empty(0)
+        if images:
+            rows = _encode(encoder, kind, list(images.values()))
+            finite = rows.isfinite().flatten(1).all(1)
+            reason = "the model gives numbers for it that are not finite."
+            failed += [(index, reason) for index, fine in zip(images, finite.tolist(), strict=True) if not fine]
+            rows = rows[finite]
+        yield start + len(batch), rows, failed
+
+
+def _encode(encoder: ImageEncoder, kind: str, images: list[torch.Tensor]) -> torch.Tensor:
+    if any(image.shape != images[0].shape for image in images):
+        raise _uneven()
+    pixels = torch.stack(images)
+    if not isinstance(encoder, _EncodesImages) or kind == "pixels":
+        return pixels
+    with torch.inference_mode():
+        normalised = encoder.normalise(pixels.to(next(encoder.parameters()).device))
+        rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
+        return rows.half().cpu()
+
+
+def _uneven() -> FedVLError:
+    return FedVLError(
+        "This model keeps the proportions of images, and images of several shapes cannot be cached as one array; "
+        "crop them to one shape first."
+    )
+
+
+def _read_batches(
+    split: ImageSplit, encoder: ImageEncoder, batch_size: int
+) -> Iterator[tuple[int, list[tuple[int, torch.Tensor | str]]]]:
+    """Batches of (index, pixels or why there are none), in order; the next is read while the last is encoded."""
+
+    def read(index: int) -> torch.Tensor | str:
+        try:
+            return encoder.preprocess(split.read(index))
+        except BadImage as error:
+            return error.reason
+
+    def submit(start: int) -> list[tuple[int, Future[torch.Tensor | str]]]:
+        return [(index, pool.submit(read, index)) for index in range(start, min(start + batch_size, len(split)))]
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        try:
+            ahead = submit(0)
+            for start in range(0, len(split), batch_size):
+                batch = [(index, future.result()) for index, future in ahead]
+                ahead = submit(start + batch_size)
+                yield start, batch
+        finally:
+            pool.shutdown(cancel_futures=True)

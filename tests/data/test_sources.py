@@ -1,0 +1,394 @@
+"""Every source gives the same images, labels, texts and splits; wrong input gives one plain sentence."""
+
+import csv
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedvl.data.assemble import stratified
+from fedvl.data.fetch import default_data_root
+from fedvl.data.sources import BadImage, Dataset, open_dataset
+from fedvl.errors import FedVLError
+
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+CLASSES = ("cat", "dog", "red_panda")
+
+
+def picture(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows(per_class: int = 10) -> list[dict]:
+    """Ten images a class, seven to train and three to test; in the order in which a folder is read."""
+    return [
+        {
+            "name": f"{label}_{number:02d}.png",
+            "image": picture(100 * position + number),
+            "label": label,
+            "split": split,
+            "text": f"a {label} no. {number}",
+        }
+        for split, numbers in (("test", range(7, per_class)), ("train", range(7)))
+        for position, label in enumerate(CLASSES)
+        for number in numbers
+    ]
+
+
+def write_folder(root: Path, samples: list[dict], with_splits: bool = True) -> Path:
+    for sample in samples:
+        folder = root / sample["split"] / sample["label"] if with_splits else root / sample["label"]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / sample["name"]).write_bytes(sample["image"])
+    return root
+
+
+def write_parquet(path: Path, samples: list[dict], **options: object) -> Path:
+    columns = {column: [sample[column] for sample in samples] for column in ("image", "label", "split", "text")}
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+def write_manifest(path: Path, samples: list[dict], images: Path, absolute: bool = False) -> Path:
+    images.mkdir(exist_ok=True)
+    listed = []
+    for sample in samples:
+        (images / sample["name"]).write_bytes(sample["image"])
+        place = str(images / sample["name"]) if absolute else f"{images.name}/{sample['name']}"
+        listed.append({"path": place, **{column: sample[column] for column in ("label", "text", "split")}})
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            writer = csv.DictWriter(file, ["path", "label", "text", "split"])
+            writer.writeheader()
+            writer.writerows(listed)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in listed)
+    return path
+
+
+def content(dataset: Dataset) -> dict:
+    return {
+        name: [(split.read(index).tobytes(), int(split.labels[index])) for index in range(len(split))]
+        for name, split in dataset.splits.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["parquet", "small row groups", "csv", "jsonl", "absolute csv"])
+def test_all_sources_give_the_same(kind: str, tmp_path: Path) -> None:
+    folder = open_dataset(str(write_folder(tmp_path / "folder", rows())))
+    if kind == "parquet":
+        path = write_parquet(tmp_path / "set.parquet", rows())
+    elif kind == "small row groups":
+        path = write_parquet(tmp_path / "set.parquet", rows(), row_group_size=4)
+    else:
+        path = tmp_path / f"set.{kind.split()[-1]}"
+        write_manifest(path, rows(), tmp_path / "images", absolute="absolute" in kind)
+    other = open_dataset(str(path))
+    assert other.name == "set"
+    assert folder.class_names == other.class_names == ("cat", "dog", "red panda")
+    assert content(folder) == content(other)
+    assert {name: len(split) for name, split in other.splits.items()} == {"train": 21, "test": 9}
+    assert other.splits["test"].texts[0] == "a cat no. 7"
+    assert folder.splits["test"].texts is None
+    assert not folder.notes
+    assert not other.notes
+
+
+def test_parquet_in_the_layout_of_hugging_face(tmp_path: Path) -> None:
+    samples = rows()
+    label_names = {"info": {"features": {"label": {"names": list(CLASSES), "_type": "ClassLabel"}}}}
+    table = pa.table(
+        {
+            "image": [{"bytes": sample["image"], "path": sample["name"]} for sample in samples],
+            "label": [CLASSES.index(sample["label"]) for sample in samples],
+            "split": [sample["split"] for sample in samples],
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps(label_names)})
+    pq.write_table(table, tmp_path / "hub.parquet")
+    dataset = open_dataset(str(tmp_path / "hub.parquet"))
+    assert dataset.class_names == ("cat", "dog", "red panda")
+    assert content(dataset) == content(open_dataset(str(write_folder(tmp_path / "folder", samples))))
+
+
+def test_identity_follows_content_and_not_place(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "here", rows())
+    before = {name: split.identity for name, split in open_dataset(str(root)).splits.items()}
+    shutil.move(root, tmp_path / "there")
+    moved = open_dataset(str(tmp_path / "there"))
+    assert {name: split.identity for name, split in moved.splits.items()} == before
+    changed = tmp_path / "there/train/dog/dog_03.png"
+    data = bytearray(changed.read_bytes())
+    data[-1] ^= 1
+    changed.write_bytes(data)
+    after = open_dataset(str(tmp_path / "there")).splits
+    assert after["train"].identity != before["train"]
+    assert after["test"].identity == before["test"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "absolute csv"])
+def test_identity_of_other_sources(kind: str, tmp_path: Path) -> None:
+    def identity(place: str, samples: list[dict]) -> str:
+        root = tmp_path / place
+        root.mkdir()
+        if kind == "parquet":
+            path = write_parquet(root / "set.parquet", samples)
+        else:
+            path = write_manifest(root / "set.csv", samples, root / "images", absolute="absolute" in kind)
+        return open_dataset(str(path)).splits["train"].identity
+
+    changed = rows()
+    changed[-1]["image"] = picture(999)
+    first = identity("a", rows())
+    assert identity("b", rows()) == first
+    assert identity("c", changed) != first
+
+
+def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", rows(), with_splits=False)
+    first, second = open_dataset(str(root)), open_dataset(str(root))
+    assert np.bincount(first.splits["train"].labels).tolist() == [8, 8, 8]
+    assert np.bincount(first.splits["test"].labels).tolist() == [2, 2, 2]
+    assert content(first) == content(second)
+    marked_all = [{**sample, "split": "all"} for sample in sorted(rows(), key=lambda sample: sample["name"])]
+    assert content(open_dataset(str(write_parquet(tmp_path / "all.parquet", marked_all)))) == content(first)
+
+
+def test_stratified_split_is_fixed() -> None:
+    labels = np.array([0] * 10 + [1] * 5 + [2] * 1 + [3] * 2 + [-1] * 3)
+    train, test = stratified(labels)
+    assert sorted([*train, *test]) == list(range(len(labels)))
+    assert np.bincount(labels[test], minlength=4).tolist() == [2, 1, 0, 1]
+    # Pinned: another numpy or another order of draws would silently change everybody's test set.
+    assert test.tolist() == [4, 6, 11, 16]
+
+
+def test_names_of_splits(tmp_path: Path) -> None:
+    names = {"trainval": "train", "valid": "val", "Test": "test", "unlisted": None, "all": None}
+    samples = [{**sample, "split": split} for split in names for sample in rows() if sample["split"] == "train"]
+    dataset = open_dataset(str(write_parquet(tmp_path / "set.parquet", samples)))
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 21, "val": 21, "test": 21}
+    assert dataset.notes == (
+        "42 images are in neither train, val nor test and were left out (split 'unlisted', 'all').",
+    )
+
+
+def test_val_stands_in_for_test_and_train_alone_is_split(tmp_path: Path) -> None:
+    samples = [{**sample, "split": {"test": "val"}.get(sample["split"], "train")} for sample in rows()]
+    dataset = open_dataset(str(write_parquet(tmp_path / "val.parquet", samples)))
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 21, "test": 9}
+    assert "val split is used" in dataset.notes[0]
+    samples = [{**sample, "split": "train"} for sample in rows()]
+    dataset = open_dataset(str(write_parquet(tmp_path / "train.parquet", samples)))
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 24, "test": 6}
+    assert "held out" in dataset.notes[0]
+
+
+def test_names_in_any_script(tmp_path: Path) -> None:
+    names = ["猫", "כלב", "🐼 مرحبا", "cafe\u0301", "naïve_Straße"]
+    samples = [{**sample, "label": label} for label in names for sample in rows()[:12]]
+    dataset = open_dataset(str(write_folder(tmp_path / "sét 集", samples)))
+    assert set(dataset.class_names) == {"猫", "כלב", "🐼 مرحبا", "café", "naïve Straße"}
+    assert open_dataset(str(write_parquet(tmp_path / "x.parquet", samples))).class_names == dataset.class_names
+    assert len(dataset.splits["train"].identity) == 64
+    assert dataset.splits["train"].describe(0).startswith("train/")
+
+
+def test_hidden_and_foreign_files_are_ignored_but_bad_images_are_not(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", rows())
+    good = len(open_dataset(str(root)).splits["train"])
+    for name in (".DS_Store", "._cat.png", "notes.txt", "labels.csv"):
+        (root / "train/cat" / name).write_bytes(b"x")
+    (root / ".git").mkdir()
+    (root / "train/.cache").mkdir()
+    (root / "train/loose.png").write_bytes(picture(1))
+    dataset = open_dataset(str(root))
+    assert len(dataset.splits["train"]) == good
+    assert dataset.notes == ("1 images of 'train' lie outside of any class folder and were left out.",)
+    (root / "train/cat/empty.JPG").write_bytes(b"")
+    split = open_dataset(str(root)).splits["train"]
+    assert len(split) == good + 1
+    index = [split.describe(index) for index in range(len(split))].index("train/cat/empty.JPG")
+    with pytest.raises(BadImage, match="empty"):
+        split.read(index)
+
+
+def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:
+    samples = [{**sample, "label": {"cat": "train"}.get(sample["label"], "bus")} for sample in rows()]
+    dataset = open_dataset(str(write_folder(tmp_path / "vehicles", samples, with_splits=False)))
+    assert dataset.class_names == ("bus", "train")
+
+
+def test_missing_file_of_a_manifest_is_a_bad_image(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path / "set.csv", rows(), tmp_path / "images")
+    (tmp_path / "images/cat_00.png").unlink()
+    split = open_dataset(str(path)).splits["train"]
+    assert len(split.identity) == 64
+    with pytest.raises(BadImage, match="cannot be read"):
+        split.read(0)
+
+
+def test_images_without_a_label(tmp_path: Path) -> None:
+    samples = [{**sample, "label": sample["label"] if sample["split"] == "test" else ""} for sample in rows()]
+    dataset = open_dataset(str(write_manifest(tmp_path / "set.jsonl", samples, tmp_path / "images")))
+    assert dataset.class_names == ("cat", "dog", "red panda")
+    assert set(dataset.splits["train"].labels) == {-1}
+    assert set(dataset.splits["test"].labels) == {0, 1, 2}
+
+
+def test_catalogue_names_are_found_under_the_data_root(tmp_path: Path) -> None:
+    samples = [
+        {**sample, "label": {"cat": "AnnualCrop", "dog": "SeaLake"}.get(sample["label"], "Moon")} for sample in rows()
+    ]
+    write_folder(tmp_path / "eurosat", samples)
+    dataset = open_dataset("EuroSAT", tmp_path)
+    assert dataset.name == "eurosat"
+    assert dataset.class_names == ("annual crop land", "sea or lake", "Moon")
+    assert dataset.templates["coop"] == ("a centered satellite photo of {}.",)
+    assert "'Moon'" in dataset.notes[0]
+    assert "2 of the 10 classes" in dataset.notes[1]
+
+
+def test_folders_that_are_no_class_are_left_out(tmp_path: Path) -> None:
+    samples = [
+        {**sample, "label": {"cat": "BACKGROUND_Google", "dog": "Faces"}.get(sample["label"], "emu")}
+        for sample in rows()
+    ]
+    write_parquet(tmp_path / "caltech101.parquet", samples)
+    dataset = open_dataset("caltech101", tmp_path)
+    assert dataset.class_names == ("emu", "face")
+    assert len(dataset.splits["train"]) == 14
+    assert "10 images of 'BACKGROUND_Google' were left out" in dataset.notes[0]
+
+
+def test_texts_come_with_a_manifest_under_the_data_root(tmp_path: Path) -> None:
+    (tmp_path / "mm-imdb").mkdir()
+    write_manifest(tmp_path / "mm-imdb/manifest.jsonl", rows(), tmp_path / "mm-imdb/images")
+    assert open_dataset("mm-imdb", tmp_path).splits["train"].texts[0] == "a cat no. 0"
+
+
+def test_data_root_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVL_DATA", str(tmp_path))
+    assert default_data_root() == tmp_path
+    write_parquet(tmp_path / "cub.parquet", rows())
+    assert open_dataset("cub").class_names == ("cat", "dog", "red panda")
+    monkeypatch.delenv("FEDVL_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_data_root() == tmp_path / "cache/fedvl/data"
+
+
+def test_an_own_folder_of_a_catalogue_name_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "dtd", rows())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedVLError, match=r"write \./dtd"):
+        open_dataset("dtd", tmp_path / "elsewhere")
+    assert open_dataset("./dtd").class_names == ("cat", "dog", "red panda")
+
+
+def empty_class(root: Path) -> Path:
+    (write_folder(root / "set", rows()) / "train/unicorn").mkdir()
+    return root / "set"
+
+
+def one_class(root: Path) -> Path:
+    return write_folder(root / "set", [sample for sample in rows() if sample["label"] == "cat"])
+
+
+def no_images(root: Path) -> Path:
+    (root / "set").mkdir()
+    (root / "set/readme.txt").write_text("nothing")
+    return root / "set"
+
+
+def stranger_in_test(root: Path) -> Path:
+    return write_folder(root / "set", [*rows(), {**rows()[0], "label": "yeti", "split": "test"}])
+
+
+def two_spellings(root: Path) -> Path:
+    return write_folder(root / "set", [*rows(), {**rows()[0], "label": "Red Panda", "split": "train"}])
+
+
+def only_test(root: Path) -> Path:
+    return write_parquet(root / "set.parquet", [sample for sample in rows() if sample["split"] == "test"])
+
+
+def one_image_a_class(root: Path) -> Path:
+    return write_folder(root / "set", rows()[:9:3], with_splits=False)
+
+
+def unlabelled_test(root: Path) -> Path:
+    return write_parquet(root / "set.parquet", [*rows(), {**rows()[0], "label": None}])
+
+
+def no_name(root: Path) -> Path:
+    return write_folder(root / "set", [*rows(), {**rows()[0], "label": "___", "split": "train"}])
+
+
+def written(name: str, data: bytes):
+    def make(root: Path) -> Path:
+        (root / name).write_bytes(data)
+        return root / name
+
+    return make
+
+
+def without_images(root: Path) -> Path:
+    pq.write_table(pa.table({"label": ["a", "b"]}), root / "set.parquet")
+    return root / "set.parquet"
+
+
+def paths_for_images(root: Path) -> Path:
+    pq.write_table(pa.table({"image": ["a.png", "b.png"], "label": ["a", "b"]}), root / "set.parquet")
+    return root / "set.parquet"
+
+
+WRONG = {
+    "empty class": (empty_class, "unicorn has no images"),
+    "one class": (one_class, "only one class, 'cat'"),
+    "no images": (no_images, "no images in class folders"),
+    "stranger in test": (stranger_in_test, "test split that its train split lacks: 'yeti'"),
+    "two spellings": (two_spellings, "'Red Panda' and 'red_panda'"),
+    "only test": (only_test, "no images to train on"),
+    "one image a class": (one_image_a_class, "too few images"),
+    "unlabelled test": (unlabelled_test, "test images without a label"),
+    "no name": (no_name, "'___', which says nothing"),
+    "no such thing": (lambda root: root / "absent", "no dataset, folder or file"),
+    "other file": (written("set.zip", b"PK"), "is not a dataset"),
+    "broken parquet": (written("set.parquet", b"PAR1 no"), "cannot be read as parquet"),
+    "parquet without images": (without_images, "no column image"),
+    "parquet with paths": (paths_for_images, "does not hold bytes"),
+    "empty csv": (written("set.csv", b"path,label\n"), "lists no images"),
+    "csv without paths": (written("set.csv", b"file,label\na.png,cat\n"), "Line 2 .* has no `path`"),
+    "csv not utf-8": (written("set.csv", b"path,label\na.png,caf\xe9\n"), "cannot be read as a UTF-8 CSV"),
+    "broken json": (written("set.jsonl", b'{"path": "a.png"}\n{"path": \n'), "Line 2 .* is not JSON"),
+    "json list": (written("set.jsonl", b"[1]\n"), "not a JSON object"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_input_gives_one_sentence(kind: str, tmp_path: Path) -> None:
+    make, reason = WRONG[kind]
+    with pytest.raises(FedVLError, match=reason) as caught:
+        open_dataset(str(make(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_name_at_all() -> None:
+    with pytest.raises(FedVLError, match="no dataset, folder or file ''"):
+        open_dataset("")
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "set.parquet", rows())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FedVLError, match=r'pip install "fedvl\[parquet\]"'):
+        open_dataset(str(path))
