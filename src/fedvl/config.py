@@ -1,0 +1,177 @@
+"""One typed description of an experiment.
+
+Settings are laid over each other, later ones winning: the defaults below, the method's preset (``paper`` or ``released``),
+the TOML file, then flags and ``--set a.b=c``. What results is written to the run's ``config.toml``, enough to run it again.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedvl.errors import FedVLError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MethodConfig(BaseModel):
+    """Which method; further keys are the method's own options (``fedvl methods NAME`` lists them)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "linear"
+    preset: str = "paper"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class DataConfig(Section):
+    dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
+    root: str | None = None  # where catalogue datasets lie; the user's cache folder if absent
+    templates: Literal["default", "coop", "ensemble"] = "default"
+    partition: str = "dirichlet:0.5"
+    clients: int = Field(10, ge=1)
+    minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should hold at least
+    shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
+
+
+class ModelConfig(Section):
+    name: str = "fedvl-tiny"
+
+
+class TrainingConfig(Section):
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = Field(0.01, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)  # sgd only
+    betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw only
+    epsilon: float = Field(1e-8, gt=0)  # adam and adamw only
+    weight_decay: float = Field(0.0, ge=0)  # adamw: decoupled; sgd and adam: added to the gradient
+    batch_size: int = Field(50, ge=1)
+    local_epochs: int = Field(1, ge=1)
+    schedule: Literal["constant", "cosine", "step"] = "constant"  # of the rate over rounds
+    step_factor: float = Field(0.99, gt=0, le=1)  # what the rate is multiplied by after each round under "step"
+
+
+class FederationConfig(Section):
+    rounds: int = Field(10, ge=0)
+    per_round: int | None = Field(None, ge=1)  # clients chosen each round; all of them if absent
+    dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
+    quorum: int = Field(1, ge=1)  # usable updates without which a round does not count
+    attempts: int = Field(3, ge=1)  # draws of clients for one round before the run stops for want of a quorum
+    chunk: int = Field(10, ge=1)  # clients trained in one kernel; part of the run's description, never of free memory
+    one_by_one: bool = False  # the same arithmetic without batching: the oracle of the batched path
+    threads: int = Field(
+        2, ge=1
+    )  # of the processor in training; part of the description, for it changes the order of sums
+    max_update_norm: float = Field(1e4, gt=0)  # an update that moves further than this is refused
+    max_examples: float = Field(1e9, gt=0)  # a client that claims more than this is refused
+
+
+class EvaluationConfig(Section):
+    protocol: Literal["closed", "open"] = "closed"  # open: a new user asks about classes that no client has
+    batch_size: int = Field(4096, ge=1)  # images that are asked together
+    every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
+
+
+class Experiment(Section):
+    seed: int = Field(0, ge=0)
+    device: str = "auto"
+    method: MethodConfig = MethodConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    federation: FederationConfig = FederationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    def to_toml(self) -> str:
+        return write_toml(self.model_dump(mode="json", exclude_none=True))
+
+
+def resolve(layers: Iterable[Mapping[str, Any]]) -> Experiment:
+    """Lay nested settings over each other (later wins) and check the whole."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        overlay(merged, layer)
+    try:
+        return Experiment.model_validate(merged)
+    except ValidationError as error:
+        raise FedVLError(explain(error, Experiment)) from error
+
+
+def overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            overlay(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FedVLError(f"There is no experiment file {path}; check the path.") from error
+    except OSError as error:
+        raise FedVLError(f"Cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedVLError(f"{path} is not valid TOML: {error}.") from error
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """``a.b=c`` of ``--set`` as nested settings; the value is read as TOML, or else as plain text."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts):
+        raise FedVLError(f"--set takes SECTION.KEY=VALUE, for example --set training.learning_rate=0.1, not '{text}'.")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    return dict(parsed)
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """A pydantic error as one sentence about its first problem."""
+    problem = error.errors()[0]
+    location = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = [prefix + name for name in setting_names(model)]
+        close = difflib.get_close_matches(prefix + location, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}."
+        return f"There is no setting '{prefix}{location}'; {hint}"
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"Setting '{prefix}{location}' is {problem['input']!r}, but {message}."
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            names += setting_names(annotation, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def write_toml(settings: Mapping[str, Any]) -> str:
+    """Settings of at most one level of sections as TOML."""
+    lines = [f"{key} = {toml_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
+    for name, section in settings.items():
+        if isinstance(section, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    """JSON's writing of scalars and lists is TOML's too, except that TOML wants DEL escaped and other letters as they are."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,57 @@
+"""Progress for people, on standard error, so that standard output stays clean for tables and JSON."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class TerminalDisplay:
+    """A bar for each stage; lines of plain text where there is no terminal."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
+        self.progress = Progress(
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal or quiet,
+        )
+
+    def __enter__(self) -> "TerminalDisplay":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        task = None
+
+        def update(done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = self.progress.add_task(name, total=total, detail="")
+            self.progress.update(task, completed=done, total=total)
+
+        return update
+
+    def rounds(
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float
+    ) -> Callable[[dict[str, Any]], None]:
+        task = self.progress.add_task("Rounds", total=total, completed=len(records), detail="")
+        if records:
+            self.console.print(f"Going on after round {len(records)} of {total}.")
+
+        def update(record: dict[str, Any]) -> None:
+            accuracy = record.get("accuracy")
+            figure = f"{accuracy:5.2f} %, zero-shot {zero_shot_accuracy:.2f} %" if accuracy is not None else ""
+            self.progress.update(task, advance=1, detail=figure)
+            if not self.console.is_terminal:
+                self.console.print(f"round {record['round']}/{total}  {figure}")
+
+        return update

@@ -1,0 +1,107 @@
+"""Is this installation sound? One line a finding, with what to do about it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+
+from fedvl import __version__
+from fedvl.errors import FedVLError
+
+Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
+
+
+def examine() -> bool:
+    """Print all findings; whether everything that a run needs is in order."""
+    console = Console()
+    marks = {"good": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
+    sound = True
+    for check in (python, torch_build, torchvision, embedded_models, embedded_images, cache_folder, npm, extras):
+        for kind, sentence in guarded(check):
+            console.print(f"{marks[kind]} {escape(sentence)}", highlight=False, soft_wrap=True)
+            sound = sound and kind != "bad"
+    return sound
+
+
+def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except (FedVLError, OSError) as error:
+        return [("bad", str(error))]
+
+
+def python() -> list[Finding]:
+    return [("good", f"fedvl {__version__} on Python {sys.version.split()[0]}")]
+
+
+def torch_build() -> list[Finding]:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: the processor is used"
+    return [("good", f"torch {torch.__version__}, {device}")]
+
+
+def torchvision() -> list[Finding]:
+    """FedVL does not use torchvision, but one built for another torch breaks transformers and peft beside us."""
+    if importlib.util.find_spec("torchvision") is None:
+        return []
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):
+        return [
+            ("note", "torchvision is installed but broken, which also breaks transformers: pip uninstall torchvision")
+        ]
+    return []
+
+
+def embedded_models() -> list[Finding]:
+    from fedvl.models import EMBEDDED
+    from fedvl.models.checkpoint import load_model
+
+    return [("good", f"embedded model {load_model(name).name} loads and has the right hash") for name in EMBEDDED]
+
+
+def embedded_images() -> list[Finding]:
+    from fedvl.data.catalogue import catalogue
+    from fedvl.data.sources import open_dataset
+
+    findings: list[Finding] = []
+    for name in [name for name, entry in catalogue().items() if entry.embedded]:
+        dataset = open_dataset(name)
+        for split in dataset.splits.values():
+            split.read(0)
+        findings.append(("good", f"embedded images {name} open and have the right hash"))
+    return findings
+
+
+def cache_folder() -> list[Finding]:
+    from fedvl.data.features import default_cache_dir
+
+    folder = default_cache_dir()
+    parent = next(path for path in [folder, *folder.parents] if path.exists())
+    if not os.access(parent, os.W_OK):
+        return [("bad", f"the feature cache {folder} cannot be written: set FEDVL_CACHE to a folder that can")]
+    free = shutil.disk_usage(parent).free
+    kind = "note" if free < 2 * 10**9 else "good"
+    return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free")]
+
+
+def npm() -> list[Finding]:
+    if shutil.which("npm"):
+        return [("good", "npm is here: fedvl data get works")]
+    return [("note", "npm is not here: fedvl data get needs it (install Node.js); all else works without")]
+
+
+def extras() -> list[Finding]:
+    findings: list[Finding] = []
+    for extra, package in {"parquet": "pyarrow", "flower": "flwr", "serve": "fastapi"}.items():
+        try:
+            findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(("note", f'extra {extra} is not installed: pip install "fedvl[{extra}]" if you want it'))
+    return findings

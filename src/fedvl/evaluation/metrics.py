@@ -1,0 +1,38 @@
+"""Figures of merit, all from the confusion matrix."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def confusion_matrix(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Counts, rows true and columns predicted."""
+    return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
+
+
+def recall_by_class(confusion: NDArray[np.int64]) -> list[float | None]:
+    """Percent of each class's samples that were found; None where there are none."""
+    support = confusion.sum(axis=1)
+    return [100 * float(confusion[c, c]) / int(n) if n else None for c, n in enumerate(support)]
+
+
+def summary(confusion: NDArray[np.int64]) -> dict[str, float]:
+    """Accuracy and macro precision, recall and F1 in percent, over the classes that occur or were predicted.
+
+    A ratio whose denominator is 0 counts as 0, as scikit-learn has it with ``zero_division=0``.
+    """
+    hits = np.diag(confusion).astype(float)
+    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    occurring = (support + predicted) > 0
+    precision = ratio(hits, predicted)
+    recall = ratio(hits, support)
+    f1 = ratio(2 * hits, support + predicted)
+    return {
+        "accuracy": 100 * float(hits.sum() / confusion.sum()),
+        "macro_precision": 100 * float(precision[occurring].mean()),
+        "macro_recall": 100 * float(recall[occurring].mean()),
+        "macro_f1": 100 * float(f1[occurring].mean()),
+    }
+
+
+def ratio(numerator: NDArray[np.float64], denominator: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)

@@ -1,0 +1,47 @@
+"""AdapterFL (CacheFL's baseline): CLIP-Adapter's bottleneck on image features (Gao et al., 2023), federated."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedvl.methods.base import Batch, Method, Options, Task
+from fedvl.methods.parts.adapters import bottleneck, bottleneck_start
+from fedvl.methods.parts.losses import cross_entropy
+from fedvl.tensors import Tensors
+
+
+class AdapterOptions(Options):
+    ratio: float = Field(0.2, ge=0, le=1)  # of the adapted features in the mix
+    reduction: int = Field(4, ge=1)  # the hidden layer is that many times narrower than the features
+    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's own logit scale if absent
+
+
+class AdapterFL(Method):
+    options_type = AdapterOptions
+    presets = {
+        "paper": {
+            "data": {"shots": 16, "minimum": 0},
+            "training": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32},
+            "federation": {"rounds": 20},
+        }
+    }
+
+    def __init__(self, options: AdapterOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        self.scale = options.scale or task.encoder.logit_scale
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        text = self.task.text_features
+        adapter = bottleneck_start(text.shape[1], self.options.reduction, generator)
+        return {name: tensor.to(text) for name, tensor in adapter.items()}
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        """Unit features serve as well as embeddings: without biases, a longer input only makes a longer output."""
+        ratio, features = self.options.ratio, inputs["features"]
+        mixed = ratio * bottleneck(tensors, features) + (1 - ratio) * features
+        return self.scale * normalize(mixed, dim=-1) @ self.task.text_features.T

@@ -1,0 +1,105 @@
+"""CacheFL (Yi et al., 2025): clients train the keys of a cache of made-up images, which corrects the pretrained model.
+
+The server builds the cache from a class-balanced synthetic set (eq. 2 to 4). A picture is compared with every key, and
+what the near ones say of its class is added to the zero-shot scores (eq. 5 to 7). Only the keys are trained (eq. 8) and
+averaged (eq. 9). The paper leaves open, and we take from its parent Tip-Adapter: the model's logit scale on eq. 5
+(without it, alpha between 0.6 and 10 makes no sense), and alpha and beta for the datasets for which it gives none.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.data.synthetic import PIPELINE, features_around, features_of_pictures, generate_pictures, pictures_folder
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.losses import cross_entropy
+from fedvl.tensors import Tensors
+
+
+class CacheOptions(Options):
+    alpha: float = Field(1.17, ge=0)  # weight of the cache, eq. 7; 1.17 is Tip-Adapter's for ImageNet, Food-101, Pets
+    beta: float = Field(1.0, gt=0)  # sharpness of the comparison, eq. 6
+    scale: float | None = Field(None, gt=0)  # of the zero-shot scores; the model's own logit scale if absent
+    cache_shots: int = Field(16, ge=1)  # made-up images of each class
+    synthetic: str | None = None  # a folder of images per class, or diffusers:MODEL; drawn around the texts if absent
+    prompt: str = "a photo of a {}"  # what a text-to-image model is asked for
+    sigma: float = Field(0.02, ge=0)  # spread of features that are drawn around the texts
+
+
+class CacheFL(Method):
+    options_type = CacheOptions
+    catalogue_options = {"alpha": "cachefl_alpha", "beta": "cachefl_beta"}
+    presets = {
+        "paper": {
+            "data": {"shots": 16, "minimum": 0},
+            "training": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32},
+            "federation": {"rounds": 20},
+        }
+    }
+
+    def __init__(self, options: CacheOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        self.scale = options.scale or task.encoder.logit_scale
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        """W1 of eq. 3, a unit vector a row, class by class; so W2 of eq. 4 need not be written down."""
+        options, task = self.options, self.task
+        if options.synthetic is None:
+            return {"keys": features_around(task.text_features, options.cache_shots, options.sigma, generator)}
+        folder = Path(options.synthetic).expanduser()
+        if options.synthetic.startswith(PIPELINE):
+            folder = generate_pictures(
+                options.synthetic.removeprefix(PIPELINE),
+                options.prompt,
+                task.class_names,
+                options.cache_shots,
+                task.text_features.device,
+                task.stage("Generate images"),
+            )
+        keys = features_of_pictures(
+            folder, task.class_names, options.cache_shots, task.encoder, task.stage("Encode synthetic images")
+        )
+        return {"keys": keys.to(task.text_features)}
+
+    def notes(self) -> list[str]:
+        options = self.options
+        origin = f"built from the images in {options.synthetic}"
+        if options.synthetic is None:
+            origin = f"drawn around the class texts (sigma {options.sigma:g}), since no generator of images was named"
+        elif options.synthetic.startswith(PIPELINE):
+            folder = pictures_folder(options.synthetic.removeprefix(PIPELINE), options.prompt)
+            origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} made, which are in {folder}"
+        return [f"The cache was {origin}; alpha is {options.alpha:g} and beta {options.beta:g}."]
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        features = inputs["features"]
+        zero_shot = self.scale * (features @ self.task.text_features.T)  # eq. 5
+        return zero_shot + self.options.alpha * self.retrieved(features @ tensors["keys"].T, self.options.beta)  # eq. 7
+
+    def retrieved(self, affinity: Tensor, beta: float) -> Tensor:
+        """Eq. 6; the product with the one-hot W2 is the sum over each class's keys."""
+        near = torch.exp(beta * affinity - beta)
+        return near.view(*near.shape[:-1], len(self.task.class_names), -1).sum(-1)
+
+
+def search(
+    method: CacheFL, tensors: Tensors, validation: Samples, alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[float, float]:
+    """The alpha and beta with which these keys answer ``validation`` best (first of equals); never show it the test."""
+    features = validation.inputs["features"]
+    zero_shot = method.scale * (features @ method.task.text_features.T)
+    affinity = features @ tensors["keys"].T
+    best = (-1, 0.0, 0.0)
+    for beta in betas:
+        retrieved = method.retrieved(affinity, beta)
+        for alpha in alphas:
+            right = int(((zero_shot + alpha * retrieved).argmax(-1) == validation.labels).sum())
+            best = max(best, (right, alpha, beta), key=lambda found: found[0])
+    return best[1:]

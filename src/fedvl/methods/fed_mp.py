@@ -1,0 +1,191 @@
+"""Fed-MP (Zeng et al., 2024): a gate over image embeddings, merged for each user's class names, and their prototypes.
+
+Clients train FedCLIP's gate against class texts that residuals of their own perturb (eq. 3 to 5). The server keeps all
+clients' gates and, when a user names classes, leans on the clients whose texts are nearest to them (eq. 7 to 9). Images
+that are told with confidence then help to tell the next (eq. 10 to 13, ``parts/prototypes.py``).
+
+Where the paper leaves a choice:
+
+- Eq. 5 has bare products; like the released code, we normalise the vectors and multiply by the model's scale. A gate's
+  values are near 1/d, so that bare products hardly differ: at the paper's rate the loss stays at that of guessing.
+- Eq. 6 has no alpha. We send what was trained (eq. 4, and the released code).
+- No query is known while clients train, so a round begins from the plain mean of the gates; only answers are tailored.
+- A client sends the mean of its unit vectors, for eq. 8 needs no more; one vector a class gives every class name away.
+  The mean tells less, but is no guarantee: names near the mean of few classes can still be guessed.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedvl.methods.base import Batch, Method, Options, Samples, Task, Update
+from fedvl.methods.parts import prototypes
+from fedvl.methods.parts.adapters import gate_start, gated
+from fedvl.methods.parts.losses import contrastive
+from fedvl.methods.parts.prototypes import Empty, Verdict
+from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors, weighted_mean
+
+
+class FedMPOptions(Options):
+    alpha: float = Field(0.3, ge=0)  # of the residuals, eq. 4
+    residual_range: float = Field(5.0, ge=0)  # residuals start uniform within it; the paper gives no start
+    residuals: Literal["own", "common"] = "own"  # drawn by each client and kept, or one draw for all, anew each round
+    directions: Literal["summed", "averaged"] = "summed"  # image to text and text to image, eq. 5
+    share: Literal["mean", "classes"] = "mean"  # what a client tells of its perturbed texts, eq. 6
+    adaptive: bool = True  # merge for the user's classes; if not, the plain mean answers
+    weights: Literal["exp", "linear"] = "exp"  # in the similarity, eq. 9
+    prototypes: bool = True
+    uncertainty: float = Field(0.2, ge=0, le=1)  # epsilon of eq. 11 as a share of the largest entropy
+    pseudo_labels: Literal["text", "combined"] = "text"  # scores by which an image is admitted
+    empty: Empty = "levelled"  # what a class without examples scores
+    unit_centroids: bool = True  # cos(z', q) of eq. 12; if not, the product with the mean as it is
+
+
+class Look(NamedTuple):
+    """All that is thought of one user's next images."""
+
+    scores: Tensor
+    verdict: Verdict
+    session: Tensors
+
+
+class FedMP(Method):
+    inputs = ("embeddings",)
+    answers_new_classes = True
+    trained_private = ("residuals",)
+    catalogue_options = {"uncertainty": "fedmp_entropy"}
+    options_type = FedMPOptions
+    presets = {
+        "paper": {
+            "training": {"optimiser": "adamw", "learning_rate": 1e-5, "batch_size": 18, "local_epochs": 2},
+            "federation": {"rounds": 2},
+            "data": {"shots": 10},
+            "evaluation": {"protocol": "open", "batch_size": 18},
+        },
+        "released": {
+            "method": {
+                "residuals": "common",
+                "directions": "averaged",
+                "weights": "linear",
+                "uncertainty": 0.1,
+                "pseudo_labels": "combined",
+                "empty": "all-or-nothing",
+                "unit_centroids": False,
+            },
+            "training": {
+                "optimiser": "adam",
+                "learning_rate": 5e-5,
+                "betas": (0.9, 0.98),
+                "epsilon": 1e-6,
+                "weight_decay": 0.2,
+                "batch_size": 18,
+                "local_epochs": 2,
+            },
+            "federation": {"rounds": 2},
+            "data": {"shots": 10},
+            "evaluation": {"protocol": "open", "batch_size": 18},
+        },
+    }
+
+    def __init__(self, options: FedMPOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        self.scale = task.encoder.logit_scale
+        self.private_lasts = options.residuals == "own"
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        return gate_start(self.task.text_embeddings.shape[1], generator)
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        """One residual for each class that the client holds; the rows of other classes are never used."""
+        if self.options.residuals == "common":  # in the released code, the j-th class of every client starts alike
+            generator = torch_generator(self.task.seed, "residuals")
+        own = torch.unique(samples.labels)
+        residuals = torch.zeros_like(self.task.text_embeddings)
+        drawn = torch.empty(len(own), residuals.shape[1])
+        drawn.uniform_(-self.options.residual_range, self.options.residual_range, generator=generator)
+        residuals[own] = drawn.to(residuals.device)
+        return {"residuals": residuals}
+
+    def perturbed(self, residuals: Tensor, classes: Tensor) -> Tensor:
+        """t' = t + alpha delta (eq. 4)."""
+        return self.task.text_embeddings[classes] + self.options.alpha * residuals[classes]
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        texts = self.perturbed(tensors["residuals"], batch.labels.clamp(min=0))
+        loss = contrastive(gated(tensors, batch.inputs["embeddings"]), texts, self.scale, batch.mask)  # eq. 5
+        return (2 * loss if self.options.directions == "summed" else loss), {}
+
+    def weight(self, size: int, private: Tensors) -> float:
+        return 1.0  # no query is known in training: all clients are as near to it
+
+    def extras(self, tensors: Tensors, samples: Samples) -> Tensors:
+        """T' of the client's own classes (eq. 6) as unit vectors, or their mean."""
+        vectors = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
+        return {"perturbed_texts": vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)}
+
+    def extra_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        width = self.task.text_embeddings.shape[1]
+        return {"perturbed_texts": (None if self.options.share == "classes" else 1, width)}
+
+    def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
+        """The last gate and texts of every client, as CLIENT/NAME."""
+        return kept | {
+            f"{update.client}/{name}": tensor.clone() for update in updates for name, tensor in update.tensors.items()
+        }
+
+    def client_weights(self, kept: Tensors) -> dict[int, float]:
+        """How much each client counts for the classes of this task (eq. 8 and 9); the weights sum to 1."""
+        clients = sorted(int(name.split("/")[0]) for name in kept if name.endswith("/perturbed_texts"))
+        told = torch.stack([kept[f"{client}/perturbed_texts"].mean(0) for client in clients])
+        similarity = told.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
+        similarity = similarity.clamp(-1, 1)  # no honest client's is beyond: none can buy influence with long vectors
+        weights = torch.softmax(similarity, dim=0)
+        if self.options.weights == "linear":
+            positive = similarity.clamp(min=0)  # else weights are without bound where similarities cancel out
+            total = positive.sum()
+            weights = positive / total if total > 1e-6 else torch.full_like(positive, 1 / len(positive))
+        return dict(zip(clients, weights.tolist(), strict=True))
+
+    def tailor(self, shared: Tensors, kept: Tensors) -> Tensors:
+        """The gates of all clients, merged for the classes of this task (eq. 9)."""
+        if not (self.options.adaptive and kept):
+            return shared
+        weights = self.client_weights(kept)
+        gates = [{name: kept[f"{client}/{name}"] for name in shared} for client in weights]
+        return weighted_mean(gates, list(weights.values()))
+
+    def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        """z' / |z'| (eq. 3)."""
+        return normalize(gated(tensors, inputs["embeddings"]), dim=-1)
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        """By text alone (eq. 1): what is said of an image without a session."""
+        return self.scale * self.adapted(tensors, inputs) @ self.task.text_features.T
+
+    def look(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Look:
+        """Score with the examples of earlier batches, then admit new ones (algorithm 2)."""
+        texts = self.task.text_features
+        session = session or prototypes.begin(texts)
+        prototypes.check(session, texts)
+        images = self.adapted(tensors, inputs)
+        by_text = self.scale * images @ texts.T
+        if not self.options.prototypes:
+            verdict = prototypes.judge(by_text, self.options.uncertainty)
+            return Look(by_text, verdict._replace(admitted=torch.zeros_like(verdict.admitted)), session)
+        combined = self.scale * prototypes.scores(
+            images, texts, session, self.options.empty, self.options.unit_centroids
+        )
+        verdict = prototypes.judge(
+            by_text if self.options.pseudo_labels == "text" else combined, self.options.uncertainty
+        )
+        return Look(combined, verdict, prototypes.admit(session, images, verdict))
+
+    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> tuple[Tensor, Tensors]:
+        looked = self.look(tensors, session, inputs)
+        return looked.scores, looked.session

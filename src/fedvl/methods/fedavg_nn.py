@@ -1,0 +1,122 @@
+"""Federated averaging of a whole ResNet on pixels (McMahan et al., 2017): what Fed-MP and CacheFL call FedAvg.
+
+CacheFL trains it from scratch (``depth`` 50); Fed-MP starts from ImageNet (``weights``: a file of one's own) and gives
+each client a new head for its own classes, which is left out of the average. Asked about classes that nobody trained
+on, the averaged network cannot name them: the images are clustered and the true labels name the clusters.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.adapters import linear_layer
+from fedvl.methods.parts.losses import cross_entropy
+from fedvl.models.resnet import classify, forward, initial
+from fedvl.tensors import Tensors, load
+
+HEAD = ("fc.weight", "fc.bias")
+NOT_MINE = -1e9  # score of a class that the client has no image of: its own head has no such output
+
+
+class NetworkOptions(Options):
+    depth: Literal[18, 50] = 18
+    width: int = Field(64, ge=1)  # channels after the stem; a ResNet proper has 64, fewer are for small machines
+    weights: str | None = None  # safetensors file under torchvision's names to start from; drawn at random if absent
+
+
+class FedAvgNN(Method):
+    inputs = ("pixels",)
+    answers_new_classes = True
+    trained_private: ClassVar[tuple[str, ...]] = HEAD
+    private_lasts = False
+    options_type = NetworkOptions
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            "training": {"optimiser": "adamw", "learning_rate": 5e-4, "weight_decay": 0.01, "batch_size": 32},
+            "evaluation": {"batch_size": 256},
+        }
+    }
+
+    def __init__(self, options: NetworkOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        self.clusters = task.protocol == "open"
+
+    def notes(self) -> list[str]:
+        if not self.clusters:
+            return []
+        return [
+            "This network cannot name classes that it was not trained on: the test images were clustered by k-means "
+            "and the clusters named by the true labels (an optimal assignment), so its accuracy is what the best "
+            "naming of these clusters would give, and cannot be had without labels."
+        ]
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        tensors = initial(self.options.depth, len(self.task.class_names), generator, self.options.width)
+        if self.options.weights is not None:
+            tensors |= read_weights(Path(self.options.weights), tensors)
+        # Where clients have classes of their own, so they have heads of their own.
+        return {name: self._placed(tensor) for name, tensor in tensors.items() if not (self.clusters and name in HEAD)}
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        if not self.clusters:
+            return {}
+        classes = len(self.task.class_names)
+        head = zip(HEAD, linear_layer(self.feature_width, classes, generator), strict=True)
+        mine = torch.zeros(classes, device=samples.labels.device).index_fill(0, torch.unique(samples.labels), 1.0)
+        return {"mine": mine, **{name: self._placed(tensor) for name, tensor in head}}
+
+    def trains(self, name: str) -> bool:
+        return not name.endswith(("running_mean", "running_var"))
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        loss, _, changed = self.learn(tensors, batch)
+        return loss, changed
+
+    def learn(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensor, Tensors]:
+        """The cross-entropy, the pooled features that it is of, and the running statistics of batch normalisation."""
+        features, changed = forward(tensors, self._images(batch.inputs), training=True, present=batch.mask)
+        scores = classify(tensors, features)
+        if self.clusters:
+            scores = torch.where(tensors["mine"] > 0, scores, NOT_MINE)
+        return cross_entropy(scores, batch.labels, batch.mask), features, changed
+
+    def represent(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return forward(tensors, self._images(inputs), training=False)[0]
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        if self.clusters:
+            raise FedVLError(
+                "A network without a head for these classes cannot name them; use one that reads names, such as fed-mp."
+            )
+        return classify(tensors, self.represent(tensors, inputs))
+
+    @property
+    def feature_width(self) -> int:
+        return self.options.width * (32 if self.options.depth == 50 else 8)
+
+    def _images(self, inputs: Tensors) -> Tensor:
+        return self.task.encoder.normalise(inputs["pixels"])
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.task.text_embeddings.device)
+
+
+def read_weights(path: Path, network: Tensors) -> Tensors:
+    """The tensors of a file that the network has, all but the head."""
+    found = load(path)
+    wanted = {name: tensor for name, tensor in network.items() if name not in HEAD}
+    for name, tensor in wanted.items():
+        if name not in found:
+            raise FedVLError(f"{path} has no tensor '{name}'; give a ResNet of this depth under torchvision's names.")
+        if found[name].shape != tensor.shape:
+            raise FedVLError(
+                f"'{name}' in {path} has shape {tuple(found[name].shape)}, not {tuple(tensor.shape)}; "
+                "give a ResNet of the depth and width in method.depth and method.width."
+            )
+    return {name: found[name].float() for name in wanted}

@@ -1,0 +1,26 @@
+"""FedProx (Li et al., 2020) on a whole ResNet: networks pulled towards the server's as they train, averaged."""
+
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.methods.base import Batch, Task
+from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
+from fedvl.methods.parts.losses import squared_distance
+from fedvl.tensors import Tensors
+
+
+class FedProxNNOptions(NetworkOptions):
+    mu: float = Field(0.1, ge=0)  # strength of the pull (CacheFL's comparison uses 0.1)
+
+
+class FedProxNN(FedAvgNN):
+    options_type = FedProxNNOptions
+
+    def __init__(self, options: FedProxNNOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.mu = options.mu
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        loss, changed = super().objective(tensors, batch)
+        received = {name: tensor for name, tensor in batch.received.items() if self.trains(name)}
+        return loss + self.mu / 2 * squared_distance(tensors, received), changed

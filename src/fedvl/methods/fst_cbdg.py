@@ -1,0 +1,111 @@
+"""FST-CBDG (Yan and Guo, 2024): a linear head learns without labels, from its own evolving guesses and the class texts.
+
+The head starts at the class texts. Each image keeps a soft pseudo-label that follows the head slowly (eq. 4), and features
+drawn around the texts of classes that the client seldom sees keep it in balance (eq. 5 to 7).
+
+Algorithm 1 renews the pseudo-labels of *each image* of the client in each iteration, and samples by them. That matters: if only
+the batch's labels are renewed (``update = "batch"``), the class counts of eq. 7 lag behind the head, every client goes on
+pushing the same rare classes, and the head overshoots where clients are alike (iid).
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.methods.base import Batch, Method, Options, Samples, Task, masked_mean
+from fedvl.tensors import Tensors
+
+
+class FSTOptions(Options):
+    scale: float = Field(1.0, gt=0)  # of the scores; eq. 2 has none
+    beta: float = Field(0.9, ge=0, le=1)  # how much of the old pseudo-label stays, eq. 4
+    gamma: float = Field(0.0, ge=0)  # synthetic share of the largest class, eq. 7
+    sigma: float = Field(0.02, gt=0)  # spread of synthetic features, eq. 5; the paper gives no value
+    estimate_sigma: bool = False  # take sigma from the client's own pseudo-classes instead
+    trade_off: float = Field(1.0, ge=0)  # lambda of eq. 8
+    self_training: bool = True  # L_iST, eq. 3
+    sampling: Literal["balanced", "equal", "none"] = "balanced"  # L_tSamp: n_k by eq. 7, or the same for every class
+    synthetic: int = Field(50, ge=1)  # features drawn in a step, shared out over the classes as n_k
+    update: Literal["client", "batch"] = "client"  # whose pseudo-labels a step renews
+
+
+class FSTCBDG(Method):
+    needs_labels = False
+    sees_whole_client = True
+    per_sample = ("soft_labels",)
+    options_type = FSTOptions
+    presets = {
+        "paper": {
+            "training": {
+                "learning_rate": 0.01,
+                "momentum": 0.9,
+                "weight_decay": 1e-5,
+                "batch_size": 50,
+                "schedule": "step",
+                "step_factor": 0.99,
+            },
+        }
+    }
+
+    def __init__(self, options: FSTOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        self.text = task.text_features
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        return {"weight": self.text.clone(), "bias": self.text.new_zeros(len(self.text))}
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        """q^0 = p, the zero-shot prediction (eq. 2), and the spread of the client's features around their texts."""
+        scores = samples.inputs["features"] @ self.text.T
+        spread = (samples.inputs["features"] - self.text[scores.argmax(-1)]).pow(2).mean().sqrt()
+        sigma = spread if self.options.estimate_sigma else torch.full_like(spread, self.options.sigma)
+        return {"soft_labels": torch.softmax(self.options.scale * scores, dim=-1), "sigma": sigma}
+
+    def noise(self, generator: torch.Generator) -> Tensors:
+        normal = torch.randn(self.options.synthetic, self.text.shape[1], generator=generator)
+        return {"normal": normal, "place": torch.rand((), generator=generator)}
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        soft_labels = self.renewed(tensors, batch)
+        loss = self.options.trade_off * self.sampling_loss(tensors, soft_labels, batch.noise)
+        if self.options.self_training:
+            log_likelihood = torch.log_softmax(self.predict(tensors, batch.inputs), dim=-1)
+            loss = loss - masked_mean((soft_labels[batch.position] * log_likelihood).sum(-1), batch.mask)  # eq. 3
+        return loss, {"soft_labels": soft_labels}  # eq. 8
+
+    def renewed(self, tensors: Tensors, batch: Batch) -> Tensor:
+        """q^t = beta q^(t-1) + (1 - beta) f(I) (eq. 4); rows of padding stay 0."""
+        old = tensors["soft_labels"]
+        fresh = torch.softmax(self.predict(tensors, batch.whole).detach(), dim=-1)
+        new = self.options.beta * old + (1 - self.options.beta) * fresh
+        if self.options.update == "batch":
+            new = old.index_copy(0, batch.position, new[batch.position])
+        return torch.where(old.sum(-1, keepdim=True) > 0, new, 0.0)
+
+    def synthetic_counts(self, soft_labels: Tensor) -> Tensor:
+        """n_k = (1 + gamma) max m - m_k, where m_k images have k as their likeliest class (eq. 7)."""
+        likeliest = soft_labels.argmax(-1, keepdim=True) == torch.arange(len(self.text), device=soft_labels.device)
+        found = (likeliest & (soft_labels > 0)).sum(0)  # a row of padding is 0 everywhere
+        wanted = (1 + self.options.gamma) * found.max() - found
+        return torch.ones_like(wanted) if self.options.sampling == "equal" else wanted
+
+    def sampling_loss(self, tensors: Tensors, soft_labels: Tensor, noise: Tensors) -> Tensor:
+        """Eq. 6 as a mean over features z ~ N(T_k, sigma^2 I) whose classes k are spread as n_k (eq. 5)."""
+        if self.options.sampling == "none":
+            return noise["normal"].new_zeros(())
+        counts = self.synthetic_counts(soft_labels)
+        drawn = len(noise["normal"])
+        places = (torch.arange(drawn, device=counts.device) + noise["place"]) / drawn * counts.sum()
+        classes = (places[:, None] >= counts.cumsum(0)).sum(-1).clamp(max=len(counts) - 1)
+        scores = self.predict(tensors, {"features": self.text[classes] + tensors["sigma"] * noise["normal"]})
+        log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, classes[:, None]).mean()
+        return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client that sees all classes alike needs none
+
+    def weight(self, size: int, private: Tensors) -> float:
+        return 1.0  # the paper averages clients equally
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return self.options.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]

@@ -1,0 +1,51 @@
+"""Federated averaging of a linear classifier on frozen features (McMahan et al., 2017): the supervised baseline.
+
+The classifier starts at the class texts, so that round 0 is the zero-shot model.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.methods.base import Batch, Method, Options, Task
+from fedvl.methods.parts.losses import cross_entropy
+from fedvl.tensors import Tensors
+
+
+class LinearOptions(Options):
+    initial: Literal["text", "zeros"] = "text"
+    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's own logit scale if absent
+
+
+class Linear(Method):
+    options_type = LinearOptions
+    presets = {"paper": {"training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}}}
+
+    def __init__(self, options: LinearOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.initial = options.initial
+        self.scale = options.scale or task.encoder.logit_scale
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        weight = self.task.text_features.clone()
+        if self.initial == "zeros":
+            weight.zero_()
+        return {"weight": weight, "bias": weight.new_zeros(len(weight))}
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
+
+    def gradients(self, tensors: Tensors, batch: Batch) -> tuple[Tensors, Tensor, Tensors]:
+        """The softmax's closed form: d loss / d scores = (p - y) / n."""
+        features, labels = batch.inputs["features"], batch.labels.clamp(min=0)[..., None]
+        scores = self.scale * torch.bmm(features, tensors["weight"].mT) + tensors["bias"][:, None]
+        likelihood = torch.softmax(scores, dim=-1)
+        share = (batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1))[..., None]
+        losses = -(likelihood.gather(-1, labels).log() * share).sum((1, 2))
+        error = likelihood.mul_(share).scatter_add_(-1, labels, -share)
+        return {"weight": torch.bmm(error.mT, self.scale * features), "bias": error.sum(1)}, losses, {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return self.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]

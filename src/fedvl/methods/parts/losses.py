@@ -1,0 +1,27 @@
+"""Losses that several methods share. ``mask`` is 1 for real rows of a batch and 0 for padding."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedvl.methods.base import masked_mean
+from fedvl.tensors import Tensors
+
+
+def cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
+    return -masked_mean(log_likelihood, mask)
+
+
+def contrastive(images: Tensor, texts: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """CLIP's symmetric loss inside a batch: row i of ``images`` belongs to row i of ``texts``; the two directions averaged."""
+    scores = scale * normalize(images, dim=-1) @ normalize(texts, dim=-1).T
+    hidden = (1 - mask) * torch.finfo(scores.dtype).min  # padding is nobody's partner
+    to_text = torch.log_softmax(scores + hidden, dim=1).diagonal()
+    to_image = torch.log_softmax(scores.T + hidden, dim=1).diagonal()
+    return -(masked_mean(to_text, mask) + masked_mean(to_image, mask)) / 2
+
+
+def squared_distance(tensors: Tensors, other: Tensors) -> Tensor:
+    """Sum over the names of ``other`` of the squared distance between the two."""
+    return torch.stack([(tensors[name] - value).pow(2).sum() for name, value in other.items()]).sum()

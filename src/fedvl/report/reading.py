@@ -1,0 +1,114 @@
+"""Read one run folder into plain values that tables, charts and pages can trust.
+
+All rates in `result.json` (accuracy, macro figures, recalls) are percentages. Every key but `method` may be missing or
+null: an older run, or a method without rounds, still gets its page.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvl.errors import FedVLError
+
+
+@dataclass(frozen=True)
+class Run:
+    """`rounds` are the lines of metrics.jsonl by round number; `unreadable_lines` counts those that were torn."""
+
+    folder: Path
+    result: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    unreadable_lines: int = 0
+
+
+def read_run(folder: Path) -> Run:
+    path = folder / "result.json"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FedVLError(
+            f"There is no result.json in {folder}: finish the run first with `fedvl resume {folder}`."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{path} cannot be read ({error}): run the experiment again to make it anew.") from None
+    if not isinstance(result, dict) or "method" not in result:
+        raise FedVLError(f"{path} is not a result of fedvl: it names no method; give the folder of a finished run.")
+    rounds, unreadable = _read_metrics(folder / "metrics.jsonl")
+    return Run(folder, result, rounds, unreadable)
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    if not path.exists():
+        return [], 0
+    by_round: dict[int, dict[str, Any]] = {}
+    unreadable = 0
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            # A round that was made again after a crash appears twice: the later line is the one that was committed.
+            by_round[int(entry["round"])] = entry
+        except (ValueError, KeyError, TypeError):
+            unreadable += 1
+    return [by_round[index] for index in sorted(by_round)], unreadable
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def series(run: Run, result_key: str, metrics_key: str) -> list[tuple[int, float]]:
+    """(round, value) of each round that has a value, from result.json or, where that has none, from metrics.jsonl."""
+    measured = [entry for entry in run.rounds if metrics_key in entry]
+    values = run.result.get(result_key) or [entry[metrics_key] for entry in measured]
+    if len(values) == len(measured):
+        return _known([int(entry["round"]) for entry in measured], values)
+    return _known(evaluated_rounds(run.result, len(values)), values)
+
+
+def accuracy_series(result: dict[str, Any]) -> list[tuple[int, float]]:
+    """(round, accuracy) from result.json alone."""
+    values = result.get("per_round") or []
+    return _known(evaluated_rounds(result, len(values)), values)
+
+
+def evaluated_rounds(result: dict[str, Any], count: int) -> list[int]:
+    """The rounds that `count` values belong to: every n-th and the last, as configured, or simply the first ones."""
+    evaluation = (result.get("config") or {}).get("evaluation") or {}
+    every, last = int(number(evaluation.get("every")) or 1), int(number(result.get("rounds")) or 0)
+    planned = [index for index in range(1, last + 1) if index % every == 0 or index == last]
+    return planned if len(planned) == count else list(range(1, count + 1))
+
+
+def _known(rounds: Sequence[int], values: Sequence[object]) -> list[tuple[int, float]]:
+    pairs = ((index, number(value)) for index, value in zip(rounds, values, strict=True))
+    return [(index, value) for index, value in pairs if value is not None]
+
+
+def difference(result: dict[str, Any]) -> float | None:
+    """Accuracy above zero-shot in points; None where one is missing or where zero-shot is itself the method."""
+    accuracy, reference = number(result.get("accuracy")), number(result.get("zero_shot_accuracy"))
+    if accuracy is None or reference is None or result["method"] == "zero-shot":
+        return None
+    return accuracy - reference
+
+
+def count_of(value: object) -> int:
+    """How many things a list of them, or a plain count, stands for."""
+    return len(value) if isinstance(value, list) else int(number(value) or 0)
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """A nested configuration as (dotted key, JSON value), in its own order."""
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""The small parts that all charts are drawn with: numbers and text in SVG, scales, ticks, label widths."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from html import escape
+
+TEXT_SIZE = 11
+
+
+def coordinate(value: float) -> str:
+    """At most two decimals, no trailing zeros: small files, and the same bytes everywhere."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def scale(value: float, low: float, high: float, start: float, end: float) -> float:
+    """Where `value` of [low, high] lies in [start, end]; the middle when the range is empty."""
+    if high == low:
+        return (start + end) / 2
+    return start + (value - low) / (high - low) * (end - start)
+
+
+def ticks(low: float, high: float, wanted: int = 5, smallest_step: float = 0.0) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten that cover [low, high] with about `wanted` steps."""
+    span = high - low
+    if span <= 1e-8 * max(abs(low), abs(high), 1.0):  # too little to tell ticks apart
+        span = max(abs(high) * 0.1, 1.0)
+    raw = max(span / wanted, smallest_step)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:
+        last += 1
+    return [round(index * step, 10) for index in range(first, last + 1)]
+
+
+def element(name: str, content: str = "", title: str = "", /, **attributes: float | str) -> str:
+    """One SVG element; `content` is SVG already, everything else is escaped. `css` stands for class, `_` for `-`."""
+    parts = []
+    for key, value in attributes.items():
+        text = value if isinstance(value, str) else coordinate(value)
+        parts.append(f' {"class" if key == "css" else key.replace("_", "-")}="{escape(text)}"')
+    inner = (f"<title>{escape(title)}</title>" if title else "") + content
+    return f"<{name}{''.join(parts)}>{inner}</{name}>" if inner else f"<{name}{''.join(parts)}/>"
+
+
+def label(
+    x: float, y: float, words: str, css: str = "", anchor: str = "start", title: str = "", **more: float | str
+) -> str:
+    styles = {"css": css} if css else {}
+    return element("text", escape(words), title, x=x, y=y, text_anchor=anchor, **styles, **more)
+
+
+def drawing(width: float, height: float, description: str, parts: Sequence[str], css: str) -> str:
+    """A whole chart at its natural size; the page's style sheet colours it by class."""
+    return element(
+        "svg",
+        "".join(parts),
+        width=width,
+        height=height,
+        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
+        role="img",
+        aria_label=description,
+        css=f"chart {css}",
+    )
+
+
+def text_width(words: str) -> float:
+    """A cautious guess: wide for East Asian characters and emoji, nothing for marks that combine."""
+    units = 0.0
+    for character in words:
+        if unicodedata.combining(character):
+            continue
+        units += 1.05 if unicodedata.east_asian_width(character) in "WF" else 0.58
+    return units * TEXT_SIZE
+
+
+def shorten(words: str, width: float) -> str:
+    """`words`, cut with an ellipsis where they are wider than `width`."""
+    if text_width(words) <= width:
+        return words
+    kept = words
+    while kept and text_width(kept + "…") > width:
+        kept = kept[:-1]
+    return kept.rstrip() + "…"
+
+
+def every(count: int, size: float, needed: float) -> range:
+    """Indices of the labels to show, so that labels of `needed` pixels fit on cells of `size` pixels."""
+    return range(0, count, max(1, math.ceil(needed / size)))

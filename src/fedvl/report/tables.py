@@ -1,0 +1,150 @@
+"""Figures in units that people read, and the table that the terminal shows after a run."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from fedvl.report.reading import difference, number
+
+MISSING = "—"
+MINUS = "\N{MINUS SIGN}"
+
+
+class Row(NamedTuple):
+    """One line of a table: `text` is rounded for people, `exact` is the whole figure."""
+
+    label: str
+    text: str
+    exact: str
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """Three significant digits in the largest unit of 1000 that keeps the figure at 1 or more."""
+    sign, value = (MINUS, -value) if value < 0 else ("", value)
+    index = 0
+    # 999.5 would be rounded to 1000: it belongs to the next unit.
+    while value >= 999.5 and index < len(units) - 1:
+        value, index = value / 1000, index + 1
+    digits = 0 if value >= 99.95 or (index == 0 and value == int(value)) else 1 if value >= 9.995 else 2
+    return f"{sign}{value:.{digits}f} {units[index]}".rstrip()
+
+
+def human_bytes(value: float) -> str:
+    """Decimal units, as networks are billed: 1 kB is 1000 bytes."""
+    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def human_count(value: float) -> str:
+    return _scaled(value, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def human_seconds(value: float) -> str:
+    if value < 0.9995:
+        return f"{value * 1000:.0f} ms"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    seconds = round(value)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    minutes = round(value / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(value: object) -> str:
+    known = number(value)
+    return MISSING if known is None else f"{known:.2f} %"
+
+
+def points(value: float | None, digits: int = 2) -> str:
+    """A signed difference of two percentages; one that rounds to nothing has no sign."""
+    if value is None:
+        return MISSING
+    size = f"{abs(value):.{digits}f}"
+    sign = "" if float(size) == 0 else "+" if value > 0 else MINUS
+    return f"{sign}{size}"
+
+
+def accuracy_label(method: str) -> str:
+    return "Centralised accuracy" if method == "centralised" else "Federated accuracy"
+
+
+def accuracy_rows(result: dict[str, Any]) -> list[Row]:
+    if result["method"] == "zero-shot":
+        rows = [_rate_row("Zero-shot accuracy", result.get("accuracy"))]
+    else:
+        change = difference(result)
+        rows = [
+            _rate_row("Zero-shot accuracy", result.get("zero_shot_accuracy")),
+            _rate_row(accuracy_label(str(result["method"])), result.get("accuracy")),
+            Row("Difference", MISSING if change is None else f"{points(change)} points", _exact(change)),
+        ]
+    for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
+        rows.append(_rate_row(label, result.get(f"macro_{key}")))
+    return rows
+
+
+def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
+    """What the run cost; totals need the lines of metrics.jsonl, because cohorts differ from round to round."""
+    rows = [
+        _cost_row("Trainable parameters", result.get("trainable_parameters"), human_count, "parameters"),
+        _cost_row("Up, per client and round", result.get("bytes_up_per_client_round"), human_bytes, "bytes"),
+        _cost_row("Down, per client and round", result.get("bytes_down_per_client_round"), human_bytes, "bytes"),
+    ]
+    up, down = _total(rounds, "bytes_up"), _total(rounds, "bytes_down")
+    if up is not None and down is not None:
+        rows.append(_cost_row("Up, whole run", up, human_bytes, "bytes"))
+        rows.append(_cost_row("Down, whole run", down, human_bytes, "bytes"))
+        rows.append(_cost_row("Up and down, whole run", up + down, human_bytes, "bytes"))
+    rows.append(_cost_row("Local training, largest client, a round", result.get("local_flops"), _human_flops, "FLOPs"))
+    seconds = result.get("seconds") or {}
+    for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
+        rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
+    return rows
+
+
+def result_table(result: dict[str, Any]) -> Table:
+    """The terminal's table: method against zero-shot, then what it cost."""
+    title = f"{result['method']} on {result.get('dataset', MISSING)}, {result.get('model', MISSING)}"
+    # Text, not markup: a dataset may be a path with square brackets in it.
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for row in accuracy_rows(result):
+        style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
+        table.add_row(Text(row.label), Text(row.text), style=style)
+    table.add_section()
+    for row in cost_rows(result):
+        table.add_row(Text(row.label), Text(row.text))
+    return table
+
+
+def _exact(value: object) -> str:
+    known = number(value)
+    if known is None:
+        return "not recorded"
+    return f"{value:,}" if isinstance(value, int) else repr(known)
+
+
+def _rate_row(label: str, value: object) -> Row:
+    return Row(label, percent(value), _exact(value))
+
+
+def _human_flops(value: float) -> str:
+    scaled = human_count(value)
+    return f"{scaled}FLOPs" if scaled[-1].isalpha() else f"{scaled} FLOPs"
+
+
+def _cost_row(label: str, value: object, human: Callable[[float], str], unit: str) -> Row:
+    known = number(value)
+    return Row(label, MISSING, "not recorded") if known is None else Row(label, human(known), f"{_exact(value)} {unit}")
+
+
+def _total(rounds: Sequence[dict[str, Any]], key: str) -> float | None:
+    """The sum over all rounds, or None where a round does not say: half a total would mislead."""
+    values: list[Any] = [entry.get(key) for entry in rounds]
+    if not values or any(number(value) is None for value in values):
+        return None
+    total: float = sum(values)
+    return total

@@ -1,0 +1,95 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedvl.errors import FedVLError
+from fedvl.federation.journal import Journal, locked
+
+
+def commit_rounds(folder, count=3):
+    journal = Journal(folder)
+    for number in range(1, count + 1):
+        journal.commit(number, {"shared/w": torch.full((50,), float(number))}, {"round": number})
+    return journal
+
+
+def test_latest_gives_the_last_committed_round_and_its_history(tmp_path):
+    tensors, records = commit_rounds(tmp_path / "journal").latest()
+    assert tensors["shared/w"].tolist() == [3.0] * 50
+    assert records == [{"round": 1}, {"round": 2}, {"round": 3}]
+
+
+def test_nothing_committed_is_nothing(tmp_path):
+    assert Journal(tmp_path / "journal").latest() is None
+
+
+def test_old_tensors_go_and_manifests_stay(tmp_path):
+    commit_rounds(tmp_path / "journal", 5)
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
+        "000001.json",
+        "000002.json",
+        "000003.json",
+        "000004.json",
+        "000004.safetensors",
+        "000005.json",
+        "000005.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("position", range(0, 280, 23))
+@pytest.mark.parametrize("name", ["000003.safetensors", "000003.json"])
+def test_any_flipped_bit_or_truncation_is_detected_and_the_round_before_serves(tmp_path, name, position):
+    for damage in ("flip", "cut"):
+        folder = tmp_path / damage
+        journal = commit_rounds(folder)
+        path = folder / name
+        content = bytearray(path.read_bytes())
+        position %= len(content)
+        if damage == "flip":
+            content[position] ^= 4
+        else:
+            del content[position:]
+        path.write_bytes(content)
+        tensors, records = journal.latest()
+        assert tensors["shared/w"].tolist() == [2.0] * 50
+        assert len(records) == 2
+
+
+def test_a_manifest_without_tensors_is_not_a_round(tmp_path):
+    journal = commit_rounds(tmp_path)
+    (tmp_path / "000003.safetensors").unlink()
+    assert journal.latest()[0]["shared/w"][0] == 2.0
+
+
+def test_a_crash_between_tensors_and_manifest_leaves_the_round_before(tmp_path):
+    journal = commit_rounds(tmp_path)
+    (tmp_path / "000004.safetensors").write_bytes((tmp_path / "000003.safetensors").read_bytes())
+    assert journal.latest()[0]["shared/w"][0] == 3.0
+
+
+def test_a_manifest_of_another_round_is_not_believed(tmp_path):
+    journal = commit_rounds(tmp_path)
+    manifest = json.loads((tmp_path / "000003.json").read_text())
+    manifest["record"] = {"round": 3, "accuracy": 100.0}
+    (tmp_path / "000003.json").write_text(json.dumps(manifest))
+    assert len(journal.latest()[1]) == 2
+
+
+def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_path):
+    code = (
+        "import sys, pathlib; from fedvl.federation.journal import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(FedVLError, match="Another process"), locked(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path):
+        pass

@@ -1,0 +1,116 @@
+"""Batched clients against one at a time, against a plain PyTorch loop, and against each other."""
+
+import pytest
+import torch
+from small import RAGGED, run_quietly, small_federation, small_method, small_samples
+
+from fedvl.methods import method_names
+from fedvl.methods.base import Method
+from fedvl.seeding import torch_generator
+
+TRAINED = [name for name in method_names() if small_method(name).start(torch.Generator())]
+
+
+def final(name, **settings):
+    return run_quietly(small_federation(small_method(name), **settings)).shared
+
+
+def assert_near(left, right, tolerance):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_batched_equals_one_by_one_with_ragged_and_empty_clients(name):
+    assert_near(final(name), final(name, one_by_one=True), 1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_chunk_does_not_change_the_result(name):
+    whole = final(name, chunk=10)
+    for chunk in (1, 3):
+        assert_near(final(name, chunk=chunk), whole, 1e-6)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_moves_every_tensor(name):
+    method = small_method(name)
+    start = method.start(torch_generator(0, "start"))
+    moved = final(name)
+    assert all(not torch.equal(start[key], moved[key]) for key in start)
+
+
+def test_local_training_equals_a_plain_loop_with_torch_optim():
+    """Independent code: nn.Linear, torch.optim.SGD, batches cut from the same orders."""
+    method = small_method("linear")
+    federation = small_federation(method, {"momentum": 0.9, "weight_decay": 0.01, "learning_rate": 0.02})
+    (trained,) = federation.engine.train(2, [3], federation.shared)
+    samples = small_samples(method)
+    start = sum(RAGGED[:3])
+    features, labels = samples.inputs["features"][start : start + 12], samples.labels[start : start + 12]
+    layer = torch.nn.Linear(features.shape[1], 4)
+    layer.load_state_dict(federation.shared)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
+    generator = torch_generator(0, "order", 2, 3)
+    for _ in range(2):
+        for rows in torch.randperm(12, generator=generator).split(4):
+            weights = layer.weight, layer.bias
+            scores = 10.0 * features[rows] @ weights[0].T + weights[1]
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(scores, labels[rows]).backward()
+            optimiser.step()
+    assert_near(trained.update.tensors, {"weight": layer.weight.detach(), "bias": layer.bias.detach()}, 1e-5)
+    assert trained.update.weight == 12
+
+
+def test_empty_clients_send_nothing():
+    federation = small_federation(small_method("linear"))
+    trained = federation.engine.train(0, [0, 1, 2], federation.shared)
+    assert [result.update.client for result in trained] == [0, 2]
+
+
+class Counting(Method):
+    """Counts in a private tensor how often each sample was used; its noise must differ by client and step."""
+
+    per_sample = ("uses",)
+
+    def start(self, generator):
+        return {"w": torch.zeros(2)}
+
+    def join(self, samples, generator):
+        return {"uses": torch.zeros(len(samples)), "noise_seen": torch.zeros(3)}
+
+    def noise(self, generator):
+        return {"draw": torch.rand(3, generator=generator)}
+
+    def objective(self, tensors, batch):
+        used = torch.zeros_like(tensors["uses"]).scatter_add(0, batch.position, batch.mask)
+        changed = {"uses": tensors["uses"] + used, "noise_seen": tensors["noise_seen"] + batch.noise["draw"]}
+        return (tensors["w"] ** 2).sum() + tensors["w"].sum(), changed
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_private_tensors_stay_whole_and_every_sample_is_used_once_an_epoch(one_by_one):
+    method = Counting(Method.options_type(), small_method("linear").task)
+    federation = run_quietly(small_federation(method, one_by_one=one_by_one))
+    private = federation.engine.private
+    assert sorted(private) == [0, 2, 3, 4]
+    for client, tensors in private.items():
+        assert tensors["uses"].tolist() == [6.0] * RAGGED[client]  # 3 rounds of 2 epochs
+    generator_sums = []
+    for client in private:
+        total = torch.zeros(3)
+        for round_index in range(3):
+            generator = torch_generator(0, "noise", round_index, client)
+            for _ in range(2 * -(-RAGGED[client] // 4)):
+                total += torch.rand(3, generator=generator)
+        torch.testing.assert_close(private[client]["noise_seen"], total)
+        generator_sums.append(tuple(total.tolist()))
+    assert len(set(generator_sums)) == 4
+
+
+def test_flops_are_those_of_the_matrix_products():
+    federation = small_federation(small_method("linear"))
+    # 12 samples in batches of 4, 2 epochs: 6 steps of scores (2*4*6*4) and of the gradient of the weight (the same again)
+    assert federation.engine.local_flops(federation.shared) == 6 * 2 * (2 * 4 * 6 * 4)

@@ -1,0 +1,107 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small import RAGGED, run_quietly, small_federation, small_method
+
+from fedvl.errors import FedVLError
+from fedvl.federation.journal import Journal
+from fedvl.federation.local import LocalEngine
+from fedvl.tensors import digest
+
+
+def test_a_round_is_the_mean_of_the_clients_weighted_by_their_examples():
+    federation = small_federation(small_method("linear"), rounds=1)
+    trained = federation.engine.train(0, range(5), federation.shared)
+    total = sum(RAGGED)
+    expected = sum(
+        result.update.tensors["weight"].double() * RAGGED[result.update.client] / total for result in trained
+    )
+    merged = run_quietly(federation).shared["weight"]
+    torch.testing.assert_close(merged, expected.float(), rtol=0, atol=1e-7)
+
+
+def test_partial_participation_is_drawn_from_the_seed():
+    cohorts = []
+    for seed in (0, 0, 1):
+        federation = replace(small_federation(small_method("linear"), per_round=2, rounds=6), seed=seed)
+        cohorts.append([record["cohort"] for record in run_quietly(federation).records])
+    assert cohorts[0] == cohorts[1] != cohorts[2]
+    assert all(len(cohort) == 2 for cohort in cohorts[0])
+    assert len({tuple(cohort) for cohort in cohorts[0]}) > 1
+
+
+class Spoilt(LocalEngine):
+    """Client 3 sends NaN in round 2."""
+
+    def train(self, round_index, cohort, shared):
+        trained = super().train(round_index, cohort, shared)
+        if round_index == 1:
+            for result in trained:
+                if result.update.client == 3:
+                    result.update.tensors["weight"][0, 0] = math.nan
+        return trained
+
+
+class Without(LocalEngine):
+    """Client 3 does not answer in round 2."""
+
+    def train(self, round_index, cohort, shared):
+        return super().train(round_index, [c for c in cohort if (round_index, c) != (1, 3)], shared)
+
+
+def with_engine(kind, **settings):
+    federation = small_federation(small_method("linear"), **settings)
+    engine = federation.engine
+    federation.engine = kind(engine.method, engine.data, engine.rows, engine.training, engine.federation, 0)
+    return federation
+
+
+def test_one_bad_client_changes_nothing_and_is_named():
+    spoilt = run_quietly(with_engine(Spoilt))
+    assert digest(spoilt.shared) == digest(run_quietly(with_engine(Without)).shared)
+    assert [record["refused"] for record in spoilt.records] == [
+        [],
+        [{"client": 3, "reason": "'weight' holds values that are not finite"}],
+        [],
+    ]
+
+
+class Silent(LocalEngine):
+    def train(self, round_index, cohort, shared):
+        return []
+
+
+def test_a_round_without_updates_is_an_error_never_a_round():
+    federation = with_engine(Silent)
+    with pytest.raises(FedVLError, match="got 0 usable updates"):
+        run_quietly(federation)
+    assert federation.records == []
+
+
+def test_too_few_updates_are_drawn_again_and_then_stop_the_run():
+    with pytest.raises(FedVLError, match="quorum of 5"):  # client 1 has no data and never answers
+        run_quietly(small_federation(small_method("linear"), quorum=5))
+    assert len(run_quietly(small_federation(small_method("linear"), quorum=4)).records) == 3
+
+
+def test_dropped_clients_are_left_out_and_named():
+    federation = run_quietly(small_federation(small_method("linear"), dropout=0.4, rounds=8))
+    dropped = [set(record["dropped"]) for record in federation.records]
+    assert any(clients - {1} for clients in dropped)  # client 1 has no data, so it is always among them
+    assert all(clients < set(record["cohort"]) for clients, record in zip(dropped, federation.records, strict=True))
+
+
+@pytest.mark.parametrize("committed", [1, 2])
+def test_a_restored_run_ends_in_the_same_bits(tmp_path, committed):
+    whole = run_quietly(small_federation(small_method("linear"), rounds=4))
+    journal = Journal(tmp_path / "journal")
+    stopped = replace(small_federation(small_method("linear"), rounds=committed), journal=journal)
+    run_quietly(stopped)
+    resumed = replace(small_federation(small_method("linear"), rounds=4), journal=journal)
+    resumed.restore()
+    assert len(resumed.records) == committed
+    run_quietly(resumed)
+    assert digest(resumed.shared) == digest(whole.shared)
+    assert [r["loss"] for r in resumed.records] == [r["loss"] for r in whole.records]

@@ -1,0 +1,394 @@
+"""Fed-MP: its equations by hand, what the server does with what clients send, the presets, and real images."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small import RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
+from torch.nn.functional import normalize
+
+from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import answer_all, confusion
+from fedvl.evaluation.metrics import summary
+from fedvl.experiment import command_for, prepare, resolve_experiment
+from fedvl.experiment import run as run_experiment
+from fedvl.federation.round import Federation
+from fedvl.methods.base import Batch, Samples, Task, Update
+from fedvl.methods.fed_mp import FedMP, FedMPOptions
+from fedvl.seeding import torch_generator
+from fedvl.tensors import count_bytes, count_elements, load
+
+
+def method_for(texts, scale=1.0, **options):
+    """Fed-MP for a user whose classes have these texts."""
+    names = tuple(f"class {c}" for c in range(len(texts)))
+    return FedMP(FedMPOptions(**options), Task(names, torch.tensor(texts), SimpleNamespace(logit_scale=scale), 2))
+
+
+def gate_of(bias):
+    """A gate that does not look at the image: softmax(bias) for all."""
+    width = len(bias)
+    zeros = torch.zeros(width, width)
+    return {
+        "gate.0.weight": zeros,
+        "gate.0.bias": torch.zeros(width),
+        "gate.1.weight": zeros,
+        "gate.1.bias": torch.tensor(bias),
+    }
+
+
+def kept_of(*texts):
+    """What the server keeps of clients that sent these texts; the gates are told apart by their bias."""
+    return {
+        f"{client}/{name}": tensor
+        for client, sent in enumerate(texts)
+        for name, tensor in {**gate_of([float(client), 0.0]), "perturbed_texts": torch.tensor(sent)}.items()
+    }
+
+
+def test_gate_perturbed_text_and_score_by_hand():
+    """Eq. 3: gate (3/4, 1/4) turns (4, 4) into (3, 1). Eq. 4: (1, 2) + 0.3 (10, -10) = (4, -1). Eq. 1: 2 cos."""
+    method = method_for([[1.0, 2.0]], scale=2.0)
+    gate = gate_of([math.log(3), 0.0])
+    torch.testing.assert_close(
+        method.perturbed(torch.tensor([[10.0, -10.0]]), torch.tensor([0])), torch.tensor([[4.0, -1.0]])
+    )
+    adapted = method.adapted(gate, {"embeddings": torch.tensor([[4.0, 4.0]])})
+    torch.testing.assert_close(adapted, torch.tensor([[3.0, 1.0]]) / math.sqrt(10))
+    score = method.predict(gate, {"embeddings": torch.tensor([[4.0, 4.0]])})
+    torch.testing.assert_close(score, torch.tensor([[2 * 5 / math.sqrt(50)]]))
+
+
+def test_loss_by_hand():
+    """Eq. 5: an even gate, images along the axes; residuals turn the texts (1, 0) and (0, 1) into (0, 1) and (1, 0).
+
+    Cosines are 0 on the diagonal and 1 beside it, so that each direction costs log(1 + e^5).
+    """
+    gate, images = gate_of([0.0, 0.0]), torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    residuals = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]) / 0.3
+    batch = Batch({"embeddings": images}, torch.tensor([0, 1]), torch.ones(2), torch.arange(2), {}, {})
+    one_way = math.log(1 + math.exp(5))
+    for directions, expected in (("summed", 2 * one_way), ("averaged", one_way)):
+        method = method_for([[1.0, 0.0], [0.0, 1.0]], scale=5.0, directions=directions)
+        loss, changed = method.objective({**gate, "residuals": residuals}, batch)
+        torch.testing.assert_close(loss, torch.tensor(expected))
+        assert changed == {}
+
+
+def test_a_client_sends_unit_vectors_of_its_own_classes_or_their_mean():
+    """Eq. 6 for a client of classes 0 and 2: (3, 4) and (0, -2) + 0.3 (0, 10) = (0, 1)."""
+    texts, residuals = [[3.0, 4.0], [9.0, 9.0], [0.0, -2.0]], torch.tensor([[0.0, 0.0], [7.0, 7.0], [0.0, 10.0]])
+    samples = Samples({"embeddings": torch.zeros(3, 2)}, torch.tensor([2, 0, 2]))
+    sent = method_for(texts, share="classes").extras({"residuals": residuals}, samples)
+    torch.testing.assert_close(sent["perturbed_texts"], torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
+    sent = method_for(texts, share="mean").extras({"residuals": residuals}, samples)
+    torch.testing.assert_close(sent["perturbed_texts"], torch.tensor([[0.3, 0.9]]))
+
+
+def test_weights_and_merge_by_hand():
+    """Eq. 7 to 9: a user asks about (1, 0) and (0, 1), of mean (.5, .5); clients tell (1, 0) twice and (0.6, -0.8)."""
+    kept = kept_of([[1.0, 0.0], [1.0, 0.0]], [[0.6, -0.8]])
+    near, far = 0.5, -0.1
+    shared = gate_of([0.0, 0.0])
+    method = method_for([[2.0, 0.0], [0.0, 5.0]])
+    second = math.exp(far) / (math.exp(near) + math.exp(far))
+    assert method.client_weights(kept) == pytest.approx({0: 1 - second, 1: second})
+    merged = method.tailor(shared, kept)
+    torch.testing.assert_close(merged["gate.1.bias"], torch.tensor([second, 0.0]))  # clients have the bias 0 and 1
+    linear = method_for([[2.0, 0.0], [0.0, 5.0]], weights="linear")
+    assert linear.client_weights(kept_of([[1.0, 0.0]], [[0.0, 0.5]])) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+
+
+def test_linear_weights_are_never_wild():
+    """Similarities of 0.5 and -0.499 would give the weights 500 and -499."""
+    linear = method_for([[1.0, 0.0]], weights="linear")
+    assert linear.client_weights(kept_of([[0.5, 0.0]], [[-0.499, 0.0]])) == {0: 1.0, 1: 0.0}
+    assert linear.client_weights(kept_of([[0.0, 1.0]], [[-0.5, 0.0]])) == {0: 0.5, 1: 0.5}
+
+
+def test_long_vectors_buy_no_more_than_a_perfect_match():
+    method = method_for([[1.0, 0.0]])
+    honest = method.client_weights(kept_of([[0.2, 0.0]], [[1.0, 0.0]]))
+    assert method.client_weights(kept_of([[0.2, 0.0]], [[900.0, 0.0]])) == honest
+
+
+def test_the_mean_tells_the_server_as_much_as_one_vector_a_class():
+    """The remedy costs nothing: the same weights and, bit for bit, the same model; only the message is smaller."""
+    runs = {share: run_quietly(small_federation(small_method("fed-mp", share=share))) for share in ("mean", "classes")}
+    user = FedMP(FedMPOptions(), replace(small_task(), text_embeddings=torch.randn(3, 6)))
+    weights = [user.client_weights(run.kept) for run in runs.values()]
+    assert weights[0] == weights[1]
+    assert len(set(weights[0].values())) == 4  # each client counts differently
+    models = [user.tailor(run.shared, run.kept) for run in runs.values()]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    up = {share: run.records[-1]["bytes_up"] for share, run in runs.items()}
+    classes = sum(len(run_rows.unique()) for run_rows in small_samples(small_method("fed-mp")).labels.split(RAGGED))
+    assert up["classes"] - up["mean"] == 4 * 6 * (classes - 4)  # four clients have images
+
+
+def test_two_users_get_different_models_from_one_run():
+    federation = run_quietly(small_federation(small_method("fed-mp")))
+    task = federation.method.task
+    users = [FedMP(FedMPOptions(), replace(task, text_embeddings=texts)) for texts in task.text_embeddings.split(2)]
+    models = [user.tailor(federation.shared, federation.kept) for user in users]
+    for name, shared in federation.shared.items():
+        assert not torch.equal(models[0][name], models[1][name])
+        assert not torch.equal(models[0][name], shared)
+    plain = FedMP(FedMPOptions(adaptive=False), users[0].task)
+    assert plain.tailor(federation.shared, federation.kept) is federation.shared
+
+
+def test_rounds_go_on_from_the_plain_mean_whatever_a_client_holds():
+    federation = run_quietly(small_federation(small_method("fed-mp"), rounds=1))
+    for name, shared in federation.shared.items():
+        gates = [federation.kept[f"{client}/{name}"] for client in (0, 2, 3, 4)]  # client 1 has no image
+        torch.testing.assert_close(shared, torch.stack(gates).mean(0))
+
+
+def test_the_server_keeps_the_last_gate_of_clients_that_sat_out():
+    method = small_method("fed-mp")
+    first = method.remember({}, [Update(c, {"w": torch.full((1,), float(c))}, 1.0) for c in (0, 1)])
+    second = method.remember(first, [Update(1, {"w": torch.tensor([5.0])}, 1.0)])
+    assert {name: tensor.item() for name, tensor in second.items()} == {"0/w": 0.0, "1/w": 5.0}
+    assert first["1/w"].item() == 1.0
+
+
+def test_before_any_round_the_shared_gate_answers():
+    method = small_method("fed-mp")
+    shared = method.start(torch.Generator())
+    assert method.tailor(shared, {}) is shared
+
+
+def test_a_client_that_sends_other_texts_is_refused():
+    method = small_method("fed-mp")
+    federation = small_federation(method)
+    honest = federation.engine.train
+
+    def tampered(round_index, cohort, shared):
+        results = honest(round_index, cohort, shared)
+        first = results[0]
+        long = {**first.update.tensors, "perturbed_texts": torch.ones(2, 6)}
+        return [first._replace(update=first.update._replace(tensors=long)), *results[1:]]
+
+    federation.engine.train = tampered
+    run_quietly(federation)
+    assert "shape (2, 6), not (1, 6)" in federation.records[0]["refused"][0]["reason"]
+    assert not any(name.startswith("0/") for name in federation.kept)
+
+
+def test_residuals_of_own_classes_are_kept_and_trained():
+    federation = run_quietly(small_federation(small_method("fed-mp"), rounds=2))
+    labels = small_samples(federation.method).labels.split(RAGGED)
+    assert sorted(federation.engine.private) == [0, 2, 3, 4]
+    for client, private in federation.engine.private.items():
+        own = labels[client].unique()
+        start = federation.method.join(Samples({}, labels[client]), torch_generator(0, "join", client))["residuals"]
+        others = [c for c in range(4) if c not in own]
+        assert not private["residuals"][others].any()
+        assert start[own].abs().max() <= 5
+        if client != 2:  # a lone image has no other to be told from
+            assert not torch.equal(private["residuals"][own], start[own])
+    assert not any("residuals" in name for name in federation.kept)
+
+
+def test_released_residuals_are_the_same_noise_for_all_and_do_not_last():
+    method = small_method("fed-mp", residuals="common", residual_range=2.0)
+    drawn = [
+        method.join(Samples({}, torch.tensor(labels)), torch_generator(0, "join", client))["residuals"]
+        for client, labels in enumerate(([0, 1], [2, 3, 3]))
+    ]
+    assert torch.equal(drawn[0][:2], drawn[1][2:])  # the j-th class of each client
+    assert drawn[0].abs().max() <= 2
+    other_seed = FedMP(method.options, replace(method.task, seed=1)).join(Samples({}, torch.tensor([0, 1])), None)
+    assert not torch.equal(other_seed["residuals"], drawn[0])
+    federation = run_quietly(small_federation(method))
+    assert federation.engine.private == {}
+
+
+@pytest.mark.parametrize(("width", "numbers"), [(768, 1_181_184), (512, 525_312), (1024, 2_099_200)])
+def test_numbers_on_the_wire(width, numbers):
+    """methods.md, table 0.2: the gate both ways; up also one vector, or 9 for 9 classes (6,912 numbers for d = 768)."""
+    task = Task(tuple("abcdefghi"), torch.randn(9, width), SimpleNamespace(logit_scale=1.0), 1)
+    samples = Samples({}, torch.arange(9))
+    for share, vectors in (("mean", 1), ("classes", 9)):
+        method = FedMP(FedMPOptions(share=share), task)
+        assert count_elements(method.start(torch.Generator())) == numbers
+        extras = method.extras(method.join(samples, torch.Generator()), samples)
+        assert count_bytes(extras) == 4 * vectors * width
+
+
+def session_problem(**options):
+    method = small_method("fed-mp", uncertainty=0.6, **options)
+    return method, method.start(torch.Generator().manual_seed(0)), small_samples(method, 60).inputs["embeddings"]
+
+
+def test_first_images_are_answered_by_text_and_later_ones_by_examples_too():
+    method, gate, images = session_problem()
+    first, session = method.answer(gate, {}, {"embeddings": images[:30]})
+    by_text = method.predict(gate, {"embeddings": images})
+    torch.testing.assert_close(first, 2 * by_text[:30])
+    assert 0 < session["counts"].sum() < 30
+    second, later = method.answer(gate, session, {"embeddings": images[30:]})
+    centre = normalize(session["sums"], dim=-1)
+    by_examples = method.scale * method.adapted(gate, {"embeddings": images[30:]}) @ centre.T
+    assert session["counts"].all()
+    torch.testing.assert_close(second, by_text[30:] + by_examples)
+    assert later["counts"].sum() > session["counts"].sum()
+
+
+def test_a_look_says_what_became_an_example():
+    method, gate, images = session_problem()
+    looked = method.look(gate, {}, {"embeddings": images})
+    assert looked.verdict.admitted.sum() == looked.session["counts"].sum()
+    assert torch.equal(looked.verdict.admitted, looked.verdict.entropy <= 0.6 * math.log(4))
+    assert torch.equal(looked.verdict.labels, looked.scores.argmax(-1))
+
+
+def test_pseudo_labels_of_text_or_of_all():
+    """The released code sums entropies of scores with examples, whose range is larger: it admits more."""
+    admitted = {}
+    for kind in ("text", "combined"):
+        method, gate, images = session_problem(pseudo_labels=kind)
+        session = {}
+        for batch in images.split(10):
+            _, session = method.answer(gate, session, {"embeddings": batch})
+        admitted[kind] = session["counts"].sum()
+    assert admitted["combined"] > admitted["text"]
+
+
+def test_without_prototypes_nothing_is_remembered_and_the_order_does_not_matter():
+    method, gate, images = session_problem(prototypes=False)
+    samples = Samples({"embeddings": images}, torch.zeros(60, dtype=torch.long))
+    answers = answer_all(method, gate, samples, 7)
+    assert (answers == method.predict(gate, {"embeddings": images}).argmax(-1).numpy()).all()
+    looked = method.look(gate, {}, {"embeddings": images})
+    assert not looked.verdict.admitted.any()
+    assert not looked.session["counts"].any()
+
+
+def test_one_class_asked_and_a_session_of_another_user():
+    method, gate, images = session_problem()
+    lone = FedMP(method.options, replace(method.task, text_embeddings=method.task.text_embeddings[:1]))
+    scores, session = lone.answer(gate, {}, {"embeddings": images})
+    assert scores.shape == (60, 1)
+    assert session["counts"].tolist() == [60]
+    with pytest.raises(FedVLError, match="begin a new session"):
+        method.answer(gate, session, {"embeddings": images})
+
+
+def test_an_image_without_any_feature_is_answered():
+    method, gate, _ = session_problem()
+    scores, session = method.answer(gate, {}, {"embeddings": torch.zeros(1, 6)})
+    assert scores.tolist() == [[0.0] * 4]
+    assert not session["counts"].any()
+
+
+def test_presets_differ_where_paper_and_code_do():
+    paper, released = (
+        resolve_experiment({"method": {"name": "fed-mp", "preset": preset}}) for preset in ("paper", "released")
+    )
+    for experiment in (paper, released):
+        assert experiment.training.batch_size == experiment.evaluation.batch_size == 18
+        assert experiment.training.local_epochs == experiment.federation.rounds == 2
+        assert (experiment.data.shots, experiment.evaluation.protocol) == (10, "open")
+    assert (paper.training.optimiser, paper.training.learning_rate) == ("adamw", 1e-5)
+    assert (released.training.optimiser, released.training.learning_rate) == ("adam", 5e-5)
+    assert (released.training.betas, released.training.weight_decay) == ((0.9, 0.98), 0.2)
+    differing = {key for key, value in paper.method.options.items() if released.method.options[key] != value}
+    assert differing == {
+        "residuals", "directions", "weights", "uncertainty", "pseudo_labels", "empty", "unit_centroids",
+    }  # fmt: skip
+
+
+def test_the_threshold_is_the_papers_for_its_datasets_unless_set():
+    def threshold(dataset, **method):
+        asked = {"method": {"name": "fed-mp", **method}, "data": {"dataset": dataset}}
+        return resolve_experiment(asked).method.options["uncertainty"]
+
+    assert [threshold(name) for name in ("food101", "stanford-cars", "photos/food101.parquet")] == [0.3, 0.1, 0.3]
+    assert threshold("food101", uncertainty=0.7) == 0.7
+    assert threshold("food101", preset="released") == 0.3
+    assert (threshold("my-photos"), threshold("my-photos", preset="released")) == (0.2, 0.1)
+    asked = {"method": {"name": "fed-mp", "uncertainty": 0.2}, "data": {"dataset": "food101"}}
+    assert "method.uncertainty=0.2" in command_for(resolve_experiment(asked))  # food101's own is another
+
+
+class Silent:
+    def stage(self, name):
+        return lambda done, total: None
+
+    def rounds(self, total, records, zero_shot_accuracy):
+        return lambda record: None
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Runs on cifar10-mini: 3 clients of 2 classes each, 4 classes asked about; three seeds."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        runs = []
+        for seed in range(3):
+            settings = {"method": {"name": "fed-mp"}, "data": {"dataset": "cifar10-mini", "clients": 3}, "seed": seed}
+            prepared = prepare(resolve_experiment({**settings, "device": "cpu"}), Silent())
+            start = prepared.method.start(torch_generator(seed, "start"))
+            run = Federation(prepared.method, prepared.engine, prepared.experiment.federation, seed, start)
+            runs.append((prepared, run_quietly(run)))
+        return runs
+
+
+def accuracy(prepared, run, **options):
+    asked = FedMP(prepared.asked.options.model_copy(update=options), prepared.asked.task)
+    return summary(confusion(asked, asked.tailor(run.shared, run.kept), prepared.test, 18))["accuracy"]
+
+
+def test_real_images_of_unseen_classes(real):
+    for prepared, run in real:
+        assert len(prepared.asked.task.class_names) == 4
+        assert not set(prepared.asked.task.class_names) & set(prepared.method.task.class_names)
+        weights = prepared.asked.client_weights(run.kept)
+        assert sum(weights.values()) == pytest.approx(1)
+        assert all(abs(weight - 1 / 3) < 0.1 for weight in weights.values())  # eq. 9 is nearly even
+        zero_shot = summary(prepared.zero_shot_confusion())["accuracy"]
+        assert zero_shot > 50  # of 4 classes
+        assert abs(accuracy(prepared, run, prototypes=False) - zero_shot) < 5  # 2 rounds at 1e-5 hardly move a gate
+
+
+def test_a_run_folder_holds_what_answers_any_user(real, tmp_path):
+    prepared, in_memory = real[0]
+    result = run_experiment(prepared.experiment, tmp_path, Silent())
+    shared, kept = load(tmp_path / "model.safetensors"), load(tmp_path / "kept.safetensors")
+    expected = prepared.asked.tailor(in_memory.shared, in_memory.kept)
+    tailored = prepared.asked.tailor(shared, kept)
+    assert all(torch.equal(tailored[name], expected[name]) for name in expected)
+    assert result["accuracy"] == pytest.approx(accuracy(prepared, in_memory))
+    assert result["bytes_up_per_client_round"] - result["bytes_down_per_client_round"] == 4 * 256  # one vector
+
+
+def test_prototypes_help_where_the_model_is_right_more_often_than_not(real):
+    gains = [accuracy(*run) - accuracy(*run, prototypes=False) for run in real]
+    assert sum(gains) / len(gains) > 1
+    released = {"pseudo_labels": "combined", "empty": "all-or-nothing", "unit_centroids": False, "uncertainty": 0.1}
+    gains = [accuracy(*run, **released) - accuracy(*run, prototypes=False) for run in real]
+    assert sum(gains) / len(gains) > 1
+
+
+def test_neither_form_hides_the_names_of_a_client_of_two_classes(real):
+    """The server looks up the texts nearest to what it was sent, among ten names: the mean guarantees no privacy."""
+    found = {"classes": 0, "mean": 0}
+    total = 0
+    for prepared, run in real:
+        names = (*prepared.method.task.class_names, *prepared.asked.task.class_names)
+        texts = torch.cat([prepared.method.task.text_features, prepared.asked.task.text_features])
+        for client, private in run.engine.private.items():
+            rows = Samples({}, run.engine.data.labels[run.engine.rows[client]])
+            own = {prepared.method.task.class_names[c] for c in rows.labels.unique()}
+            total += len(own)
+            for share in found:
+                told = FedMP(FedMPOptions(share=share), prepared.method.task).extras(private, rows)["perturbed_texts"]
+                guesses = (told @ texts.T).topk(len(own) // len(told)).indices.flatten()
+                found[share] += len(own & {names[guess] for guess in guesses})
+    assert found["classes"] == total
+    assert found["mean"] > 0.8 * total  # a mean of more classes tells less of each, see docstring of the method

@@ -1,0 +1,292 @@
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from fedvl.errors import FedVLError
+from fedvl.report.page import write_report
+from fedvl.report.tables import MINUS
+
+HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Text by the id of the elements around it, all tags with their attributes, and the tables as rows of cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.texts, self.rows = [], [], {}, []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.tags.append((tag, values))
+        if tag not in VOID:
+            self.open.append((tag, values.get("id")))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, name in self.open:
+            if name:
+                self.texts[name] = self.texts.get(name, "") + data
+        if self.rows and any(tag in ("td", "th") for tag, _ in self.open) and ("svg", None) not in self.open:
+            self.rows[-1][-1] += data
+
+    def count(self, tag):
+        return sum(found == tag for found, _ in self.tags)
+
+
+@pytest.fixture
+def page_of(tmp_path, save):
+    def make(result, metrics=()):
+        return Page(write_report(save(tmp_path / "run", result, list(metrics))).read_text(encoding="utf-8"))
+
+    return make
+
+
+def test_headline_numbers_equal_the_result(sample, page_of):
+    result, metrics = sample
+    result |= {"accuracy": 78.2, "zero_shot_accuracy": 66.5}
+    page = page_of(result, metrics)
+    assert page.texts["accuracy"] == "78.20 %"
+    assert page.texts["zero-shot"] == "66.50 %"
+    assert page.texts["difference"] == "+11.70 points"
+    assert page.texts["test-images"] == f"{sum(map(sum, result['confusion'])):,}"
+
+
+def test_costs_are_human_with_exact_figures_in_titles(sample, page_of):
+    result, metrics = sample
+    page = page_of(result, metrics)
+    assert ["Trainable parameters", "5.12 k"] in page.rows
+    total = sum(line["bytes_up"] + line["bytes_down"] for line in metrics)
+    exact = {values.get("title") for tag, values in page.tags if tag == "span"}
+    assert {"5,120 parameters", "20,480 bytes", f"{total:,} bytes", "3,145,728,000 FLOPs", "75.2 seconds"} <= exact
+
+
+def test_every_round_is_in_the_table_and_in_the_tooltips(sample, page_of):
+    result, metrics = sample
+    page = page_of(result, metrics)
+    for line in metrics:
+        expected = [
+            str(line["round"]),
+            f"{line['accuracy']:.2f} %",
+            f"{line['loss']:.4f}",
+            "10",
+            "0",
+            "0",
+            "205 kB",
+            "205 kB",
+            "250 ms",
+        ]
+        assert expected in page.rows
+        tip = f"Round {line['round']}: {line['accuracy']:.2f} %, zero-shot {result['zero_shot_accuracy']:.2f} %"
+        assert tip in page.texts["rounds"]
+
+
+def test_recalls_are_sorted_by_change_and_tallied(sample, page_of):
+    result, metrics = sample
+    result |= {
+        "class_names": ["a", "b", "c"],
+        "per_class_recall": [50.0, 90.0, 70.0],
+        "zero_shot_per_class_recall": [60.0, 60.0, 70.0],
+    }
+    result |= {"confusion": None, "partition_counts": None}
+    page = page_of(result, metrics)
+    rows = [row for row in page.rows if row[0] in ("a", "b", "c")]
+    assert rows == [
+        ["b", "", "60.0", "90.0", "+30.0"],
+        ["c", "", "70.0", "70.0", "0.0"],
+        ["a", "", "60.0", "50.0", f"{MINUS}10.0"],
+    ]
+    assert "1 gained, 1 lost, 1 stayed, of 3 classes." in page.texts["recall"]
+
+
+def test_a_class_without_test_images_has_no_recall(sample, page_of):
+    result, metrics = sample
+    result["per_class_recall"][3] = None
+    page = page_of(result, metrics)
+    assert "of 9 classes" in page.texts["recall"]
+    assert "cat" not in page.texts["all-recalls"]
+
+
+def test_many_classes_show_both_ends_and_the_most_confused_pairs(sample_of, page_of):
+    result, metrics = sample_of(classes=31, clients=5)
+    page = page_of(result, metrics)
+    assert "7 classes lie between" in page.texts["recall"]
+    assert page.texts["all-recalls"].count("class number") == 31
+    mistakes = sorted(
+        (count for i, row in enumerate(result["confusion"]) for j, count in enumerate(row) if i != j), reverse=True
+    )
+    pairs = [row for row in page.rows if len(row) == 5 and row[1].startswith("class number")]
+    assert [int(row[2]) for row in pairs] == mistakes[:15]
+
+
+def test_few_classes_show_the_confusion_matrix(sample, page_of):
+    result, metrics = sample
+    page = page_of(result, metrics)
+    count = result["confusion"][3][3]
+    assert f"cat recognised: {count} of 100 ({count:.1f} %)" in page.texts["confusion"]
+
+
+def test_troubles_are_counted_and_named(sample, page_of):
+    result, metrics = sample
+    result |= {
+        "refused_updates": 2,
+        "skipped_images": [{"image": "a.jpg", "reason": "truncated", "split": "test"}],
+        "notes": ["One image was skipped."],
+    }
+    metrics[4]["refused"] = [{"client": 7, "reason": "norm above 5"}, {"client": 9, "reason": "not finite"}]
+    metrics[2]["dropped"] = [1, 4, 9]
+    page = page_of(result, metrics)
+    assert (page.texts["refused"], page.texts["dropped"], page.texts["skipped"]) == ("2", "3", "1")
+    for row in (["5", "7", "norm above 5"], ["5", "9", "not finite"], ["3", "1, 4, 9"], ["a.jpg", "test", "truncated"]):
+        assert row in page.rows
+    assert "One image was skipped." in page.texts["notes"]
+
+
+def test_a_clean_run_says_so(sample, page_of):
+    assert "No update was refused, no client dropped out, no image was skipped." in page_of(*sample).texts["troubles"]
+
+
+def test_configuration_and_command_are_whole(sample, page_of):
+    result, metrics = sample
+    result["command"] = "fedvl run  --set 'a b=1' --out \"x&y\""
+    page = page_of(result, metrics)
+    assert page.texts["command"] == result["command"]
+    assert ["method.sigma", "0.02"] in page.rows
+    assert ["data.shots", "null"] in page.rows
+    assert ["SHA-256 of the shared tensors", result["state_sha256"]] in page.rows
+
+
+@pytest.mark.parametrize("classes", [10, 45])
+def test_hostile_names_stay_text(sample_of, page_of, classes):
+    """Both forms of each chart (few and many classes) and every text that comes from a user."""
+    result, metrics = sample_of(classes=classes, clients=3)
+    plain = page_of(result, metrics)
+    result["confusion"][0][1] = 99  # so that it is among the most confused
+    result["class_names"] = [HOSTILE, *result["class_names"][1:]]
+    for key in (
+        "method",
+        "dataset",
+        "model",
+        "partition",
+        "partition_note",
+        "command",
+        "device",
+        "started",
+        "preset",
+        "protocol",
+    ):
+        result[key] = HOSTILE
+    result["config"] = {HOSTILE: {HOSTILE: HOSTILE, "list": [HOSTILE]}}
+    result["notes"] = [HOSTILE]
+    result["skipped_images"] = [{"image": HOSTILE, "reason": HOSTILE, "split": HOSTILE}]
+    metrics[0]["refused"] = [{"client": HOSTILE, "reason": HOSTILE}]
+    metrics[0]["dropped"] = [HOSTILE]
+    page = page_of(result, metrics)
+    assert page.count("script") == plain.count("script") == 1
+    assert page.count("img") == 0
+    assert not [key for _, values in page.tags for key in values if key.startswith("on")]
+    for section in ("notes", "partition", "recall", "confusion", "troubles", "command", "config"):
+        assert HOSTILE in page.texts[section], section
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_page(sample, page_of):
+    result, metrics = sample
+    result["class_names"][0] = "bad \ud800 name"
+    assert "bad ? name" in page_of(result, metrics).texts["all-recalls"]
+
+
+def test_nothing_comes_from_outside(sample, tmp_path, save):
+    text = write_report(save(tmp_path, *sample)).read_text(encoding="utf-8")
+    for _, values in Page(text).tags:
+        assert not {"src", "href", "xlink:href", "srcset", "action", "poster", "data"} & values.keys()
+    assert not re.search(r"url\(|@import|https?://", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_policy_allows_the_very_script_on_the_page(sample, tmp_path, save):
+    text = write_report(save(tmp_path, *sample)).read_text(encoding="utf-8")
+    script = text.split("<script>")[1].split("</script>")[0]
+    assert f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in text
+
+
+def test_same_run_same_bytes_and_nothing_left_beside(sample, tmp_path, save):
+    first = write_report(save(tmp_path / "a", *sample)).read_bytes()
+    again = write_report(tmp_path / "a").read_bytes()
+    moved = write_report(save(tmp_path / "b", *sample)).read_bytes()
+    assert first == again == moved
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["metrics.jsonl", "report.html", "result.json"]
+
+
+def test_zero_shot_has_no_rounds_and_no_difference(sample_of, page_of):
+    result, _ = sample_of(rounds=0, method="zero-shot")
+    page = page_of(result)
+    assert "No rounds: nothing was trained." in page.texts["rounds"]
+    assert "difference" not in page.texts
+    assert "Recall of each class" in page.texts["recall"]
+
+
+def test_the_least_result_still_gets_a_page(tmp_path):
+    (tmp_path / "result.json").write_text('{"method": "linear"}')
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert page.texts["accuracy"] == "—"
+    assert not {"partition", "recall", "confusion", "config", "command"} & page.texts.keys()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "class_names",
+        "partition_counts",
+        "confusion",
+        "per_class_recall",
+        "zero_shot_per_class_recall",
+        "zero_shot_accuracy",
+        "per_round",
+        "per_round_loss",
+        "seconds",
+        "config",
+        "command",
+        "notes",
+        "skipped_images",
+        "refused_updates",
+        "clients",
+        "local_flops",
+    ],
+)
+@pytest.mark.parametrize("null", [True, False])
+def test_any_one_key_may_be_missing_or_null(sample, page_of, key, null):
+    result, metrics = sample
+    del result[key]
+    if null:
+        result[key] = None
+    assert page_of(result, metrics).texts["accuracy"] == f"{result['accuracy']:.2f} %"
+
+
+def test_unreadable_metrics_are_said(sample, tmp_path, save):
+    folder = save(tmp_path, *sample)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 11, "accu')
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert "1 line of metrics.jsonl could not be read" in page.texts["notes"]
+
+
+def test_no_result_is_an_error_and_leaves_no_page(tmp_path):
+    with pytest.raises(FedVLError, match="fedvl resume"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,133 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from fedvl.report.tables import MINUS, cost_rows, human_bytes, human_count, human_seconds, points, result_table
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1.00 kB"),
+        (1000, "1.00 kB"),
+        (20_480, "20.5 kB"),
+        (204_800, "205 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (4_096_000, "4.10 MB"),
+        (3.2e12, "3.20 TB"),
+        (5e18, "5000 PB"),
+    ],
+)
+def test_bytes(value, text):
+    assert human_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (7, "7"), (5120, "5.12 k"), (14_700_000, "14.7 M"), (9.996, "10.0"), (-1500, f"{MINUS}1.50 k")],
+)
+def test_counts(value, text):
+    assert human_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 ms"),
+        (0.0314, "31 ms"),
+        (0.9996, "1.0 s"),
+        (3.21, "3.2 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),
+        (75.2, "1 min 15 s"),
+        (3599.6, "1 h 0 min"),
+        (7384, "2 h 3 min"),
+    ],
+)
+def test_seconds(value, text):
+    assert human_seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(11.7, "+11.70"), (-3.456, f"{MINUS}3.46"), (-0.001, "0.00"), (0, "0.00"), (None, "—")]
+)
+def test_points_carry_their_sign(value, text):
+    assert points(value) == text
+
+
+def lines_of(table):
+    """Each line of the table as the terminal shows it, without its frame."""
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(table)
+    text = console.file.getvalue()
+    return [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in text.splitlines()]
+
+
+def test_result_table_shows_accuracy_against_zero_shot_and_costs(sample):
+    result, _ = sample
+    result |= {
+        "accuracy": 78.2,
+        "zero_shot_accuracy": 66.5,
+        "macro_precision": 78.57,
+        "macro_recall": 78.2,
+        "macro_f1": 77.99,
+    }
+    lines = lines_of(result_table(result))
+    for expected in (
+        ["Zero-shot accuracy", "66.50 %"],
+        ["Federated accuracy", "78.20 %"],
+        ["Difference", "+11.70 points"],
+        ["Macro precision", "78.57 %"],
+        ["Macro recall", "78.20 %"],
+        ["Macro F1", "77.99 %"],
+        ["Trainable parameters", "5.12 k"],
+        ["Up, per client and round", "20.5 kB"],
+        ["Local training, largest client, a round", "3.15 GFLOPs"],
+        ["Training", "1 min 15 s"],
+    ):
+        assert expected in lines
+
+
+def test_result_table_of_zero_shot_has_one_accuracy(sample):
+    result, _ = sample
+    result |= {"method": "zero-shot", "accuracy": 66.5}
+    labels = [line[0] for line in lines_of(result_table(result))]
+    assert labels.count("Zero-shot accuracy") == 1
+    assert "Difference" not in labels
+    assert "Federated accuracy" not in labels
+
+
+def test_result_table_calls_centralised_training_by_its_name(sample):
+    result, _ = sample
+    labels = [line[0] for line in lines_of(result_table(result | {"method": "centralised"}))]
+    assert "Centralised accuracy" in labels
+    assert "Federated accuracy" not in labels
+
+
+def test_result_table_shows_square_brackets_of_a_path_as_they_are():
+    lines = lines_of(result_table({"method": "linear", "dataset": "photos[red]"}))
+    assert any("linear on photos[red]" in line[0] for line in lines)
+
+
+def test_result_table_bears_missing_figures():
+    lines = lines_of(result_table({"method": "linear", "accuracy": None, "seconds": None}))
+    assert ["Federated accuracy", "—"] in lines
+    assert ["Difference", "—"] in lines
+
+
+def test_costs_add_up_over_rounds_with_exact_figures():
+    rounds = [{"bytes_up": 1_500, "bytes_down": 3_000}, {"bytes_up": 500, "bytes_down": 1_000}]
+    rows = {row.label: row for row in cost_rows({"method": "linear", "local_flops": 2**60 + 1}, rounds)}
+    assert rows["Up, whole run"].text == "2.00 kB"
+    assert rows["Up and down, whole run"].text == "6.00 kB"
+    assert rows["Up and down, whole run"].exact == "6,000 bytes"
+    assert rows["Local training, largest client, a round"].exact == "1,152,921,504,606,846,977 FLOPs"
+
+
+def test_totals_are_left_out_where_a_round_does_not_say():
+    labels = [row.label for row in cost_rows({"method": "linear"}, [{"bytes_up": 1, "bytes_down": 1}, {"bytes_up": 1}])]
+    assert not [label for label in labels if "whole run" in label]

@@ -1,0 +1,71 @@
+"""A small federation on synthetic features: what tests of the engine and of feature methods share."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.round import Federation
+from fedvl.methods import load_method
+from fedvl.methods.base import Method, Samples, Task
+from fedvl.seeding import torch_generator
+
+CLASSES, WIDTH = 4, 6
+RAGGED = (7, 0, 1, 12, 5)  # samples of each client: one has none, one has one
+SIDE = 64  # pixels of a small image: the last layers of a network still see 2 x 2 positions
+NETWORK = {"width": 4}  # options of the methods that train a network on pixels
+
+
+def small_task(classes: int = CLASSES, width: int = WIDTH, clients: int = len(RAGGED)) -> Task:
+    generator = torch.Generator().manual_seed(1)
+    embeddings = torch.randn(classes, width, generator=generator)
+    encoder: Any = SimpleNamespace(logit_scale=10.0, normalise=lambda pixels: pixels.double() / 128 - 1)
+    target = {"pixels": random_pixels(8, generator)}
+    return Task(tuple(f"class {c}" for c in range(classes)), embeddings, encoder, clients, target=target)
+
+
+def random_pixels(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(256, (count, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+
+
+def small_method(name: str, **options: Any) -> Method:
+    method_type = load_method(name)
+    if "pixels" not in method_type.inputs:
+        return method_type(method_type.options_type(**options), small_task())
+    return doubled(method_type(method_type.options_type(**(NETWORK | options)), small_task()))
+
+
+def doubled(method: Method) -> Method:
+    """In double precision: dozens of layers magnify rounding, and what is compared is the arithmetic."""
+    start, join = method.start, method.join
+    method.start = lambda generator: {name: tensor.double() for name, tensor in start(generator).items()}
+    method.join = lambda samples, seed: {name: tensor.double() for name, tensor in join(samples, seed).items()}
+    return method
+
+
+def small_samples(method: Method, count: int = sum(RAGGED), seed: int = 2) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(len(method.task.class_names), (count,), generator=generator)
+    images = method.task.text_embeddings[labels] + torch.randn(count, WIDTH, generator=generator)
+    forms = {"embeddings": images, "features": torch.nn.functional.normalize(images, dim=-1)}
+    if "pixels" in method.inputs:
+        forms["pixels"] = random_pixels(count, generator)
+    return Samples({name: forms[name] for name in method.inputs}, labels)
+
+
+def small_federation(method: Method, training: dict[str, Any] | None = None, **federation: Any) -> Federation:
+    network = "pixels" in method.inputs  # slow: fewer steps
+    config = FederationConfig(**{"rounds": 2 if network else 3, **federation})
+    rows = torch.arange(sum(RAGGED)).split(RAGGED)
+    steps = TrainingConfig(
+        **{"batch_size": 4, "local_epochs": 1 if network else 2, "learning_rate": 0.05, **(training or {})}
+    )
+    engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0)
+    return Federation(method, engine, config, 0, method.start(torch_generator(0, "start")))
+
+
+def run_quietly(federation: Federation) -> Federation:
+    federation.run(lambda shared, kept, round_number: {}, lambda record: None)
+    return federation

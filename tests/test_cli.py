@@ -1,0 +1,219 @@
+"""The command line as a user meets it: real processes, wrong input, crashes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+
+SMALL = ["--rounds", "2", "--quiet"]
+
+
+@pytest.fixture
+def fedvl(tmp_path):
+    """Run fedvl in an empty folder with its own cache; nothing may reach the network."""
+    environment = {
+        **os.environ,
+        "FEDVL_CACHE": str(tmp_path / "cache"),
+        "FEDVL_DATA": str(tmp_path / "data"),
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def call(*arguments, **options):
+        command = [sys.executable, "-m", "fedvl.cli", *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=work, env=environment, capture_output=True, text=True, timeout=240, **options
+        )
+
+    call.work, call.environment = work, environment
+    return call
+
+
+def photos(folder, classes=("cat", "dog"), count=12):
+    """A folder of class folders with noise images."""
+    generator = random.Random(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            Image.frombytes("RGB", (20, 20), generator.randbytes(1200)).save(folder / name / f"{index}.png")
+    return folder
+
+
+def test_help_is_light(fedvl):
+    heavy = ("torch", "numpy", "sklearn", "matplotlib", "PIL")
+    code = f"import sys; import fedvl.cli; print([name for name in {heavy} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
+    helped = fedvl("--help")
+    assert helped.returncode == 0
+    assert all(command in helped.stdout for command in ("run", "resume", "methods", "models", "data", "doctor"))
+    assert "--partition" in fedvl("run", "--help").stdout
+
+
+def test_version_and_lists(fedvl):
+    from fedvl import __version__
+
+    assert fedvl("--version").stdout.strip() == __version__
+    assert "fedprox" in fedvl("methods").stdout
+    assert "method.mu" in fedvl("methods", "fedprox").stdout
+    assert "fedvl-tiny" in fedvl("models").stdout
+    assert "cifar10-mini" in fedvl("data", "list").stdout
+    shown = fedvl("data", "show", "cifar10-mini").stdout
+    assert "airplane" in shown
+    assert "2000" in shown
+
+
+def test_doctor_finds_nothing_wrong(fedvl):
+    done = fedvl("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bad" not in done.stdout
+
+
+def test_bare_run_prints_json_and_leaves_the_files_of_a_run(fedvl):
+    done = fedvl("run", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    promised = {
+        *("schema", "fedvl_version", "method", "preset", "dataset", "model", "partition", "clients", "rounds", "seed"),
+        *("protocol", "accuracy", "zero_shot_accuracy", "macro_precision", "macro_recall", "macro_f1", "per_round"),
+        *("trainable_parameters", "bytes_up_per_client_round", "bytes_down_per_client_round", "local_flops", "seconds"),
+        *("refused_updates", "state_sha256"),
+    }
+    assert promised <= result.keys()
+    assert result["accuracy"] > result["zero_shot_accuracy"] + 5
+    assert result["trainable_parameters"] == 2570
+    assert result["bytes_up_per_client_round"] == result["bytes_down_per_client_round"] == 4 * 2570
+    folder = fedvl.work / "runs" / "linear-cifar10-mini"
+    assert json.loads((folder / "result.json").read_text()) == result
+    for name in ("config.toml", "model.safetensors", "report.html", "metrics.jsonl"):
+        assert (folder / name).stat().st_size
+    again = json.loads(fedvl("run", folder / "config.toml", "--json", "--quiet").stdout)
+    assert again["state_sha256"] == result["state_sha256"]
+    assert (fedvl.work / "runs" / "linear-cifar10-mini-2").is_dir()
+
+
+def test_table_for_people(fedvl):
+    done = fedvl("run", "--method", "zero-shot")
+    assert done.returncode == 0, done.stderr
+    assert "Zero-shot accuracy" in done.stdout
+    assert "report.html" in done.stdout
+
+
+def test_own_folder_of_images(fedvl):
+    photos(fedvl.work / "photos")
+    done = fedvl("run", "--dataset", "photos", "--clients", 3, "--partition", "iid", "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["class_names"] == ["cat", "dog"]
+    assert sum(map(sum, result["partition_counts"])) == 20
+
+
+def wrong_inputs():
+    """Arguments, and words that the one sentence must hold."""
+    yield ["run", "--method", "fedporx"], "did you mean 'fedprox'"
+    yield ["run", "--dataset", "no-such-set"], "no-such-set"
+    yield ["run", "--dataset", "nowhere/photos"], "nowhere/photos"
+    yield ["run", "--dataset", "empty-class"], "bird"
+    yield ["run", "bad.toml"], "training.learning_rte"
+    yield ["run", "broken.toml"], "not valid TOML"
+    yield ["run", "missing.toml"], "missing.toml"
+    yield ["run", "--partition", "dirichlet:0"], "dirichlet:0"
+    yield ["run", "--partition", "alphabetical"], "alphabetical"
+    yield ["run", "--clients", "5000"], "5000"
+    yield ["run", "--clients", "0"], "data.clients"
+    yield ["run", "--model", "no-such-model"], "no-such-model"
+    yield ["run", "--model", "photos"], "photos"
+    yield ["run", "--device", "quantum"], "quantum"
+    yield ["run", "--set", "training.learning_rate"], "--set takes"
+    yield ["run", "--set", "training.learning_rate=fast"], "training.learning_rate"
+    yield ["run", "--set", "method.mu=1"], "method.mu"
+    yield ["run", "--preset", "released"], "released"
+    yield ["run", "--shots", "0"], "data.shots"
+    yield ["run", "--partition", "disjoint", "--clients", "11"], "11"
+    yield ["run", "--set", "federation.quorum=11"], "quorum"
+    yield ["run", "--out", "taken"], "taken"
+    yield ["resume", "nothing"], "nothing"
+    yield ["data", "show", "imagenet"], "imagenet"
+    yield ["data", "get", "imagenet"], "ImageNet"
+    yield ["methods", "fedporx"], "fedprox"
+
+
+@pytest.mark.parametrize(
+    "arguments, words", list(wrong_inputs()), ids=lambda value: " ".join(value) if isinstance(value, list) else None
+)
+def test_wrong_input_gives_one_sentence_and_leaves_no_run(fedvl, arguments, words):
+    work = fedvl.work
+    photos(work / "photos", count=2)
+    photos(work / "empty-class", count=2)
+    (work / "empty-class" / "bird").mkdir()
+    (work / "bad.toml").write_text("[training]\nlearning_rte = 1\n")
+    (work / "broken.toml").write_text("[training\n")
+    (work / "taken").mkdir()
+    (work / "taken" / "mine.txt").write_text("mine")
+    before = sorted(str(path) for path in work.rglob("*"))
+    done = fedvl(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert words in lines[0]
+    assert sorted(str(path) for path in work.rglob("*") if path.name != "runs") == before
+
+
+def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
+    photos(fedvl.work / "photos")
+    arguments = ["run", "--dataset", "photos", "--clients", 2, "--partition", "iid", "--json", *SMALL]
+    first = json.loads(fedvl(*arguments).stdout)
+    caches = list((fedvl.work.parent / "cache").rglob("*.safetensors"))
+    assert caches
+    for path in caches:
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 64
+        path.write_bytes(content)
+    second = json.loads(fedvl(*arguments).stdout)
+    assert second["state_sha256"] == first["state_sha256"]
+    assert any("damaged" in note or "made again" in note for note in second["notes"])
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bits(fedvl):
+    arguments = ["run", "--rounds", "40", "--json", "--quiet"]
+    whole = json.loads(fedvl(*arguments, "--out", "whole").stdout)
+    generator = random.Random(7)
+    killed = interrupted = 0
+    while killed < 10:
+        folder = fedvl.work / f"killed-{killed}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedvl.cli", *arguments, "--out", str(folder)],
+            cwd=fedvl.work,
+            env=fedvl.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while not (folder / "config.toml").exists():
+            time.sleep(0.01)
+        time.sleep(generator.uniform(0.0, 4.0) if killed % 2 else 0)
+        if killed % 2 == 0:  # half of the kills fall between the first and the last round
+            target = generator.randrange(1, 40)
+            while not (folder / "journal" / f"{target:06d}.json").exists() and process.poll() is None:
+                time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        interrupted += not (folder / "result.json").exists()
+        killed += 1
+        resumed = fedvl("resume", folder, "--json", "--quiet")
+        assert resumed.returncode == 0, resumed.stderr
+        result = json.loads(resumed.stdout)
+        assert result["state_sha256"] == whole["state_sha256"]
+        assert result["per_round"] == whole["per_round"]
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 40
+    assert interrupted >= 5

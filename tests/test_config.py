@@ -1,0 +1,98 @@
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvl.config import Experiment, parse_assignment, read_toml, resolve, write_toml
+from fedvl.errors import FedVLError
+from fedvl.experiment import resolve_experiment
+
+
+def test_later_layers_win_and_sections_merge():
+    experiment = resolve([{"training": {"learning_rate": 1.0, "momentum": 0.5}}, {"training": {"learning_rate": 2.0}}])
+    assert (experiment.training.learning_rate, experiment.training.momentum) == (2.0, 0.5)
+
+
+def test_a_preset_lies_under_the_users_settings_and_over_the_defaults():
+    plain = resolve_experiment({"method": {"name": "fedclip"}})
+    assert (plain.training.optimiser, plain.training.learning_rate, plain.training.betas) == ("adam", 5e-5, (0.9, 0.98))
+    mine = resolve_experiment({"method": {"name": "fedclip"}, "training": {"learning_rate": 0.1}})
+    assert (mine.training.optimiser, mine.training.learning_rate) == ("adam", 0.1)
+
+
+def test_what_is_written_resolves_to_the_same_experiment():
+    experiment = resolve_experiment(
+        {"method": {"name": "fedprox", "mu": 0.3}, "data": {"dataset": 'odd "name" \\ ü', "shots": 4}, "seed": 9}
+    )
+    again = resolve_experiment(tomllib.loads(experiment.to_toml()))
+    assert again == experiment
+    assert again.method.options["mu"] == 0.3
+
+
+names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(-(2**60), 2**60),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+)
+
+
+@given(st.dictionaries(names, st.one_of(scalars, st.dictionaries(names, scalars, max_size=3)), max_size=4))
+def test_any_settings_survive_toml(settings):
+    assert tomllib.loads(write_toml(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("seed=3", {"seed": 3}),
+        ("training.learning_rate=0.1", {"training": {"learning_rate": 0.1}}),
+        ("federation.one_by_one=true", {"federation": {"one_by_one": True}}),
+        ("data.dataset=my/folder", {"data": {"dataset": "my/folder"}}),
+        ("training.betas=[0.5, 0.6]", {"training": {"betas": [0.5, 0.6]}}),
+        ("data.dataset=a=b", {"data": {"dataset": "a=b"}}),
+    ],
+)
+def test_assignments_read_values_as_toml_or_text(text, expected):
+    assert parse_assignment(text) == expected
+
+
+@pytest.mark.parametrize("text", ["seed", "=3", "a.b.c=1", "a..b=1", "1x=2"])
+def test_malformed_assignments_are_explained(text):
+    with pytest.raises(FedVLError, match="--set takes"):
+        parse_assignment(text)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            {"training": {"learning_rte": 1}},
+            "no setting 'training.learning_rte'; did you mean 'training.learning_rate'",
+        ),
+        ({"training": {"learning_rate": -1}}, "'training.learning_rate' is -1, but input should be greater than 0"),
+        ({"federation": {"rounds": "many"}}, "'federation.rounds' is 'many', but"),
+        ({"method": {"name": "fedprox", "nu": 1}}, "no setting 'method.nu'; did you mean 'method.mu'"),
+        ({"method": {"name": "fedprox", "mu": "x"}}, "'method.mu' is 'x'"),
+        ({"method": {"name": "fedporx"}}, "no method 'fedporx'; did you mean 'fedprox'"),
+        ({"method": {"name": "linear", "preset": "mine"}}, "no preset 'mine'"),
+    ],
+)
+def test_wrong_settings_are_told_in_a_sentence(settings, message):
+    with pytest.raises(FedVLError, match=message):
+        resolve_experiment(settings)
+
+
+def test_files_that_are_not_toml(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text("a = = 1")
+    with pytest.raises(FedVLError, match="not valid TOML"):
+        read_toml(path)
+    with pytest.raises(FedVLError, match="no experiment file"):
+        read_toml(tmp_path / "none.toml")
+
+
+def test_defaults_are_complete():
+    assert Experiment() == resolve([{}])
