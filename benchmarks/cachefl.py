@@ -41,13 +41,14 @@ from fedvl.data.features import encode_split
 from fedvl.data.partition import few_shot
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
-from fedvl.experiment import embed_classes, resolve_experiment
+from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
 from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
+from fedvl.preparation import embed_classes
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 

@@ -22,11 +22,12 @@ from torch.nn.functional import normalize
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.evaluation.metrics import summary
-from fedvl.experiment import Prepared, prepare, resolve_experiment
+from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
+from fedvl.preparation import Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, norm
 

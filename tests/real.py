@@ -3,11 +3,11 @@
 from functools import cache
 from typing import Any
 
-import fedvl.experiment as experiment
+import fedvl.preparation as preparation
 from fedvl.config import overlay
 from fedvl.display import TerminalDisplay
 from fedvl.evaluation.metrics import summary
-from fedvl.experiment import prepare, resolve_experiment
+from fedvl.experiment import resolve_experiment
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
 
@@ -17,15 +17,15 @@ def _open(name: str, root: Any = None) -> Any:
     return _open_dataset(name, root)
 
 
-_open_dataset, _load_model = experiment.open_dataset, cache(experiment.load_model)
+_open_dataset, _load_model = preparation.open_dataset, cache(preparation.load_model)
 
 
 def accuracy(method: str, settings: dict[str, Any] | None = None, **options: Any) -> tuple[float, float]:
     """Final and zero-shot accuracy of one run on cifar10-mini."""
     layered: dict[str, Any] = {"method": {"name": method, **options}}
     overlay(layered, settings or {})
-    experiment.open_dataset, experiment.load_model = _open, _load_model  # opened once for all tests of a process
-    prepared = prepare(resolve_experiment(layered), TerminalDisplay(quiet=True))
+    preparation.open_dataset, preparation.load_model = _open, _load_model  # opened once for all tests of a process
+    prepared = preparation.prepare(resolve_experiment(layered), TerminalDisplay(quiet=True))
     config, seed = prepared.experiment.federation, prepared.experiment.seed
     federation = Federation(
         prepared.method, prepared.engine, config, seed, prepared.method.start(torch_generator(seed, "start"))

@@ -12,11 +12,12 @@ from torch.nn.functional import normalize
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import answer_all, confusion
 from fedvl.evaluation.metrics import summary
-from fedvl.experiment import command_for, prepare, resolve_experiment
+from fedvl.experiment import command_for, resolve_experiment
 from fedvl.experiment import run as run_experiment
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
+from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import count_bytes, count_elements, load
 

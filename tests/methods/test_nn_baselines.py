@@ -12,12 +12,13 @@ from small import RAGGED, doubled, run_quietly, small_federation, small_method, 
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import confusion
 from fedvl.evaluation.clusters import cluster, name_clusters
-from fedvl.experiment import prepare, resolve_experiment, run
+from fedvl.experiment import resolve_experiment, run
 from fedvl.methods.base import Batch
 from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
 from fedvl.methods.fedka import FedKA, FedKAOptions, discriminate
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy, reverse_gradient
 from fedvl.models.resnet import forward
+from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 
 NETWORKS = ("fedavg-nn", "fedprox-nn", "fedka")

@@ -1,0 +1,226 @@
+"""Everything that a run needs before its first round: images -> features -> clients, class texts and the method."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from fedvl.config import Experiment
+from fedvl.data.deal import PROTOCOLS
+from fedvl.data.features import default_cache_dir, encode_split
+from fedvl.data.sources import open_dataset
+from fedvl.data.stores import Dataset, Split
+from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import confusion
+from fedvl.federation.local import LocalEngine
+from fedvl.methods import load_method
+from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.zero_shot import ZeroShot
+from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
+from fedvl.tensors import Tensors
+
+TEXTS_AT_ONCE = 256
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]: ...
+
+    def rounds(
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float
+    ) -> Callable[[dict[str, Any]], None]: ...
+
+
+@dataclass
+class Prepared:
+    """Everything in place for the first round."""
+
+    experiment: Experiment
+    method: Method
+    asked: Method  # the method for the questions' classes; the same as ``method`` in a closed set
+    engine: LocalEngine
+    test: Samples
+    class_names: list[str]  # of the dataset
+    counts: NDArray[np.int64]  # clients x classes of the dataset
+    partition_note: str
+    skipped: list[dict[str, str]]
+    encode_seconds: float
+    notes: list[str]
+
+    def confusion(self, shared: Tensors, kept: Tensors) -> NDArray[np.int64]:
+        """How the model that these tensors make answers the test."""
+        tensors = self.asked.tailor(shared, kept)
+        return confusion(self.asked, tensors, self.test, self.experiment.evaluation.batch_size)
+
+    def zero_shot_confusion(self) -> NDArray[np.int64]:
+        plain = ZeroShot(Options(), self.asked.task)
+        return confusion(plain, {}, self.test, self.experiment.evaluation.batch_size)
+
+
+def prepare(experiment: Experiment, display: Display) -> Prepared:
+    began = time.perf_counter()
+    device = pick_device(experiment.device)
+    method_type = load_method(experiment.method.name)
+    dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    encoder = load_model(experiment.model.name, device)
+    if not isinstance(encoder, DualEncoder):
+        raise FedVLError(
+            f"Method '{experiment.method.name}' needs a CLIP-like model, and '{experiment.model.name}' is a fused one."
+        )
+    encoded = {
+        name: encode_split(
+            dataset.splits[name], encoder, "features", default_cache_dir(), display.stage(f"Encode {name}")
+        )
+        for name in ("train", "test")
+    }
+    pixels = {
+        name: pixels_of(dataset.splits[name], encoder, part.kept, display.stage(f"Read {name}"))
+        if "pixels" in method_type.inputs
+        else None
+        for name, part in encoded.items()
+    }
+    encode_seconds = time.perf_counter() - began
+    labels = {name: dataset.splits[name].labels[part.kept] for name, part in encoded.items()}
+    check_labels(dataset, method_type, labels, experiment)
+    protocol = PROTOCOLS[experiment.evaluation.protocol]
+    deal = protocol(labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed)
+    train, test = (
+        samples_of(encoded[name].tensor, pixels[name], renumbered(labels[name], classes), inputs, device)
+        for name, classes, inputs in (
+            ("train", deal.trained_classes, method_type.inputs),
+            ("test", deal.asked_classes, (*method_type.inputs, "features")),  # features for the zero-shot accuracy
+        )
+    )
+    target = None
+    if method_type.uses_target and len(deal.validation):
+        target = test.take(torch.from_numpy(deal.validation).to(device)).inputs
+    embeddings = embed_classes(dataset, encoder, experiment.data.templates, device)
+    options = method_type.options_type.model_validate(experiment.method.options)
+    method, asked = (
+        method_type(
+            options,
+            Task(
+                tuple(dataset.class_names[c] for c in classes),
+                embeddings[classes],
+                encoder,
+                experiment.data.clients,
+                experiment.seed,
+                protocol=experiment.evaluation.protocol,
+                target=target,
+                stage=display.stage,
+            ),
+        )
+        for classes in (deal.trained_classes, deal.asked_classes)
+    )
+    rows = [torch.from_numpy(client).to(device) for client in deal.clients]
+    if method.pools_data:
+        rows = [torch.cat(rows).sort().values]
+    return Prepared(
+        experiment=experiment,
+        method=method,
+        asked=asked,
+        engine=LocalEngine(method, train, rows, experiment.training, experiment.federation, experiment.seed),
+        test=test.take(torch.from_numpy(deal.asked).to(device)),
+        class_names=list(dataset.class_names),
+        counts=count_classes(deal.clients, labels["train"], len(dataset.class_names)),
+        partition_note=deal.note,
+        skipped=[
+            {"image": image, "reason": reason, "split": name}
+            for name, part in encoded.items()
+            for image, reason in part.bad
+        ],
+        encode_seconds=encode_seconds,
+        notes=[*dataset.notes, *(part.note for part in encoded.values() if part.note)],
+    )
+
+
+def pick_device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise FedVLError(f"Device '{name}' cannot be used on this machine; use --device cpu, or auto.") from error
+    return name
+
+
+def pixels_of(
+    split: Split, encoder: DualEncoder, kept: NDArray[np.int64], progress: Callable[[int, int], None]
+) -> torch.Tensor:
+    """The images themselves as the encoder reads them, those alone that it could encode."""
+    read = encode_split(split, encoder, "pixels", default_cache_dir(), progress)
+    return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
+
+
+def samples_of(
+    embeddings: torch.Tensor,
+    pixels: torch.Tensor | None,
+    labels: NDArray[np.int64],
+    inputs: Sequence[str],
+    device: str,
+) -> Samples:
+    """The encoded images in the forms that the method wants."""
+    embeddings = embeddings.to(device)
+    forms: dict[str, Callable[[], torch.Tensor]] = {
+        "embeddings": lambda: embeddings,
+        "features": lambda: normalize(embeddings, dim=-1),
+    }
+    if pixels is not None:
+        forms["pixels"] = lambda: pixels.to(device)
+    return Samples({name: forms[name]() for name in inputs}, torch.from_numpy(labels).to(device))
+
+
+def renumbered(labels: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Labels as positions in ``classes``; -1 for one that is not there."""
+    position = np.full(max(int(labels.max(initial=0)), int(classes.max())) + 2, -1)
+    position[classes] = np.arange(len(classes))
+    return position[labels]  # a label of -1 finds the last place, which is -1
+
+
+def check_labels(
+    dataset: Dataset, method: type[Method], labels: dict[str, NDArray[np.int64]], experiment: Experiment
+) -> None:
+    name, protocol = experiment.method.name, experiment.evaluation.protocol
+    if method.needs_labels and (labels["train"] < 0).any():
+        raise FedVLError(
+            f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; label them or use fst-cbdg."
+        )
+    if (labels["test"] < 0).any():
+        raise FedVLError(
+            f"Some test images of '{dataset.name}' have no label, so that no accuracy can be told; label them or leave them out."
+        )
+    if protocol == "open" and not method.answers_new_classes:
+        raise FedVLError(
+            f"Method '{name}' knows only the classes that it was trained on; use --protocol closed, or fed-mp or fedclip."
+        )
+
+
+def count_classes(clients: Sequence[NDArray[np.int64]], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """Images of each class that each client holds; unlabelled ones are not counted."""
+    return np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in clients])
+
+
+def embed_classes(dataset: Dataset, encoder: DualEncoder, templates: str, device: str) -> torch.Tensor:
+    """One vector a class: the text embedding, or the mean of unit embeddings over several templates."""
+    if templates not in dataset.templates:
+        raise FedVLError(
+            f"Dataset '{dataset.name}' has no templates '{templates}'; it has {', '.join(dataset.templates)}."
+        )
+    sets = []
+    for template in dataset.templates[templates]:
+        texts = [template.replace("{}", name) for name in dataset.class_names]
+        with torch.no_grad():
+            parts = [
+                encoder.encode_text(encoder.tokenise(texts[first : first + TEXTS_AT_ONCE]).to(device))
+                for first in range(0, len(texts), TEXTS_AT_ONCE)
+            ]
+        sets.append(torch.cat(parts))
+    return sets[0] if len(sets) == 1 else torch.stack([normalize(part, dim=-1) for part in sets]).mean(0)
