@@ -1,0 +1,51 @@
+"""Whole experiments in one process without files, for tables of many runs: a dataset and a model are opened once."""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import fedvl.preparation as preparation
+from fedvl.experiment import resolve_experiment
+from fedvl.federation.round import Federation
+from fedvl.preparation import Prepared
+from fedvl.seeding import torch_generator
+
+preparation.open_dataset = cache(preparation.open_dataset)
+preparation.load_model = cache(preparation.load_model)
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda record: None
+
+
+class Finished(NamedTuple):
+    prepared: Prepared
+    federation: Federation
+    seconds: float  # of training
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.prepared.judge(self.federation.shared, self.federation.kept).figures["accuracy"])
+
+    @property
+    def zero_shot_accuracy(self) -> float:
+        return float(self.prepared.judge_zero_shot().figures["accuracy"])
+
+
+def run(settings: dict[str, Any]) -> Finished:
+    """All rounds of an experiment, described as a TOML file would."""
+    experiment = resolve_experiment(settings)
+    prepared = preparation.prepare(experiment, Silent())
+    start = prepared.method.start(torch_generator(experiment.seed, "start"))
+    federation = Federation(prepared.method, prepared.engine, experiment.federation, experiment.seed, start)
+    began = time.perf_counter()
+    if federation.trains:
+        federation.run(lambda shared, kept, number: {}, lambda record: None)
+    return Finished(prepared, federation, time.perf_counter() - began)
