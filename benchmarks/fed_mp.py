@@ -21,7 +21,6 @@ import torch
 from torch.nn.functional import normalize
 
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.evaluation.metrics import summary
 from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
@@ -112,8 +111,8 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
             "evaluation": {"protocol": "open", "batch_size": 18},
         }
         prepared, federation = trained(open_again, dataset, seed, clients, shots)
-        note("zero-shot", accuracy=summary(prepared.zero_shot_confusion())["accuracy"])
-        note("fedclip", accuracy=summary(prepared.confusion(federation.shared, federation.kept))["accuracy"])
+        note("zero-shot", accuracy=prepared.judge_zero_shot().figures["accuracy"])
+        note("fedclip", accuracy=prepared.judge(federation.shared, federation.kept).figures["accuracy"])
         for name, settings in TRAININGS.items():
             prepared, federation = trained(settings, dataset, seed, clients, shots)
             start = prepared.method.start(torch_generator(seed, "start"))

@@ -1,6 +1,7 @@
 """A small federation on synthetic features: what tests of the engine and of feature methods share."""
 
-from types import SimpleNamespace
+import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,20 +11,49 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
+from fedvl.models.checkpoint import EMBEDDED_FOLDER
+from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.tokenizer import load_tokenizer
+from fedvl.models.transformer import StackShape
 from fedvl.seeding import torch_generator
 
 CLASSES, WIDTH = 4, 6
 RAGGED = (7, 0, 1, 12, 5)  # samples of each client: one has none, one has one
 SIDE = 64  # pixels of a small image: the last layers of a network still see 2 x 2 positions
+PATCHES = 4  # positions of a small image in the encoder
 NETWORK = {"width": 4}  # options of the methods that train a network on pixels
 
 
 def small_task(classes: int = CLASSES, width: int = WIDTH, clients: int = len(RAGGED)) -> Task:
     generator = torch.Generator().manual_seed(1)
     embeddings = torch.randn(classes, width, generator=generator)
-    encoder: Any = SimpleNamespace(logit_scale=10.0, normalise=lambda pixels: pixels.double() / 128 - 1)
     target = {"pixels": random_pixels(8, generator)}
-    return Task(tuple(f"class {c}" for c in range(classes)), embeddings, encoder, clients, target=target)
+    names = tuple(f"class {c}" for c in range(classes))
+    return Task(names, embeddings, small_encoder(width), clients, target=target)
+
+
+class SmallEncoder(DualEncoder):
+    """Pixels come out in double precision, in which networks are compared (:func:`doubled`)."""
+
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        return pixels.double() / 128 - 1
+
+
+@cache
+def small_encoder(joint: int = WIDTH, text_width: int = 8) -> DualEncoder:
+    """Two layers of random weights in each tower, with the embedded tokenizer and a logit scale of 10."""
+    tokenizer = load_tokenizer(EMBEDDED_FOLDER, 32)
+    vision = ViTShape(StackShape(width=8, layers=2, heads=2, hidden=16), patch=SIDE // 2, grid=2)
+    text = StackShape(width=text_width, layers=2, heads=2, hidden=16)
+    shape = ClipShape(joint, vision, text, tokenizer.vocabulary, tokenizer.length)
+    encoder = SmallEncoder("small", shape, Preprocessing(SIDE, SIDE), tokenizer).requires_grad_(False).eval()
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in encoder.state_dict().items():
+        drawn = 0.3 * torch.randn(tensor.shape, generator=generator)
+        tensor.copy_(drawn + 1 if name.endswith("weight") and tensor.dim() == 1 else drawn)
+    encoder.log_scale.fill_(math.log(10))
+    return encoder
 
 
 def random_pixels(count: int, generator: torch.Generator) -> torch.Tensor:
@@ -32,7 +62,7 @@ def random_pixels(count: int, generator: torch.Generator) -> torch.Tensor:
 
 def small_method(name: str, **options: Any) -> Method:
     method_type = load_method(name)
-    if "pixels" not in method_type.inputs:
+    if "width" not in method_type.options_type.model_fields:
         return method_type(method_type.options_type(**options), small_task())
     return doubled(method_type(method_type.options_type(**(NETWORK | options)), small_task()))
 
@@ -52,6 +82,9 @@ def small_samples(method: Method, count: int = sum(RAGGED), seed: int = 2) -> Sa
     forms = {"embeddings": images, "features": torch.nn.functional.normalize(images, dim=-1)}
     if "pixels" in method.inputs:
         forms["pixels"] = random_pixels(count, generator)
+    if "patches" in method.inputs:
+        spread = torch.randn(count, PATCHES, WIDTH, generator=generator)
+        forms["patches"] = torch.nn.functional.normalize(images[:, None] + spread, dim=-1)
     return Samples({name: forms[name] for name in method.inputs}, labels)
 
 

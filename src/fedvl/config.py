@@ -40,6 +40,9 @@ class DataConfig(Section):
     clients: int = Field(10, ge=1)
     minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should hold at least
     shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
+    # pseudo-labels: what each client makes of its zero-shot predictions, by a scheme of methods/parts/pseudo_labels.py
+    labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
+    pseudo_shots: int = Field(16, ge=1)  # images of each class that a client labels so; for upl, fpl and cpl
 
 
 class ModelConfig(Section):
@@ -55,7 +58,9 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0)  # adamw: decoupled; sgd and adam: added to the gradient
     batch_size: int = Field(50, ge=1)
     local_epochs: int = Field(1, ge=1)
-    schedule: Literal["constant", "cosine", "step"] = "constant"  # of the rate over rounds
+    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products on a GPU; what is trained stays float32
+    schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"  # of the rate over rounds
+    restart_rounds: int = Field(5, ge=1)  # after which "cosine-restarts", which falls from epoch to epoch, begins anew
     step_factor: float = Field(0.99, gt=0, le=1)  # what the rate is multiplied by after each round under "step"
 
 
@@ -75,7 +80,8 @@ class FederationConfig(Section):
 
 
 class EvaluationConfig(Section):
-    protocol: Literal["closed", "open"] = "closed"  # open: a new user asks about classes that no client has
+    # open: a new user asks about classes that no client has; personal: every client asks about its own test part
+    protocol: Literal["closed", "open", "personal"] = "closed"
     batch_size: int = Field(4096, ge=1)  # images that are asked together
     every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
 

@@ -14,7 +14,7 @@ from fedvl import __version__
 from fedvl.config import Experiment, explain, overlay, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
-from fedvl.evaluation.metrics import recall_by_class, summary
+from fedvl.evaluation.metrics import recall_by_class
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
@@ -24,6 +24,7 @@ from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_elements, digest, save, write_whole
 
 RESULT_SCHEMA = 1
+IMAGES_TIMED = 16
 
 
 def resolve_experiment(settings: dict[str, Any]) -> Experiment:
@@ -56,7 +57,7 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
     prepared = prepare(experiment, display)
     torch.set_num_threads(experiment.federation.threads)
     method, engine = prepared.method, prepared.engine
-    zero_shot = summary(prepared.zero_shot_confusion())["accuracy"]
+    zero_shot = prepared.judge_zero_shot().figures["accuracy"]
     federation = Federation(
         method,
         engine,
@@ -64,9 +65,9 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
         experiment.seed,
         method.start(torch_generator(experiment.seed, "start")),
         journal=Journal(folder / "journal"),
+        device=prepared.test.labels.device,
     )
-    trains = bool(federation.shared)
-    rounds = experiment.federation.rounds if trains else 0
+    rounds = experiment.federation.rounds if federation.trains else 0
     evaluate_seconds = 0.0
 
     def evaluate(shared: Tensors, kept: Tensors, round_number: int) -> dict[str, Any]:
@@ -74,12 +75,11 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
         if round_number % experiment.evaluation.every and round_number != rounds:
             return {}
         began = time.perf_counter()
-        accuracy = summary(prepared.confusion(shared, kept))["accuracy"]
+        accuracy = prepared.judge(shared, kept).figures["accuracy"]
         evaluate_seconds += time.perf_counter() - began
-        return {"accuracy": accuracy}
+        return {"accuracy": accuracy, **prepared.label_figures()}
 
-    if trains:
-        flops = engine.local_flops(federation.shared)
+    if federation.trains:
         federation.restore()
         write_metrics(folder, federation.records)
         show = display.rounds(rounds, federation.records, zero_shot)
@@ -90,14 +90,18 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
             show(record)
 
         federation.run(evaluate, after_round)
-    result = describe(prepared, federation, flops if trains else 0, evaluate_seconds)
+    flops = engine.local_flops(federation.shared) if federation.trains else 0
+    result = describe(prepared, federation, flops, evaluate_seconds)
     finish(folder, result, federation)
     return result
 
 
 def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_seconds: float) -> dict[str, Any]:
     experiment, records = prepared.experiment, federation.records
-    answered, zero_shot = prepared.confusion(federation.shared, federation.kept), prepared.zero_shot_confusion()
+    began = time.perf_counter()
+    answered = prepared.judge(federation.shared, federation.kept)
+    answer_seconds = (time.perf_counter() - began) / len(prepared.test)
+    zero_shot = prepared.judge_zero_shot()
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     return {
         "schema": RESULT_SCHEMA,
@@ -111,13 +115,15 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "rounds": len(records),
         "seed": experiment.seed,
         "protocol": experiment.evaluation.protocol,
-        **summary(answered),
-        "zero_shot_accuracy": summary(zero_shot)["accuracy"],
+        **answered.figures,
+        **{f"zero_shot_{name}": value for name, value in zero_shot.figures.items() if "accuracy" in name},
+        **prepared.label_figures(),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
             {name: tensor for name, tensor in federation.shared.items() if prepared.method.trains(name)}
         ),
+        "private_parameters": count_elements(prepared.trained_private()),
         "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
         "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
         // max(sum(len(r["cohort"]) for r in records), 1),
@@ -127,12 +133,13 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
             "train": sum(record["seconds"] for record in records),
             "evaluate": evaluate_seconds,
         },
+        "seconds_per_image": answer_seconds + encode_seconds_per_image(prepared),
         "refused_updates": sum(len(record["refused"]) for record in records),
         "state_sha256": digest(federation.shared),
         "class_names": list(prepared.asked.task.class_names),
-        "confusion": answered.tolist(),
-        "per_class_recall": recall_by_class(answered),
-        "zero_shot_per_class_recall": recall_by_class(zero_shot),
+        "confusion": answered.confusion.tolist(),
+        "per_class_recall": recall_by_class(answered.confusion),
+        "zero_shot_per_class_recall": recall_by_class(zero_shot.confusion),
         "partition_counts": prepared.counts.tolist(),
         "partition_class_names": prepared.class_names,
         "partition_note": prepared.partition_note,
@@ -143,6 +150,19 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),
     }
+
+
+def encode_seconds_per_image(prepared: Prepared) -> float:
+    """What the frozen image tower costs a query, measured on one small batch; nothing if the method's answers include it."""
+    if "pixels" in prepared.test.inputs:
+        return 0.0
+    encoder = prepared.method.task.encoder
+    pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=prepared.test.labels.device)
+    with torch.inference_mode():
+        float(encoder.encode_image(pixels).sum())  # the first call warms up; reading a number waits for a GPU
+        began = time.perf_counter()
+        float(encoder.encode_image(pixels).sum())
+    return (time.perf_counter() - began) / IMAGES_TIMED
 
 
 def finish(folder: Path, result: dict[str, Any], federation: Federation) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import confusion
+from fedvl.evaluation.metrics import summary
+from fedvl.evaluation.personal import personal_confusions, personal_figures
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.parts.pseudo_labels import label_figures, relabelled
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
@@ -39,6 +42,13 @@ class Display(Protocol):
     ) -> Callable[[dict[str, Any]], None]: ...
 
 
+class Judged(NamedTuple):
+    """How a model answers the test."""
+
+    confusion: NDArray[np.int64]
+    figures: dict[str, Any]  # accuracy and further ones, in percent
+
+
 @dataclass
 class Prepared:
     """Everything in place for the first round."""
@@ -48,6 +58,8 @@ class Prepared:
     asked: Method  # the method for the questions' classes; the same as ``method`` in a closed set
     engine: LocalEngine
     test: Samples
+    test_parts: list[torch.Tensor]  # rows of ``test`` that each client asks about; none unless the protocol is personal
+    true_labels: torch.Tensor  # of the training images, to tell how true pseudo-labels are; -1 where there is none
     class_names: list[str]  # of the dataset
     counts: NDArray[np.int64]  # clients x classes of the dataset
     partition_note: str
@@ -55,14 +67,41 @@ class Prepared:
     encode_seconds: float
     notes: list[str]
 
-    def confusion(self, shared: Tensors, kept: Tensors) -> NDArray[np.int64]:
-        """How the model that these tensors make answers the test."""
+    def judge(self, shared: Tensors, kept: Tensors) -> Judged:
+        """How the model that these tensors make answers the test; in the personal protocol, each client's own."""
         tensors = self.asked.tailor(shared, kept)
-        return confusion(self.asked, tensors, self.test, self.experiment.evaluation.batch_size)
+        return self._judged(self.asked, lambda client: {**tensors, **self._private_of(client)}, tensors)
 
-    def zero_shot_confusion(self) -> NDArray[np.int64]:
-        plain = ZeroShot(Options(), self.asked.task)
-        return confusion(plain, {}, self.test, self.experiment.evaluation.batch_size)
+    def judge_zero_shot(self) -> Judged:
+        return self._judged(ZeroShot(Options(), self.asked.task), lambda client: {}, {})
+
+    def trained_private(self) -> Tensors:
+        """What a client trains for itself beside the shared tensors."""
+        private = self.engine.private_of(max(range(self.engine.clients), key=lambda c: len(self.engine.rows[c])))
+        return {name: tensor for name, tensor in private.items() if name in self.method.trained_private}
+
+    def label_figures(self) -> dict[str, Any]:
+        """How many pseudo-labels are trained on and how many of them are true; nothing where true labels are given."""
+        labels, truths = [], []
+        for client, rows in enumerate(self.engine.rows):
+            made = self.method.pseudo_labels(self.engine.private.get(client, {}))
+            if made is None and self.experiment.data.labels != "true":
+                made = self.engine.data.labels[rows]
+            if made is not None:
+                labels.append(made)
+                truths.append(self.true_labels[rows])
+        return label_figures(labels, truths) if labels else {}
+
+    def _judged(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
+        batch_size = self.experiment.evaluation.batch_size
+        if not self.test_parts:
+            matrix = confusion(method, for_all, self.test, batch_size)
+            return Judged(matrix, summary(matrix))
+        matrices = personal_confusions(method, tensors_of, self.test, self.test_parts, batch_size)
+        return Judged(np.sum(matrices, axis=0), personal_figures(matrices))
+
+    def _private_of(self, client: int) -> Tensors:
+        return self.engine.private_of(0 if self.method.pools_data else client)
 
 
 def prepare(experiment: Experiment, display: Display) -> Prepared:
@@ -70,6 +109,8 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
     device = pick_device(experiment.device)
     method_type = load_method(experiment.method.name)
     dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    options = method_type.options_type.model_validate(experiment.method.options)
+    inputs = method_type.forms(options)
     encoder = load_model(experiment.model.name, device)
     if not isinstance(encoder, DualEncoder):
         raise FedVLError(
@@ -81,10 +122,12 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         )
         for name in ("train", "test")
     }
-    pixels = {
-        name: pixels_of(dataset.splits[name], encoder, part.kept, display.stage(f"Read {name}"))
-        if "pixels" in method_type.inputs
-        else None
+    further = {
+        name: {
+            kind: encoded_as(kind, dataset.splits[name], encoder, part.kept, display.stage(f"{verb} {name}"))
+            for kind, verb in (("pixels", "Read"), ("patches", "Encode patches of"))
+            if kind in inputs
+        }
         for name, part in encoded.items()
     }
     encode_seconds = time.perf_counter() - began
@@ -93,17 +136,16 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
     protocol = PROTOCOLS[experiment.evaluation.protocol]
     deal = protocol(labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed)
     train, test = (
-        samples_of(encoded[name].tensor, pixels[name], renumbered(labels[name], classes), inputs, device)
-        for name, classes, inputs in (
-            ("train", deal.trained_classes, method_type.inputs),
-            ("test", deal.asked_classes, (*method_type.inputs, "features")),  # features for the zero-shot accuracy
+        samples_of(encoded[name].tensor, further[name], renumbered(labels[name], classes), forms, device)
+        for name, classes, forms in (
+            ("train", deal.trained_classes, inputs),
+            ("test", deal.asked_classes, (*inputs, "features")),  # features for the zero-shot accuracy
         )
     )
     target = None
     if method_type.uses_target and len(deal.validation):
         target = test.take(torch.from_numpy(deal.validation).to(device)).inputs
     embeddings = embed_classes(dataset, encoder, experiment.data.templates, device)
-    options = method_type.options_type.model_validate(experiment.method.options)
     method, asked = (
         method_type(
             options,
@@ -121,6 +163,17 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         for classes in (deal.trained_classes, deal.asked_classes)
     )
     rows = [torch.from_numpy(client).to(device) for client in deal.clients]
+    true_labels = train.labels
+    if experiment.data.labels != "true":
+        train, rows = relabelled(
+            train,
+            rows,
+            normalize(encoded["train"].tensor.to(device), dim=-1),
+            method.task.text_features,
+            encoder.logit_scale,
+            experiment.data.labels,
+            experiment.data.pseudo_shots,
+        )
     if method.pools_data:
         rows = [torch.cat(rows).sort().values]
     return Prepared(
@@ -129,6 +182,8 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         asked=asked,
         engine=LocalEngine(method, train, rows, experiment.training, experiment.federation, experiment.seed),
         test=test.take(torch.from_numpy(deal.asked).to(device)),
+        test_parts=[torch.from_numpy(part).to(device) for part in deal.parts],
+        true_labels=true_labels,
         class_names=list(dataset.class_names),
         counts=count_classes(deal.clients, labels["train"], len(dataset.class_names)),
         partition_note=deal.note,
@@ -152,17 +207,17 @@ def pick_device(name: str) -> str:
     return name
 
 
-def pixels_of(
-    split: Split, encoder: DualEncoder, kept: NDArray[np.int64], progress: Callable[[int, int], None]
+def encoded_as(
+    kind: str, split: Split, encoder: DualEncoder, kept: NDArray[np.int64], progress: Callable[[int, int], None]
 ) -> torch.Tensor:
-    """The images themselves as the encoder reads them, those alone that it could encode."""
-    read = encode_split(split, encoder, "pixels", default_cache_dir(), progress)
+    """The images as "pixels", as the encoder reads them, or "patches", its spatial features; those alone that are kept."""
+    read = encode_split(split, encoder, kind, default_cache_dir(), progress)
     return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
 
 
 def samples_of(
     embeddings: torch.Tensor,
-    pixels: torch.Tensor | None,
+    further: dict[str, torch.Tensor],
     labels: NDArray[np.int64],
     inputs: Sequence[str],
     device: str,
@@ -173,9 +228,8 @@ def samples_of(
         "embeddings": lambda: embeddings,
         "features": lambda: normalize(embeddings, dim=-1),
     }
-    if pixels is not None:
-        forms["pixels"] = lambda: pixels.to(device)
-    return Samples({name: forms[name]() for name in inputs}, torch.from_numpy(labels).to(device))
+    wanted = {name: further[name].to(device) if name in further else forms[name]() for name in inputs}
+    return Samples(wanted, torch.from_numpy(labels).to(device))
 
 
 def renumbered(labels: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -189,9 +243,12 @@ def check_labels(
     dataset: Dataset, method: type[Method], labels: dict[str, NDArray[np.int64]], experiment: Experiment
 ) -> None:
     name, protocol = experiment.method.name, experiment.evaluation.protocol
-    if method.needs_labels and (labels["train"] < 0).any():
+    if experiment.data.labels != "true" and not method.needs_labels:
+        raise FedVLError(f"Method '{name}' takes no labels from elsewhere; leave data.labels as it is.")
+    if method.needs_labels and experiment.data.labels == "true" and (labels["train"] < 0).any():
         raise FedVLError(
-            f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; label them or use fst-cbdg."
+            f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; "
+            "label them, use --set data.labels=cps, or use fst-cbdg or fedpp."
         )
     if (labels["test"] < 0).any():
         raise FedVLError(

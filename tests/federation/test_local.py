@@ -1,5 +1,7 @@
 """Batched clients against one at a time, against a plain PyTorch loop, and against each other."""
 
+import math
+
 import pytest
 import torch
 from small import RAGGED, run_quietly, small_federation, small_method, small_samples
@@ -114,3 +116,47 @@ def test_flops_are_those_of_the_matrix_products():
     federation = small_federation(small_method("linear"))
     # 12 samples in batches of 4, 2 epochs: 6 steps of scores (2*4*6*4) and of the gradient of the weight (the same again)
     assert federation.engine.local_flops(federation.shared) == 6 * 2 * (2 * 4 * 6 * 4)
+
+
+def test_rates_fall_from_epoch_to_epoch_for_each_client_by_its_own_batches():
+    """Independent code: torch.optim.SGD for clients of 3 and 2 batches an epoch that are trained in one kernel."""
+    method = small_method("linear")
+    training = {"schedule": "cosine-restarts", "restart_rounds": 3, "learning_rate": 0.02}
+    federation = small_federation(method, training)
+    samples = small_samples(method)
+    for result in federation.engine.train(1, [0, 3, 4], federation.shared):
+        client = result.update.client
+        first = sum(RAGGED[:client])
+        rows = torch.arange(first, first + RAGGED[client])
+        parameters = [federation.shared[name].clone().requires_grad_() for name in ("weight", "bias")]
+        optimiser = torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+        generator = torch_generator(0, "order", 1, client)
+        for epoch in range(2):
+            optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * (2 + epoch) / 6))
+            for chosen in rows[torch.randperm(len(rows), generator=generator)].split(4):
+                scores = 10.0 * samples.inputs["features"][chosen] @ parameters[0].T + parameters[1]
+                optimiser.zero_grad()
+                torch.nn.functional.cross_entropy(scores, samples.labels[chosen]).backward()
+                optimiser.step()
+        expected = {"weight": parameters[0].detach(), "bias": parameters[1].detach()}
+        assert_near(result.update.tensors, expected, 1e-5)
+
+
+class Odd(Counting):
+    """Trains on every other sample; a client of one has none at position 1."""
+
+    def positions(self, private):
+        return torch.arange(1, len(private["uses"]), 2)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_only_chosen_samples_are_trained_on_and_counted(one_by_one):
+    method = Odd(Method.options_type(), small_method("linear").task)
+    federation = run_quietly(small_federation(method, one_by_one=one_by_one, chunk=2))
+    assert sorted(federation.engine.private) == [0, 3, 4]  # client 2 has chosen nothing: it sat out
+    for client, tensors in federation.engine.private.items():
+        assert tensors["uses"].tolist() == [6.0 * (place % 2) for place in range(RAGGED[client])]
+    trained = federation.engine.train(0, range(5), federation.shared)
+    assert [(result.update.client, result.update.weight) for result in trained] == [(0, 3), (3, 6), (4, 2)]
+    assert federation.records[0]["dropped"] == [1, 2]
+    assert federation.records[0]["refused"] == []

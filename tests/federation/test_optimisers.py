@@ -42,3 +42,27 @@ def test_schedules_by_hand():
     assert [round(learning_rate(cosine, r, 4), 6) for r in range(4)] == [2.0, 1.707107, 1.0, 0.292893]
     step = TrainingConfig(learning_rate=2.0, schedule="step", step_factor=0.5)
     assert [learning_rate(step, r, 4) for r in range(4)] == [2.0, 1.0, 0.5, 0.25]
+
+
+def test_cosine_restarts_fall_by_epoch_and_begin_anew():
+    training = TrainingConfig(learning_rate=2.0, schedule="cosine-restarts", restart_rounds=2, local_epochs=2)
+    rates = [round(learning_rate(training, r, 99, e), 6) for r in range(3) for e in range(2)]
+    assert rates == [2.0, 1.707107, 1.0, 0.292893, 2.0, 1.707107]  # FedPP: (1 + cos(pi e / 4)) / 2
+
+
+@pytest.mark.parametrize(("settings", "oracle"), CASES)
+def test_clients_may_have_rates_of_their_own(settings, oracle):
+    generator = torch.Generator().manual_seed(0)
+    moving = {"weight": torch.randn(3, 2, 5, generator=generator)}
+    expected = [torch.nn.Parameter(client.clone()) for client in moving["weight"]]
+    oracles = [oracle([parameter]) for parameter in expected]
+    optimiser = Optimiser(TrainingConfig(**settings), 0.1, moving)
+    for active, rates in ((3, [0.1, 0.2, 0.3]), (2, [0.05, 0.1, 9.0])):
+        gradient = torch.randn(active, 2, 5, generator=generator)
+        optimiser.rate = torch.tensor(rates)
+        optimiser.step({"weight": gradient.clone()}, active)
+        for client in range(active):
+            oracles[client].param_groups[0]["lr"] = rates[client]
+            expected[client].grad = gradient[client].clone()
+            oracles[client].step()
+    torch.testing.assert_close(moving["weight"], torch.stack([p.detach() for p in expected]), rtol=1e-6, atol=1e-6)

@@ -352,7 +352,7 @@ def test_real_images_of_unseen_classes(real):
         weights = prepared.asked.client_weights(run.kept)
         assert sum(weights.values()) == pytest.approx(1)
         assert all(abs(weight - 1 / 3) < 0.1 for weight in weights.values())  # eq. 9 is nearly even
-        zero_shot = summary(prepared.zero_shot_confusion())["accuracy"]
+        zero_shot = prepared.judge_zero_shot().figures["accuracy"]
         assert zero_shot > 50  # of 4 classes
         assert abs(accuracy(prepared, run, prototypes=False) - zero_shot) < 5  # 2 rounds at 1e-5 hardly move a gate
 

@@ -1,12 +1,12 @@
 """Who trains on what, and what is asked afterwards: the protocols, as rows of the dataset's two splits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.config import DataConfig
-from fedvl.data.partition import few_shot, open_split, partition
+from fedvl.data.partition import Partition, few_shot, open_split, partition, partition_test
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 
@@ -24,16 +24,29 @@ class Deal:
     asked_classes: Integers
     validation: Integers  # rows of the test split for choosing settings by
     note: str
+    parts: list[Integers] = field(default_factory=list)  # of ``asked``, by client, where each asks about its own
 
 
 def closed(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
     """All clients together know all classes, and the whole test split is asked."""
+    return _closed(train_labels, test_labels, classes, data, seed)[0]
+
+
+def personal(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+    """Every client asks about its own part of the test split, which is dealt by the draw of the training split."""
+    deal, drawn = _closed(train_labels, test_labels, classes, data, seed)
+    return replace(deal, parts=partition_test(drawn, test_labels).clients)
+
+
+def _closed(
+    train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int
+) -> tuple[Deal, Partition]:
     kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
     drawn = partition(train_labels[kept], data.partition, data.clients, seed, data.minimum)
     everything = np.arange(classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
-    return Deal(rows, everything, np.arange(len(test_labels)), everything, nothing, drawn.note)
+    return Deal(rows, everything, np.arange(len(test_labels)), everything, nothing, drawn.note), drawn
 
 
 def open_vocabulary(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
@@ -55,4 +68,4 @@ def open_vocabulary(train_labels: Integers, test_labels: Integers, classes: int,
     return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
 
 
-PROTOCOLS = {"closed": closed, "open": open_vocabulary}
+PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal}

@@ -1,7 +1,7 @@
 """What an update may be. Nothing that fails here is ever merged; each refusal is counted, named and kept."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,48 @@ Shapes = dict[str, tuple[int | None, ...]]
 class Refusal(NamedTuple):
     client: int
     reason: str
+
+
+class Report(NamedTuple):
+    """What a client says before a round; the sum of all, from which no client's part can be told, is nobody's (None)."""
+
+    client: int | None
+    tensors: Tensors
+
+
+def sum_of_reports(reports: Sequence[Report]) -> Report:
+    names = reports[0].tensors
+    return Report(None, {name: torch.stack([report.tensors[name] for report in reports]).sum(0) for name in names})
+
+
+def sound_reports(reports: Iterable[Report], shapes: Shapes) -> tuple[list[Report], list[Refusal]]:
+    """The clients' reports that may be counted, and the refusals."""
+    good, refusals = [], []
+    for report in reports:
+        reason = misshapen(report.tensors, shapes)
+        if reason is None:
+            good.append(report)
+        elif report.client is not None:
+            refusals.append(Refusal(report.client, f"in its report {reason}"))
+    return good, refusals
+
+
+def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
+    """Why these are not 32-bit, finite, non-negative tensors of these shapes, or None."""
+    if tensors.keys() != shapes.keys():
+        return f"tensors {', '.join(map(repr, sorted(tensors.keys() ^ shapes.keys())))} are missing or not asked for"
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not fits(tensor, shapes[name]):
+            return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not torch.float32 of {shapes[name]}"
+        if not bool((torch.isfinite(tensor) & (tensor >= 0)).all()):
+            return f"'{name}' holds values that are not finite or below 0"
+    return None
+
+
+def fits(tensor: torch.Tensor, shape: tuple[int | None, ...]) -> bool:
+    return len(tensor.shape) == len(shape) and all(
+        want in (None, has) for want, has in zip(shape, tensor.shape, strict=True)
+    )
 
 
 def sort_out(
@@ -53,9 +95,7 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
         )
         if sent.dtype != dtype:
             return f"'{name}' is {sent.dtype}, not {dtype}"
-        if len(sent.shape) != len(shape) or any(
-            want not in (None, has) for want, has in zip(shape, sent.shape, strict=True)
-        ):
+        if not fits(sent, shape):
             return f"'{name}' has shape {tuple(sent.shape)}, not {shape}"
         move = sent - expected if expected is not None else sent
         distance = float(torch.linalg.vector_norm(move))  # one pass: NaN and infinity show in it too

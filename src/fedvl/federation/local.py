@@ -5,7 +5,7 @@ clients are sorted by their number of batches, so those still moving are a prefi
 """
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.federation.checks import Refusal, Report, sound_reports, sum_of_reports
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.methods.base import Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
@@ -57,11 +58,13 @@ class LocalEngine:
 
     def train(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> list[Trained]:
         """Train each client of the cohort that has data, from the same shared tensors; in the order of the cohort."""
-        working = sorted((client for client in cohort if len(self.rows[client])), key=lambda c: (-len(self.rows[c]), c))
+        used = {client: self._used(client) for client in cohort}
+        working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
         trained: dict[int, Trained] = {}
         for first in range(0, len(working), size):
-            for result in self._train_chunk(round_index, working[first : first + size], shared):
+            chunk = working[first : first + size]
+            for result in self._train_chunk(round_index, chunk, [used[client] for client in chunk], shared):
                 trained[result.update.client] = result
         return [trained[client] for client in cohort if client in trained]
 
@@ -71,39 +74,74 @@ class LocalEngine:
             if result.private:
                 self.private[result.update.client] = result.private
 
+    def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
+        """What all clients that have data say before a round: their reports, or only the sum if the method needs no more."""
+        reports = []
+        for client in self._with_data():
+            tensors = self.private_of(client)
+            with torch.no_grad():
+                sent, changed = self.method.report(
+                    round_index, {**shared, **tensors}, self.data.take(self.rows[client])
+                )
+            self.private[client] = {**tensors, **changed}
+            reports.append(Report(client, sent))
+        good, refusals = sound_reports(reports, self.method.report_shapes())
+        return [sum_of_reports(good)] if good and self.method.sums_reports else good, refusals
+
+    def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
+        """Give the clients the server's answers: each its own, or all the one under None."""
+        for client in self._with_data():
+            answer = settlements.get(client, settlements.get(None))
+            if answer is not None:
+                private = self.private_of(client)
+                self.private[client] = {**private, **self.method.adopt(private, answer)}
+
+    def private_of(self, client: int) -> Tensors:
+        """What a client keeps for itself; for one that never took part, what it would begin with."""
+        if client in self.private:
+            return self.private[client]
+        if type(self.method).join is Method.join or not len(self.rows[client]):
+            return {}  # nothing to keep: spare the copy of the client's data
+        return self.method.join(self.data.take(self.rows[client]), torch_generator(self.seed, "join", client))
+
     def local_flops(self, shared: Tensors) -> int:
         """Floating-point operations of a round of the client with the most data: torch's count of its first step, times steps."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        client = max(range(self.clients), key=lambda c: len(self.rows[c]))
-        if not shared or not len(self.rows[client]):
+        used = {client: self._used(client) for client in range(self.clients)}
+        client = max(used, key=lambda c: len(used[c]))
+        if not len(used[client]):
             return 0
         with FlopCounterMode(display=False) as counter:
-            self._train_chunk(0, [client], shared, most_steps=1)
-        steps = self.training.local_epochs * -(-len(self.rows[client]) // self.training.batch_size)
+            self._train_chunk(0, [client], [used[client]], shared, most_steps=1)
+        steps = self.training.local_epochs * -(-len(used[client]) // self.training.batch_size)
         return int(counter.get_total_flops()) * steps
 
-    def _joined(self, client: int) -> Tensors:
-        if client in self.private:
-            return self.private[client]
-        if type(self.method).join is Method.join:  # nothing to keep: spare the copy of the client's data
-            return {}
-        return self.method.join(self.data.take(self.rows[client]), torch_generator(self.seed, "join", client))
+    def _with_data(self) -> list[int]:
+        return [client for client in range(self.clients) if len(self.rows[client])]
+
+    def _used(self, client: int) -> Tensor:
+        """Positions of the samples that a client trains on now."""
+        everything = torch.arange(len(self.rows[client]))
+        if not len(everything) or type(self.method).positions is Method.positions:
+            return everything
+        chosen = self.method.positions(self.private_of(client))
+        return everything if chosen is None else chosen.cpu()
 
     def _train_chunk(
-        self, round_index: int, clients: list[int], shared: Tensors, most_steps: int | None = None
+        self, round_index: int, clients: list[int], used: list[Tensor], shared: Tensors, most_steps: int | None = None
     ) -> list[Trained]:
-        """Train clients that are sorted by size, the largest first."""
-        sizes = [len(self.rows[client]) for client in clients]
-        positions, mask = self._batches(round_index, clients)
+        """Train clients that are sorted by how many samples they use (``used``: their positions), the most first."""
+        largest = max(len(self.rows[client]) for client in clients)
+        positions, mask = self._batches(round_index, clients, used, largest)
         steps = [min(int(count), most_steps or int(count)) for count in mask.any(-1).sum(-1)]
-        joined = [self._joined(client) for client in clients]
+        joined = [self.private_of(client) for client in clients]
         tensors = {name: tensor.expand(len(clients), *tensor.shape).clone() for name, tensor in shared.items()}
-        tensors |= self._stacked_private(joined, sizes[0])
+        tensors |= self._stacked_private(joined, largest)
         moving = {name: tensor for name, tensor in tensors.items() if self._moves(name, shared)}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
-        rate = learning_rate(self.training, round_index, self.federation.rounds)
-        optimiser = Optimiser(self.training, rate, moving)
+        rates = self._rates(round_index, used, max(steps))
+        optimiser = Optimiser(self.training, rates[0], moving)
         gradient_step = self._gradient_step()
         generators = [torch_generator(self.seed, "noise", round_index, client) for client in clients]
         losses = torch.zeros(len(clients), dtype=torch.float64)
@@ -127,13 +165,18 @@ class LocalEngine:
                 whole=prefix(whole, active),
             )
             gradients, (loss, changed) = gradient_step(prefix(moving, active), prefix(still, active), batch)
+            optimiser.rate = rates[step]
             optimiser.step(gradients, active)
             for name, tensor in changed.items():
                 still[name][:active] = tensor.clone()  # it may be the very tensor that it is written to
             losses[:active] += loss.double().cpu()
         return [
             self._leave(
-                client, {name: tensor[row] for name, tensor in tensors.items()}, shared, float(losses[row]) / steps[row]
+                client,
+                {name: tensor[row] for name, tensor in tensors.items()},
+                shared,
+                len(used[row]),
+                float(losses[row]) / steps[row],
             )
             for row, client in enumerate(clients)
         ]
@@ -141,7 +184,7 @@ class LocalEngine:
     def _moves(self, name: str, shared: Tensors) -> bool:
         return self.method.trains(name) if name in shared else name in self.method.trained_private
 
-    def _leave(self, client: int, tensors: Tensors, shared: Tensors, loss: float) -> Trained:
+    def _leave(self, client: int, tensors: Tensors, shared: Tensors, used: int, loss: float) -> Trained:
         """What a client sends and what it keeps, out of all that its training had in hand."""
         size = len(self.rows[client])
         private = {
@@ -152,26 +195,37 @@ class LocalEngine:
         sent = {name: tensors[name] for name in shared}
         if self.method.extra_shapes():
             sent |= self.method.extras({**private, **sent}, self.data.take(self.rows[client]))
-        update = Update(client, sent, self.method.weight(size, private))
+        update = Update(client, sent, self.method.weight(used, private))
         return Trained(update, private if self.method.private_lasts else {}, loss)
 
-    def _batches(self, round_index: int, clients: list[int]) -> tuple[Tensor, Tensor]:
+    def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
         """Positions of each client's samples (clients x steps x batch) in a fresh order for each epoch, and which are real."""
-        largest = len(self.rows[clients[0]])
-        width = min(self.training.batch_size, largest)
+        width = min(self.training.batch_size, len(used[0]))
         orders = []
-        for client in clients:
-            count = len(self.rows[client])
+        for client, own in zip(clients, used, strict=True):
             generator = torch_generator(self.seed, "order", round_index, client)
-            filler = torch.full((-count % width,), largest)
+            rest = torch.full((-len(own) % width,), filler)
             epochs = [
-                torch.cat([torch.randperm(count, generator=generator), filler])
+                torch.cat([own[torch.randperm(len(own), generator=generator)], rest])
                 for _ in range(self.training.local_epochs)
             ]
             orders.append(torch.cat(epochs).view(-1, width))
-        positions = pad_sequence(orders, batch_first=True, padding_value=largest)
+        positions = pad_sequence(orders, batch_first=True, padding_value=filler)
         positions = positions.to(self.data.labels.device)
-        return positions, (positions < largest).float()
+        return positions, (positions < filler).float()
+
+    def _rates(self, round_index: int, used: list[Tensor], steps: int) -> Sequence[float | Tensor]:
+        """The learning rate of each step: one for all clients, or one for each where it falls from epoch to epoch."""
+        rounds = self.federation.rounds
+        if self.training.schedule != "cosine-restarts":
+            return [learning_rate(self.training, round_index, rounds)] * steps
+        by_epoch = torch.tensor(
+            [learning_rate(self.training, round_index, rounds, e) for e in range(self.training.local_epochs)]
+        )
+        batches = torch.tensor([-(-len(own) // self.training.batch_size) for own in used])
+        epochs = torch.arange(steps)[:, None] // batches  # a client that has finished is not moved, whatever its rate
+        rates = by_epoch[epochs.clamp(max=self.training.local_epochs - 1)].to(self.data.labels.device)
+        return list(rates)
 
     def _stacked_private(self, joined: list[Tensors], largest: int) -> Tensors:
         """Private tensors clients first; those with a row a sample are padded to one row more than the largest client."""
@@ -190,8 +244,12 @@ class LocalEngine:
     def _gradient_step(self) -> GradientStep:
         """Gradients of the method's objective for stacked clients: by one kernel, or for one client without batching."""
 
+        device = self.data.labels.device.type
+        mixed = device == "cuda" and self.training.precision == "bfloat16"  # a processor gains nothing by it
+
         def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-            return self.method.objective({**still, **moving}, batch)
+            with torch.autocast(device, torch.bfloat16, enabled=mixed):
+                return self.method.objective({**still, **moving}, batch)
 
         axes = Batch(inputs=0, labels=0, mask=0, position=0, received=None, noise=0, whole=0)  # type: ignore[arg-type]
         stacked = torch.func.vmap(objective, in_dims=(0, 0, axes))

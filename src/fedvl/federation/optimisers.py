@@ -9,10 +9,17 @@ from fedvl.config import TrainingConfig
 from fedvl.tensors import Tensors
 
 
-def learning_rate(training: TrainingConfig, round_index: int, rounds: int) -> float:
-    """The rate of a round (counted from 0)."""
+def learning_rate(training: TrainingConfig, round_index: int, rounds: int, epoch: int = 0) -> float:
+    """The rate of a round and of an epoch in it (both counted from 0)."""
     if training.schedule == "cosine":
         return training.learning_rate * 0.5 * (1 + math.cos(math.pi * round_index / max(rounds, 1)))
+    if training.schedule == "cosine-restarts":
+        since = round_index % training.restart_rounds * training.local_epochs + epoch
+        return (
+            training.learning_rate
+            * 0.5
+            * (1 + math.cos(math.pi * since / (training.restart_rounds * training.local_epochs)))
+        )
     if training.schedule == "step":
         return training.learning_rate * training.step_factor**round_index
     return training.learning_rate
@@ -21,9 +28,9 @@ def learning_rate(training: TrainingConfig, round_index: int, rounds: int) -> fl
 class Optimiser:
     """Fresh for each client and round, so that nothing of one client's steps reaches another's."""
 
-    def __init__(self, training: TrainingConfig, rate: float, tensors: Tensors) -> None:
+    def __init__(self, training: TrainingConfig, rate: float | torch.Tensor, tensors: Tensors) -> None:
         self.training = training
-        self.rate = rate
+        self.rate = rate  # one for all clients, or one for each; it may be set anew before a step
         self.tensors = tensors
         self.steps = 0
         self.momentum: Tensors = {}
@@ -47,13 +54,17 @@ class Optimiser:
             if decay:
                 gradient.add_(tensor, alpha=decay)
         elif decay:
-            tensor.mul_(1 - self.rate * decay)
-        tensor.add_(gradient, alpha=-self.rate)
+            tensor.mul_(1 - self._rate_of(tensor) * decay)
+        rate = self._rate_of(tensor)
+        if isinstance(rate, float):
+            tensor.add_(gradient, alpha=-rate)
+        else:
+            tensor.addcmul_(gradient, rate, value=-1)
 
     def _adam(self, name: str, tensor: torch.Tensor, gradient: torch.Tensor, active: int) -> None:
         decay = self.training.weight_decay
         if decay and self.training.optimiser == "adamw":
-            tensor.mul_(1 - self.rate * decay)
+            tensor.mul_(1 - self._rate_of(tensor) * decay)
         elif decay:
             gradient = gradient.add(tensor, alpha=decay)
         first, second = self.training.betas
@@ -62,4 +73,14 @@ class Optimiser:
         mean = self.mean[name][:active].lerp_(gradient, 1 - first)
         square = self.square[name][:active].mul_(second).addcmul_(gradient, gradient, value=1 - second)
         denominator = (square / (1 - second**self.steps)).sqrt_().add_(self.training.epsilon)
-        tensor.addcdiv_(mean, denominator, value=-self.rate / (1 - first**self.steps))
+        rate = self._rate_of(tensor)
+        if isinstance(rate, float):
+            tensor.addcdiv_(mean, denominator, value=-rate / (1 - first**self.steps))
+        else:
+            tensor.addcdiv_(mean * rate, denominator, value=-1 / (1 - first**self.steps))
+
+    def _rate_of(self, tensor: torch.Tensor) -> float | torch.Tensor:
+        """The rate in a form that multiplies a tensor whose first dimension are the active clients."""
+        if isinstance(self.rate, float):
+            return self.rate
+        return self.rate[: len(tensor)].view(-1, *(1 for _ in tensor.shape[1:]))

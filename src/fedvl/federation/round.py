@@ -1,13 +1,15 @@
-"""The only loop: choose -> train -> check -> merge -> commit."""
+"""The only loop: (consult ->) choose -> train -> check -> merge -> commit."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, sort_out
+from fedvl.federation.checks import Refusal, Report, sort_out, sum_of_reports
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import Trained
 from fedvl.methods.base import Method, Update
@@ -29,6 +31,19 @@ class Engine(Protocol):
 
     def keep(self, trained: list[Trained]) -> None: ...
 
+    def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]: ...
+
+    def adopt(self, settlements: Mapping[int | None, Tensors]) -> None: ...
+
+
+class Exchange(NamedTuple):
+    """What went over the wire before a round, besides the shared tensors."""
+
+    consulted: int = 0  # clients
+    bytes_up: int = 0
+    bytes_down: int = 0
+    refusals: Sequence[Refusal] = ()
+
 
 @dataclass
 class Federation:
@@ -42,27 +57,38 @@ class Federation:
     records: list[Record] = field(default_factory=list)
     journal: Journal | None = None
     kept: Tensors = field(default_factory=dict)
+    device: torch.device | str = "cpu"  # where restored tensors go
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to train, shared or private."""
+        return bool(self.shared or self.method.trained_private)
 
     def run(self, evaluate: Callable[[Tensors, Tensors, int], Record], after_round: Callable[[Record], None]) -> None:
         """Run the rounds that are still to come; a round that was committed is not run again."""
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
+            exchange = self._consult(round_index)
             cohort, trained, good, refusals = self._gather(round_index)
             merged = self.method.merge(self.shared, good)
             kept = self.method.remember(self.kept, good)
+            merged_clients = {update.client for update in good}
+            counted = [result for result in trained if result.update.client in merged_clients]
+            diagnosis = self._diagnose(counted)
+            self.engine.keep(counted)
             record: Record = {
                 "round": round_index + 1,
                 "cohort": cohort,
                 "dropped": sorted(set(cohort) - {result.update.client for result in trained}),
-                "refused": [refusal._asdict() for refusal in refusals],
+                "refused": [refusal._asdict() for refusal in (*exchange.refusals, *refusals)],
                 "loss": sum(result.loss for result in trained) / len(trained),
-                "bytes_up": sum(count_bytes(result.update.tensors) for result in trained),
-                "bytes_down": count_bytes(self.shared) * len(cohort),
+                "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
+                # a client that was consulted has the shared tensors already
+                "bytes_down": exchange.bytes_down + count_bytes(self.shared) * (exchange.consulted or len(cohort)),
                 "seconds": time.perf_counter() - began,
+                **diagnosis,
                 **evaluate(merged, kept, round_index + 1),
             }
-            merged_clients = {update.client for update in good}
-            self.engine.keep([result for result in trained if result.update.client in merged_clients])
             if self.journal:
                 self.journal.commit(round_index + 1, self._everything(merged, kept), record)
             self.shared, self.kept = merged, kept
@@ -78,14 +104,39 @@ class Federation:
         owners: dict[str, Tensors] = {}
         for key, tensor in tensors.items():
             owner, name = key.split("/", 1)
-            owners.setdefault(owner, {})[name] = tensor
-        self.shared, self.kept = owners.pop("shared"), owners.pop("kept", {})
+            owners.setdefault(owner, {})[name] = tensor.to(self.device)
+        self.shared, self.kept = owners.pop("shared", {}), owners.pop("kept", {})
         self.engine.private.update({int(client): private for client, private in owners.items()})
 
     def _everything(self, shared: Tensors, kept: Tensors) -> Tensors:
         """All state as one set of names: shared/NAME, kept/NAME and CLIENT/NAME."""
         owners = {"shared": shared, "kept": kept, **{str(c): private for c, private in self.engine.private.items()}}
         return {f"{owner}/{name}": tensor for owner, part in owners.items() for name, tensor in part.items()}
+
+    def _consult(self, round_index: int) -> Exchange:
+        """The exchange that the method wants with all clients before this round; it counts only if the round is committed."""
+        if not self.method.consults(round_index):
+            return Exchange()
+        reports, refusals = self.engine.report(round_index, self.shared)
+        if not reports:
+            return Exchange(refusals=refusals)
+        total = sum_of_reports(reports).tensors
+        apart = not self.method.sums_reports
+        settlements = {
+            report.client: self.method.settle(round_index, total, report.tensors if apart else None)
+            for report in reports
+        }
+        self.engine.adopt(settlements)
+        clients, answers = self.engine.clients, list(settlements.values())
+        copies = 1 if apart else clients
+        return Exchange(
+            clients, clients * count_bytes(total), copies * sum(count_bytes(answer) for answer in answers), refusals
+        )
+
+    def _diagnose(self, trained: Sequence[Trained]) -> dict[str, float]:
+        before = [{**self.engine.private.get(result.update.client, {}), **self.shared} for result in trained]
+        after = [{**result.private, **result.update.tensors} for result in trained]
+        return self.method.diagnose(before, after)
 
     def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal]]:
         """Draw clients until enough of them give a usable update; then stop, for a round of nothing is not a round."""

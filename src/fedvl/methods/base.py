@@ -88,7 +88,8 @@ class Options(BaseModel):
 class Method:
     """Base of all methods: federated averaging of whatever :meth:`start` returns."""
 
-    inputs: ClassVar[tuple[str, ...]] = ("features",)  # "features" (unit vectors), "embeddings" (as encoded), "pixels"
+    # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels"
+    inputs: ClassVar[tuple[str, ...]] = ("features",)
     needs_labels: ClassVar[bool] = True
     answers_new_classes: ClassVar[bool] = False  # whether it can be asked about classes that it was not trained on
     uses_target: ClassVar[bool] = False  # whether clients train with unlabelled images of the user who will ask
@@ -97,6 +98,7 @@ class Method:
     sees_whole_client: ClassVar[bool] = False  # whether a step needs all the client's inputs, not only its batch
     per_sample: ClassVar[tuple[str, ...]] = ()  # private tensors with one row for each of the client's samples
     trained_private: ClassVar[tuple[str, ...]] = ()  # private tensors that gradients move
+    sums_reports: bool = True  # whether the server sees only the sum of the clients' reports; if not, each of them
     private_lasts: bool = True  # whether a client's private tensors outlive the round
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
     catalogue_options: ClassVar[
@@ -111,6 +113,11 @@ class Method:
     def __init__(self, options: Options, task: Task) -> None:
         self.task = task
 
+    @classmethod
+    def forms(cls, options: Any) -> tuple[str, ...]:
+        """The forms of images that the method needs with these options (of its ``options_type``)."""
+        return cls.inputs
+
     def start(self, generator: torch.Generator) -> Tensors:
         """The shared tensors before the first round; none if nothing is trained."""
         return {}
@@ -121,6 +128,43 @@ class Method:
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         """The tensors that a client keeps for itself, made when it first takes part."""
+        return {}
+
+    def positions(self, private: Tensors) -> Tensor | None:
+        """Which of its samples a client trains on this round; all if None. A client with none sits the round out."""
+        return None
+
+    def pseudo_labels(self, private: Tensors) -> Tensor | None:
+        """The label of each of a client's samples (-1: none) where the method makes its own, to be told how true they are."""
+        return None
+
+    # An exchange with all clients before a round: each reports, the server settles, each adopts.
+
+    def consults(self, round_index: int) -> bool:
+        """Whether there is such an exchange before this round (counted from 0)."""
+        return False
+
+    def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
+        """What a client sends, and the private tensors that it changes; ``tensors`` are the shared ones and its own."""
+        return {}, {}
+
+    def report_shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Names and shapes of :meth:`report`, for the server's checks."""
+        return {}
+
+    def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
+        """What the server answers to the sum of all reports: the same to everyone, or to each if it saw its ``own``."""
+        return {}
+
+    def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
+        """The private tensors that a client changes once it has the server's answer."""
+        return {}
+
+    def diagnose(self, before: Sequence[Tensors], after: Sequence[Tensors]) -> dict[str, float]:
+        """Figures for the record of a round: the tensors of the merged clients before and after their training.
+
+        Private tensors are among them only where clients are simulated in this process.
+        """
         return {}
 
     def noise(self, generator: torch.Generator) -> Tensors:
@@ -136,7 +180,7 @@ class Method:
         raise TypeError(f"{type(self).__name__} trains tensors but defines no objective")
 
     def weight(self, size: int, private: Tensors) -> float:
-        """How much the update of a client of ``size`` samples counts in :meth:`merge`."""
+        """How much the update of a client that trained on ``size`` samples counts in :meth:`merge`."""
         return float(size)
 
     def extras(self, tensors: Tensors, samples: Samples) -> Tensors:

@@ -4,13 +4,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import masked_mean
+from fedvl.methods.base import Batch, masked_mean
 from fedvl.tensors import Tensors
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
     return -masked_mean(log_likelihood, mask)
+
+
+def candidate_loss(scores: Tensor, candidates: Tensor, mask: Tensor) -> Tensor:
+    """-log of the probability that the class is among the candidates (rows x classes, 0 or 1); with one, cross-entropy."""
+    hidden = torch.where(candidates > 0, 0.0, torch.finfo(scores.dtype).min)
+    log_likelihood = torch.logsumexp(torch.log_softmax(scores, dim=-1) + hidden, dim=-1)
+    return -masked_mean(log_likelihood, mask)
+
+
+def label_loss(scores: Tensor, batch: Batch) -> Tensor:
+    """The loss of a batch's labels, or of its candidate sets where pseudo-labelling made such (``data.labels = "cpl"``)."""
+    if "candidates" in batch.inputs:
+        return candidate_loss(scores, batch.inputs["candidates"], batch.mask)
+    return cross_entropy(scores, batch.labels, batch.mask)
 
 
 def contrastive(images: Tensor, texts: Tensor, scale: float, mask: Tensor) -> Tensor:

@@ -1,0 +1,207 @@
+"""FedPP's tables with a model and datasets at hand: accuracies (tables 1 and 2), labels (7), CPS for PromptFL (3), ablation (5).
+
+    python -m benchmarks.fedpp cifar10-mini --device cpu --rounds 2 --local-epochs 1
+    python -m benchmarks.fedpp cifar10-mini DATA/eurosat_rgb.parquet DATA/dtd10.parquet --device cuda --minutes 20 --out rows.jsonl
+
+All contestants train by FedPP's recipe (rate, decay, batch, schedule, rounds, epochs), so that they differ in what they
+train and by which labels alone; every client is asked about its own test part. Rows are printed as they finish, the main
+table before the ablations; when the minutes are over, no further run is begun, and what was left out is told.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedvl.preparation as preparation
+from fedvl.config import overlay
+from fedvl.errors import FedVLError
+from fedvl.experiment import resolve_experiment
+from fedvl.federation.round import Federation
+from fedvl.methods.fedpp import TRAINING
+from fedvl.seeding import torch_generator
+
+PARTITIONS = ("dirichlet:0.1", "quantity:0.2")
+PROMPTFL = {"method": {"name": "promptfl"}, "training": TRAINING}
+MAIN: dict[str, dict[str, Any]] = {
+    "zero-shot": {"method": {"name": "zero-shot"}},
+    "fedpp": {"method": {"name": "fedpp"}},
+    "promptfl fpl": {**PROMPTFL, "data": {"labels": "fpl"}},
+    "promptfl cpl": {**PROMPTFL, "data": {"labels": "cpl"}},
+    "promptfl cps": {**PROMPTFL, "data": {"labels": "cps"}},  # CPS without partial aggregation
+}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "no visual prompts": {"method": {"name": "fedpp", "visual_prompts": False}},
+    "no text prompts": {"method": {"name": "fedpp", "text_prompts": False}},
+    "fpl labels": {"method": {"name": "fedpp", "selection": "fpl"}},
+    "no filters": {"method": {"name": "fedpp", "filters": "none"}},
+    "entropy filter": {"method": {"name": "fedpp", "filters": "entropy"}},
+    "confidence filter": {"method": {"name": "fedpp", "filters": "confidence"}},
+}
+LABELLERS = ("zero-shot", "upl", "fpl", "cpl", "cps")
+Row = dict[str, Any]
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def rounds(self, total: int, records: list[Row], zero_shot_accuracy: float) -> Callable[[Row], None]:
+        return lambda record: None
+
+
+def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
+    """The contestant's own settings under those of the table."""
+    layered: Row = {}
+    overlay(layered, own)
+    common: Row = {
+        "seed": seed,
+        "device": arguments.device,
+        "data": {"dataset": dataset, "partition": partition, "clients": arguments.clients, "shots": arguments.shots},
+        "model": {"name": arguments.model},
+        "evaluation": {"protocol": "personal", "batch_size": 256, "every": 10**6},
+        "federation": {"rounds": arguments.rounds, "chunk": arguments.chunk, "per_round": arguments.per_round},
+        "training": {"local_epochs": arguments.local_epochs, "precision": arguments.precision},
+    }
+    overlay(layered, common)
+    return layered
+
+
+def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prepared:
+    return preparation.prepare(resolve_experiment(settings(arguments, *where)), Quiet())
+
+
+def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
+    """One run: final accuracies, labels, and how far prompts moved apart in the last round."""
+    prepared = prepared_for(arguments, dataset, partition, seed, own)
+    experiment, method = prepared.experiment, prepared.method
+    shared = method.start(torch_generator(seed, "start"))
+    federation = Federation(method, prepared.engine, experiment.federation, seed, shared)
+    by_round: list[Row] = []
+
+    def evaluate(shared: Any, kept: Any, number: int) -> Row:
+        asked = arguments.every and number % arguments.every == 0
+        accuracy = {"accuracy": prepared.judge(shared, kept).figures["accuracy"]} if asked else {}
+        return {**accuracy, **prepared.label_figures()}
+
+    if shared or method.trained_private:
+        federation.run(evaluate, by_round.append)
+    found = prepared.judge(federation.shared, federation.kept).figures
+    kept_of_round = ("accuracy", "pseudo_label_accuracy", "drift_diversity", "cosine_distance", "seconds")
+    return {
+        "accuracy": found["accuracy"],
+        "weighted_accuracy": found["weighted_accuracy"],
+        **prepared.label_figures(),
+        "rounds": [{k: v for k, v in record.items() if k.startswith(kept_of_round)} for record in by_round],
+    }
+
+
+def label_rows(arguments: argparse.Namespace, dataset: str, partition: str, seed: int) -> Row:
+    """Percent of the zero-shot pseudo-labels that are true, by labeller (table 7)."""
+    found = {}
+    for labeller in LABELLERS:
+        own = {"method": {"name": "linear"}, "data": {"labels": labeller}}
+        figures = prepared_for(arguments, dataset, partition, seed, own).label_figures()
+        found[labeller] = figures["pseudo_label_accuracy"]
+    return found
+
+
+def run(arguments: argparse.Namespace) -> list[Row]:
+    began, rows, left_out = time.perf_counter(), [], 0
+    cases = [(d, p, s) for d in arguments.datasets for p in arguments.partitions for s in range(arguments.seeds)]
+    labels = [(case, "labels", Row()) for case in cases]
+    contestants = [(case, *item) for table in tables(arguments) for case in cases for item in table.items()]
+    for (dataset, partition, seed), name, own in labels + contestants:
+        if time.perf_counter() - began > 60 * arguments.minutes:
+            left_out += 1
+            continue
+        started = time.perf_counter()
+        try:
+            where = (arguments, dataset, partition, seed)
+            found = label_rows(*where) if name == "labels" else measure(*where, own)
+        except FedVLError as error:
+            found = {"failed": str(error)}
+        row = {"dataset": Path(dataset).stem, "partition": partition, "seed": seed, "row": name, **found}
+        row["seconds"] = time.perf_counter() - started
+        rows.append(row)
+        print(one_line(row), flush=True)
+        if arguments.out:
+            with open(arguments.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    if left_out:
+        print(f"{left_out} runs were left out: the {arguments.minutes:g} minutes were over.", flush=True)
+    return rows
+
+
+def tables(arguments: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
+    return [MAIN] if arguments.no_ablations else [MAIN, ABLATIONS]
+
+
+def one_line(row: Row) -> str:
+    told = {name: value for name, value in row.items() if name != "rounds"}
+    return "  ".join(
+        f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}" for name, value in told.items()
+    )
+
+
+def show(rows: list[Row]) -> None:
+    """Mean and standard deviation over seeds."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if "failed" not in row:
+            groups[row["dataset"], row["partition"]].append(row)
+    for (dataset, partition), found in groups.items():
+        print(f"\n{dataset}, {partition}")
+        labelled = [row for row in found if row["row"] == "labels"]
+        for labeller in LABELLERS if labelled else ():
+            print(f"  labels {labeller:<18}{mean([row[labeller] for row in labelled])} percent true")
+        for name in dict.fromkeys(row["row"] for row in found if row["row"] != "labels"):
+            mine = [row for row in found if row["row"] == name]
+            true = [row["pseudo_label_accuracy"] for row in mine if row.get("pseudo_label_accuracy") is not None]
+            print(
+                f"  {name:<25}{mean([row['accuracy'] for row in mine])}   by images"
+                f" {mean([row['weighted_accuracy'] for row in mine])}" + (f"   labels {mean(true)}" if true else "")
+            )
+
+
+def mean(values: list[float]) -> str:
+    return f"{statistics.mean(values):5.1f} ± {statistics.pstdev(values):.1f} ({len(values)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="*", default=["cifar10-mini"])
+    parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--local-epochs", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--per-round", type=int, help="clients that train in a round; all if absent")
+    parser.add_argument("--shots", type=int, help="training images kept per class; all if absent")
+    parser.add_argument("--model", default="fedvl-tiny")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--chunk", type=int, default=10, help="clients trained in one kernel")
+    parser.add_argument("--every", type=int, default=0, help="rounds between accuracies in --out; 0: the last alone")
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which no further run is begun")
+    parser.add_argument("--no-ablations", action="store_true")
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--out", type=Path, help="a file to which each row is appended as JSON")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    # Opened once for all runs.
+    preparation.open_dataset, preparation.load_model = cache(preparation.open_dataset), cache(preparation.load_model)
+    show(run(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""FedTPG (Qiu et al., 2024): a small network, averaged over clients, writes the context for any class names.
+
+Learned queries attend to the text embeddings of the bare class names, and what comes out is the context that all these
+classes share. A client's context comes from the names of its own classes, among which alone it trains to choose; a user's
+comes from the names that the user asks about. So the network can be asked about classes that nobody trained on.
+
+Where the released code fixes widths to 512, they follow the model here (the text tower's width and the joint one); at 512 the
+network has the same 4,206,080 numbers. Clients are averaged equally, as there. Its 16-bit arithmetic is not repeated.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, normalize
+
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.adapters import linear_layer
+from fedvl.methods.parts.losses import label_loss
+from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.tensors import Tensors
+
+HEADS, WIDENING = 4, 4
+TEXTS_AT_ONCE = 256
+
+
+class FedTPGOptions(Options):
+    context: int = Field(4, ge=1)  # tokens that the network writes
+    classes: Literal["own", "all"] = "own"  # whose names a client trains with: those that it has images of, or all
+
+
+class FedTPG(Method):
+    answers_new_classes = True
+    private_lasts = False  # which classes a client has is seen in its data
+    options_type = FedTPGOptions
+    presets = {
+        "paper": {
+            "training": {
+                "learning_rate": 0.003,
+                "momentum": 0.9,
+                "weight_decay": 1e-5,
+                "batch_size": 200,
+                "schedule": "cosine",
+            },
+        }
+    }
+    presets["released"] = {**presets["paper"], "federation": {"rounds": 500}, "data": {"shots": 8}}
+
+    def __init__(self, options: FedTPGOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+        if task.encoder.text_width % HEADS:
+            raise FedVLError(
+                f"FedTPG's attention has {HEADS} heads, and the text width of {task.encoder.name}, "
+                f"{task.encoder.text_width}, cannot be shared out among them; use another model."
+            )
+        self.texts = ClassTexts(task.encoder, task.class_names, options.context)
+        self.names = bare_names(task)
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        """Drawn as PyTorch draws its own layers: attention by Xavier's rule, the others uniform within 1/sqrt(inputs)."""
+        width, joint = self.task.encoder.text_width, self.names.shape[1]
+        tensors = {"queries": SPREAD * torch.randn(self.options.context, width, generator=generator)}
+        for name, inputs in (("query", width), ("key", joint), ("value", joint)):
+            bound = (6 / (inputs + 3 * width)) ** 0.5
+            tensors[f"{name}.weight"] = torch.empty(width, inputs).uniform_(-bound, bound, generator=generator)
+            tensors[f"{name}.bias"] = torch.zeros(width)
+        tensors["mixed.weight"], tensors["mixed.bias"] = linear_layer(width, width, generator)[0], torch.zeros(width)
+        wide = WIDENING * width
+        tensors["wide.weight"], tensors["wide.bias"] = linear_layer(width, 2 * wide, generator)
+        tensors["narrow.weight"], tensors["narrow.bias"] = linear_layer(wide, width, generator)
+        for name, size in (("queries", width), ("names", joint), ("hidden", width)):
+            tensors[f"norm.{name}.weight"], tensors[f"norm.{name}.bias"] = torch.ones(size), torch.zeros(size)
+        return {name: tensor.to(self.names.device) for name, tensor in tensors.items()}
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        own = torch.bincount(samples.labels[samples.labels >= 0], minlength=len(self.names)) > 0
+        every = self.options.classes == "all" or not own.any()
+        return {"own_classes": torch.ones_like(own) if every else own}
+
+    def generated(self, tensors: Tensors, present: Tensor | None = None) -> Tensor:
+        """The context (P x width) for the class names, or for those ``present`` among them."""
+        attended = attention(
+            tensors, norm(tensors, "queries", tensors["queries"]), norm(tensors, "names", self.names), present
+        )
+        value, gate = linear(norm(tensors, "hidden", attended), tensors["wide.weight"], tensors["wide.bias"]).chunk(
+            2, -1
+        )
+        return attended + linear(value * gelu(gate), tensors["narrow.weight"], tensors["narrow.bias"])  # GEGLU
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        scores = self.predict(tensors, batch.inputs)
+        return label_loss(scores.masked_fill(~tensors["own_classes"], torch.finfo(scores.dtype).min), batch), {}
+
+    def weight(self, size: int, private: Tensors) -> float:
+        return 1.0  # the released code counts clients equally
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return self.texts.scores(self.generated(tensors, tensors.get("own_classes")), inputs["features"])
+
+
+def bare_names(task: Task) -> Tensor:
+    """Unit text embeddings of the class names alone, without a template."""
+    device = task.encoder.positional_embedding.device
+    with torch.no_grad():
+        parts = [
+            task.encoder.encode_text(task.encoder.tokenise(task.class_names[first : first + TEXTS_AT_ONCE]).to(device))
+            for first in range(0, len(task.class_names), TEXTS_AT_ONCE)
+        ]
+    return normalize(torch.cat(parts), dim=-1)
+
+
+def norm(tensors: Tensors, name: str, x: Tensor) -> Tensor:
+    return layer_norm(x, x.shape[-1:], tensors[f"norm.{name}.weight"], tensors[f"norm.{name}.bias"])
+
+
+def attention(tensors: Tensors, queries: Tensor, names: Tensor, present: Tensor | None) -> Tensor:
+    """Multi-head attention from the queries to the names (those present), without a residual around it."""
+    query, key, value = (
+        linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]).reshape(len(x), HEADS, -1).transpose(0, 1)
+        for name, x in (("query", queries), ("key", names), ("value", names))
+    )
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if present is not None:
+        scores = scores.masked_fill(~present, float("-inf"))
+    return linear(
+        (scores.softmax(-1) @ value).transpose(0, 1).flatten(1), tensors["mixed.weight"], tensors["mixed.bias"]
+    )

@@ -1,0 +1,59 @@
+"""pFedPrompt (Guo et al., 2023): PromptFL's context for all, and for each client a memory of its own images that corrects it.
+
+No code of it is public, and we have only its description: a consensus prompt on the language side, and personalisation
+without parameters, by attention over local visual features. This is a re-implementation from that description. The
+memory is read as in Tip-Adapter (Zhang et al., 2022): every training image of the client adds exp(-beta (1 - cos)) to the
+score of its class. It is private, never sent, and made anew from the client's data each round, so that it follows its labels.
+In training an image does not read its own entry; it would find its label there, and nothing would be left to learn.
+Where there is no memory (the global model, a new user), it answers as PromptFL does.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvl.methods.base import Batch, Samples, Task
+from fedvl.methods.parts.losses import label_loss
+from fedvl.methods.promptfl import PromptFL, PromptOptions
+from fedvl.tensors import Tensors
+
+
+class PFedPromptOptions(PromptOptions):
+    alpha: float = Field(1.0, ge=0)  # weight of the memory; 1 and 5.5 are Tip-Adapter's own start
+    beta: float = Field(5.5, gt=0)  # how near an image must be to count
+
+
+class PFedPrompt(PromptFL):
+    answers_new_classes = False
+    per_sample = ("memory", "memory_classes")
+    private_lasts = False
+    options_type = PFedPromptOptions
+
+    def __init__(self, options: PFedPromptOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.options = options
+
+    def notes(self) -> list[str]:
+        return ["pFedPrompt is re-implemented from its description: its authors published no code."]
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        """Keys and values: unit features, and classes counted from 1, so that padding (0) is nobody's."""
+        return {"memory": samples.inputs["features"].clone(), "memory_classes": samples.labels + 1}
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        """Cross-entropy of the scores with what the client's other images say."""
+        others = torch.arange(len(tensors["memory"]), device=batch.position.device) != batch.position[:, None]
+        scores = super().predict(tensors, batch.inputs) + self.remembered(tensors, batch.inputs, others)
+        return label_loss(scores, batch), {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        scores = super().predict(tensors, inputs)
+        return scores + self.remembered(tensors, inputs) if "memory" in tensors else scores
+
+    def remembered(self, tensors: Tensors, inputs: Tensors, readable: Tensor | None = None) -> Tensor:
+        """alpha exp(-beta (1 - cos)) summed over each class's entries (rows x classes)."""
+        features, classes = inputs["features"], torch.arange(1, len(self.task.class_names) + 1)
+        says = tensors["memory_classes"][:, None] == classes.to(features.device)  # entries x classes
+        with torch.autocast(features.device.type, enabled=False):  # sums over many entries
+            near = torch.exp(self.options.beta * (features @ tensors["memory"].T - 1))
+            return self.options.alpha * (near if readable is None else near * readable) @ says.to(near)
