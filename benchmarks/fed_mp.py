@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
+from benchmarks.runs import run
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
-from fedvl.preparation import Prepared, prepare
+from fedvl.preparation import Prepared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, norm
 
@@ -57,21 +57,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Silent:
-    def stage(self, name: str) -> Callable[[int, int], None]:
-        return lambda done, total: None
-
-    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
-        return lambda record: None
-
-
 def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, shots: int) -> tuple[Prepared, Federation]:
     data = {"dataset": dataset, "clients": clients, "shots": shots}
-    prepared = prepare(resolve_experiment({**settings, "data": data, "seed": seed, "device": "cpu"}), Silent())
-    start = prepared.method.start(torch_generator(seed, "start"))
-    federation = Federation(prepared.method, prepared.engine, prepared.experiment.federation, seed, start)
-    federation.run(lambda shared, kept, number: {}, lambda record: None)
-    return prepared, federation
+    finished = run({**settings, "data": data, "seed": seed, "device": "cpu"})
+    return finished.prepared, finished.federation
 
 
 def ask(method: FedMP, tensors: Tensors, test: Samples) -> dict[str, float]:
@@ -174,8 +163,8 @@ def speed(repeats: int) -> dict[str, float]:
     rows = torch.arange(count).split(CLASSES * SHOTS)
     engine = LocalEngine(method, Samples({"embeddings": images}, labels), rows, training, FederationConfig(), 0)
     shared = method.start(torch_generator(0, "start"))
-    residuals = torch.stack([engine._joined(client)["residuals"] for client in range(CLIENTS)])
-    order = torch.stack([rows[c][engine._batches(0, [c])[0][0]] for c in range(CLIENTS)])  # clients x steps x batch
+    residuals = torch.stack([engine.private_of(client)["residuals"] for client in range(CLIENTS)])
+    order = torch.stack([own[batches(c, len(own))] for c, own in enumerate(rows)])  # clients x steps x batch
 
     def bare() -> Tensors:
         return by_hand(images, labels, texts, shared, residuals, order)
@@ -205,6 +194,12 @@ def speed(repeats: int) -> dict[str, float]:
         "ours_over_matrix_products": seconds["ours"] / seconds["matrix_products"],
         "largest_difference": difference,
     }
+
+
+def batches(client: int, count: int) -> torch.Tensor:
+    """The order in which our engine takes a client's samples in round 0."""
+    generator = torch_generator(0, "order", 0, client)
+    return torch.cat([torch.randperm(count, generator=generator) for _ in range(EPOCHS)]).view(-1, BATCH)
 
 
 def matrix_products(images: torch.Tensor, shared: Tensors, order: torch.Tensor) -> None:

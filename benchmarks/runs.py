@@ -39,13 +39,18 @@ class Finished(NamedTuple):
         return float(self.prepared.judge_zero_shot().figures["accuracy"])
 
 
+def prepare(settings: dict[str, Any]) -> Prepared:
+    """An experiment, described as a TOML file would, up to its first round."""
+    return preparation.prepare(resolve_experiment(settings), Silent())
+
+
 def run(settings: dict[str, Any]) -> Finished:
-    """All rounds of an experiment, described as a TOML file would."""
-    experiment = resolve_experiment(settings)
-    prepared = preparation.prepare(experiment, Silent())
-    start = prepared.method.start(torch_generator(experiment.seed, "start"))
-    federation = Federation(prepared.method, prepared.engine, experiment.federation, experiment.seed, start)
+    """All rounds of an experiment; a round's record tells how true its pseudo-labels were, if it had any."""
+    prepared = prepare(settings)
+    seed = prepared.experiment.seed
+    start = prepared.method.start(torch_generator(seed, "start"))
+    federation = Federation(prepared.method, prepared.engine, prepared.experiment.federation, seed, start)
     began = time.perf_counter()
     if federation.trains:
-        federation.run(lambda shared, kept, number: {}, lambda record: None)
+        federation.run(lambda shared, kept, number: prepared.label_figures(), lambda record: None)
     return Finished(prepared, federation, time.perf_counter() - began)

@@ -5,16 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from real import _load_model, _open
 from small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
 
-import fedvl.preparation as preparation
-from fedvl.display import TerminalDisplay
+from benchmarks.runs import run
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.checks import Report, sound_reports
 from fedvl.federation.journal import Journal
-from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Update
 from fedvl.methods.fedpp import FedPP, FedPPOptions
 from fedvl.seeding import torch_generator
@@ -254,15 +250,9 @@ def test_images_are_read_only_if_they_are_prompted():
 
 
 def run_real(settings, **method):
-    preparation.open_dataset, preparation.load_model = _open, _load_model
-    prepared = preparation.prepare(
-        resolve_experiment({**settings, "method": {"name": "fedpp", **method}}), TerminalDisplay(quiet=True)
-    )
-    config, seed = prepared.experiment.federation, prepared.experiment.seed
-    shared = prepared.method.start(torch_generator(seed, "start"))
-    federation = Federation(prepared.method, prepared.engine, config, seed, {n: t.clone() for n, t in shared.items()})
-    federation.run(lambda shared, kept, number: prepared.label_figures(), lambda record: None)
-    return prepared, federation, shared
+    finished = run({**settings, "method": {"name": "fedpp", **method}})
+    start = finished.prepared.method.start(torch_generator(finished.prepared.experiment.seed, "start"))
+    return finished.prepared, finished.federation, start
 
 
 def test_text_prompts_by_cooperative_labels_beat_the_zero_shot_model_and_those_by_fpl():

@@ -4,11 +4,8 @@ import math
 
 import pytest
 import torch
-from real import _load_model, _open
 
-import fedvl.preparation as preparation
-from fedvl.display import TerminalDisplay
-from fedvl.experiment import resolve_experiment
+from benchmarks.runs import prepare
 from fedvl.methods.base import Batch, Samples
 from fedvl.methods.parts.losses import candidate_loss, cross_entropy, label_loss
 from fedvl.methods.parts.pseudo_labels import (
@@ -177,8 +174,7 @@ def test_one_candidate_is_a_label():
 def true_labels(scheme, partition, seed):
     """Percent of the pseudo-labels that are true, on the embedded images."""
     settings = {"seed": seed, "method": {"name": "linear"}, "data": {"labels": scheme, "partition": partition}}
-    preparation.open_dataset, preparation.load_model = _open, _load_model
-    return preparation.prepare(resolve_experiment(settings), TerminalDisplay(quiet=True)).label_figures()
+    return prepare(settings).label_figures()
 
 
 @pytest.mark.parametrize("partition", ["dirichlet:0.1", "quantity:0.2"])
