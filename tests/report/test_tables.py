@@ -131,3 +131,10 @@ def test_costs_add_up_over_rounds_with_exact_figures():
 def test_totals_are_left_out_where_a_round_does_not_say():
     labels = [row.label for row in cost_rows({"method": "linear"}, [{"bytes_up": 1, "bytes_down": 1}, {"bytes_up": 1}])]
     assert not [label for label in labels if "whole run" in label]
+
+
+def test_what_clients_keep_and_what_an_answer_costs_are_told_where_known():
+    labels = {row.label: row.text for row in cost_rows({"private_parameters": 4096, "seconds_per_image": 0.0125})}
+    assert labels["Trained and kept by each client"] == human_count(4096)
+    assert labels["Answer to one image"] == human_seconds(0.0125)
+    assert "Trained and kept by each client" not in {row.label for row in cost_rows({"private_parameters": 0})}

@@ -103,7 +103,7 @@ class Method:
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
     catalogue_options: ClassVar[
         dict[str, str]
-    ] = {}  # own options that the catalogue sets by dataset: its field for each
+    ] = {}  # options that the catalogue sets by dataset, and its field for each
     options_type: ClassVar[type[Options]] = Options
 
     # For a method whose speed matters more than its brevity: gradients, losses and changed tensors of stacked clients (clients

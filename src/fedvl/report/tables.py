@@ -87,8 +87,11 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
 
 def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
     """What the run cost; totals need the lines of metrics.jsonl, because cohorts differ from round to round."""
+    kept = result.get("private_parameters")
+    private = [_cost_row("Trained and kept by each client", kept, human_count, "parameters")] if kept else []
     rows = [
         _cost_row("Trainable parameters", result.get("trainable_parameters"), human_count, "parameters"),
+        *private,
         _cost_row("Up, per client and round", result.get("bytes_up_per_client_round"), human_bytes, "bytes"),
         _cost_row("Down, per client and round", result.get("bytes_down_per_client_round"), human_bytes, "bytes"),
     ]
@@ -101,6 +104,8 @@ def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> 
     seconds = result.get("seconds") or {}
     for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
         rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
+    if result.get("seconds_per_image") is not None:
+        rows.append(_cost_row("Answer to one image", result["seconds_per_image"], human_seconds, "seconds"))
     return rows
 
 
