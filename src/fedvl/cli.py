@@ -128,34 +128,12 @@ def resume(
 @app.command()
 def methods(name: Annotated[str | None, typer.Argument(help="Show this method's options and presets.")] = None) -> None:
     """List the methods, or one method's options."""
-    from rich.console import Console
-    from rich.table import Table
+    from fedvl.methods.show import list_methods, show_method
 
-    from fedvl.methods import load_method, method_summaries
-
-    console = Console()
     if name is None:
-        table = Table("method", "what it does", box=None, pad_edge=False)
-        for method_name, summary in method_summaries().items():
-            table.add_row(method_name, summary)
-        console.print(table)
-        console.print("\nOptions of one: fedvl methods NAME")
-        return
-    method = load_method(name)
-    console.print((sys.modules[method.__module__].__doc__ or "").strip() + "\n")
-    table = Table("option", "default", "kind", box=None, pad_edge=False)
-    for key, field in method.options_type.model_fields.items():
-        kind = (
-            field.annotation.__name__
-            if isinstance(field.annotation, type)
-            else str(field.annotation).replace("typing.", "")
-        )
-        table.add_row(f"method.{key}", str(field.default), kind)
-    console.print(table)
-    for preset, changes in method.presets.items():
-        console.print(
-            f"\npreset [bold]{preset}[/bold]: {json.dumps(changes) if changes else 'the defaults'}", highlight=False
-        )
+        list_methods()
+    else:
+        show_method(name)
 
 
 @app.command()
@@ -292,7 +270,8 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:  # a full disk, a folder without permission: the user's to mend
         print(
-            f"Error: {error.filename or 'A file'}: {error.strerror or error}; nothing committed is lost.",
+            f"Error: cannot read or write {error.filename or 'a file of the run'}: {error.strerror or error}; "
+            "what was committed is safe.",
             file=sys.stderr,
         )
         sys.exit(2)
