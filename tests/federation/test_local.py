@@ -160,3 +160,24 @@ def test_only_chosen_samples_are_trained_on_and_counted(one_by_one):
     assert [(result.update.client, result.update.weight) for result in trained] == [(0, 3), (3, 6), (4, 2)]
     assert federation.records[0]["dropped"] == [1, 2]
     assert federation.records[0]["refused"] == []
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_private_tensor_cannot_leave(name):
+    """Whatever a method keeps for its client, an update holds the shared tensors and the declared extras, and nothing else."""
+    method = small_method(name)
+    federation = small_federation(method, rounds=1)
+    sent = []
+    train = federation.engine.train
+
+    def listening(*arguments):
+        trained = train(*arguments)
+        sent.extend((result.update.tensors, result.private) for result in trained)
+        return trained
+
+    federation.engine.train = listening
+    run_quietly(federation)
+    assert sent
+    for tensors, private in sent:
+        assert tensors.keys() == federation.shared.keys() | method.extra_shapes().keys()
+        assert not tensors.keys() & private.keys()
