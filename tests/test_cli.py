@@ -185,6 +185,7 @@ def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_killed_run_resumes_to_the_same_bits(fedvl):
     arguments = ["run", "--rounds", "40", "--json", "--quiet"]
     whole = json.loads(fedvl(*arguments, "--out", "whole").stdout)
