@@ -137,6 +137,7 @@ def wrong_inputs():
     yield ["run", "--set", "training.learning_rate=fast"], "training.learning_rate"
     yield ["run", "--set", "method.mu=1"], "method.mu"
     yield ["run", "--preset", "released"], "released"
+    yield ["run", "--set", "data.labels=cpl"], "candidates"
     yield ["run", "--shots", "0"], "data.shots"
     yield ["run", "--partition", "disjoint", "--clients", "11"], "11"
     yield ["run", "--set", "federation.quorum=11"], "quorum"

@@ -53,7 +53,6 @@ def known_of_dataset(method: type[Method], dataset: str) -> dict[str, Any]:
 
 def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any]:
     """Run, or go on with, the experiment of a run folder and write its result, model and report."""
-    torch.set_num_threads(max(torch.get_num_threads(), 1))
     prepared = prepare(experiment, display)
     torch.set_num_threads(experiment.federation.threads)
     method, engine = prepared.method, prepared.engine

@@ -245,6 +245,10 @@ def check_labels(
     name, protocol = experiment.method.name, experiment.evaluation.protocol
     if experiment.data.labels != "true" and not method.needs_labels:
         raise FedVLError(f"Method '{name}' takes no labels from elsewhere; leave data.labels as it is.")
+    if experiment.data.labels == "cpl" and not method.takes_candidates:
+        raise FedVLError(
+            f"Method '{name}' cannot learn from CPL's several candidates an image; use fpl, cps, or a prompt method."
+        )
     if method.needs_labels and experiment.data.labels == "true" and (labels["train"] < 0).any():
         raise FedVLError(
             f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; "

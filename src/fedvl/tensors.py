@@ -30,11 +30,6 @@ def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence
     return result
 
 
-def norm(tensors: Mapping[str, torch.Tensor]) -> float:
-    """The Euclidean norm over all named tensors together, accumulated in float64."""
-    return float(sum(float(tensor.detach().double().pow(2).sum()) for tensor in tensors.values()) ** 0.5)
-
-
 def count_elements(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
 

@@ -173,7 +173,7 @@ def test_one_candidate_is_a_label():
 
 def true_labels(scheme, partition, seed):
     """Percent of the pseudo-labels that are true, on the embedded images."""
-    settings = {"seed": seed, "method": {"name": "linear"}, "data": {"labels": scheme, "partition": partition}}
+    settings = {"seed": seed, "method": {"name": "promptfl"}, "data": {"labels": scheme, "partition": partition}}
     return prepare(settings).label_figures()
 
 

@@ -91,6 +91,7 @@ class Method:
     # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels"
     inputs: ClassVar[tuple[str, ...]] = ("features",)
     needs_labels: ClassVar[bool] = True
+    takes_candidates: ClassVar[bool] = False  # whether its loss understands several candidate labels an image (CPL)
     answers_new_classes: ClassVar[bool] = False  # whether it can be asked about classes that it was not trained on
     uses_target: ClassVar[bool] = False  # whether clients train with unlabelled images of the user who will ask
     clusters: bool = False  # it cannot name classes: images are clustered, and true labels name clusters (an oracle)

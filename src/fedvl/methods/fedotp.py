@@ -39,6 +39,7 @@ class FedOTPOptions(Options):
 
 
 class FedOTP(Method):
+    takes_candidates = True
     inputs = ("patches",)
     answers_new_classes = True
     trained_private = ("local_context",)

@@ -32,6 +32,7 @@ class FedTPGOptions(Options):
 
 
 class FedTPG(Method):
+    takes_candidates = True
     answers_new_classes = True
     private_lasts = False  # which classes a client has is seen in its data
     options_type = FedTPGOptions

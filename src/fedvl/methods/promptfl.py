@@ -26,6 +26,7 @@ class PromptOptions(Options):
 
 
 class PromptFL(Method):
+    takes_candidates = True
     answers_new_classes = True
     options_type = PromptOptions
     presets = {
