@@ -57,8 +57,12 @@ def run(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="What is asked in the end: closed (the trained classes), open (others) or personal (each's own)."
+            help="What is asked in the end: closed (the trained classes), open (others), personal (each's own) "
+            "or missing (texts or images lack)."
         ),
+    ] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="What samples lack: text:RATE, image:RATE or both:RATE; see fed-prime.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="paper, or released where public code differs.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
@@ -82,7 +86,7 @@ def run(
         "seed": seed,
         "device": device,
         "method": {"name": method, "preset": preset},
-        "data": {"dataset": dataset, "partition": partition, "clients": clients, "shots": shots},
+        "data": {"dataset": dataset, "partition": partition, "clients": clients, "shots": shots, "missing": missing},
         "model": {"name": model},
         "training": {"local_epochs": local_epochs},
         "federation": {

@@ -40,6 +40,8 @@ class DataConfig(Section):
     clients: int = Field(10, ge=1)
     minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should hold at least
     shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
+    missing: str | None = None  # what samples lack, as text:RATE, image:RATE or both:RATE; nothing if absent
+    missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples together or of each client's
     # pseudo-labels: what each client makes of its zero-shot predictions, by a scheme of methods/parts/pseudo_labels.py
     labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
     pseudo_shots: int = Field(16, ge=1)  # images of each class that a client labels so; for upl, fpl and cpl
@@ -80,8 +82,9 @@ class FederationConfig(Section):
 
 
 class EvaluationConfig(Section):
-    # open: a new user asks about classes that no client has; personal: every client asks about its own test part
-    protocol: Literal["closed", "open", "personal"] = "closed"
+    # open: a new user asks about classes that no client has; personal: every client asks about its own test part;
+    # missing: the test lacks what training lacks, and is asked again under six further conditions
+    protocol: Literal["closed", "open", "personal", "missing"] = "closed"
     batch_size: int = Field(4096, ge=1)  # images that are asked together
     every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
 

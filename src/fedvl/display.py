@@ -41,7 +41,7 @@ class TerminalDisplay:
         return update
 
     def rounds(
-        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]:
         task = self.progress.add_task("Rounds", total=total, completed=len(records), detail="")
         if records:
@@ -49,7 +49,9 @@ class TerminalDisplay:
 
         def update(record: dict[str, Any]) -> None:
             accuracy = record.get("accuracy")
-            figure = f"{accuracy:5.2f} %, zero-shot {zero_shot_accuracy:.2f} %" if accuracy is not None else ""
+            figure = f"{accuracy:5.2f} %" if accuracy is not None else ""
+            if figure and zero_shot_accuracy is not None:
+                figure += f", zero-shot {zero_shot_accuracy:.2f} %"
             self.progress.update(task, advance=1, detail=figure)
             if not self.console.is_terminal:
                 self.console.print(f"round {record['round']}/{total}  {figure}")

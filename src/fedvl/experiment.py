@@ -14,12 +14,14 @@ from fedvl import __version__
 from fedvl.config import Experiment, explain, overlay, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import represent_all
+from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.metrics import recall_by_class
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method
-from fedvl.preparation import Display, Prepared, prepare
+from fedvl.preparation import Display, Judged, Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_elements, digest, save, write_whole
 
@@ -56,7 +58,7 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
     prepared = prepare(experiment, display)
     torch.set_num_threads(experiment.federation.threads)
     method, engine = prepared.method, prepared.engine
-    zero_shot = prepared.judge_zero_shot().figures["accuracy"]
+    zero_shot = prepared.judge_zero_shot()
     federation = Federation(
         method,
         engine,
@@ -81,7 +83,7 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
     if federation.trains:
         federation.restore()
         write_metrics(folder, federation.records)
-        show = display.rounds(rounds, federation.records, zero_shot)
+        show = display.rounds(rounds, federation.records, zero_shot.figures["accuracy"] if zero_shot else None)
 
         def after_round(record: dict[str, Any]) -> None:
             with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -100,7 +102,6 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
     began = time.perf_counter()
     answered = prepared.judge(federation.shared, federation.kept)
     answer_seconds = (time.perf_counter() - began) / len(prepared.test)
-    zero_shot = prepared.judge_zero_shot()
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     return {
         "schema": RESULT_SCHEMA,
@@ -115,7 +116,7 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "seed": experiment.seed,
         "protocol": experiment.evaluation.protocol,
         **answered.figures,
-        **{f"zero_shot_{name}": value for name, value in zero_shot.figures.items() if "accuracy" in name},
+        **zero_shot_figures(prepared.judge_zero_shot()),
         **prepared.label_figures(),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
@@ -136,9 +137,11 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "refused_updates": sum(len(record["refused"]) for record in records),
         "state_sha256": digest(federation.shared),
         "class_names": list(prepared.asked.task.class_names),
+        "templates": prepared.templates,
+        "model_fingerprint": prepared.method.task.encoder.fingerprint,
         "confusion": answered.confusion.tolist(),
         "per_class_recall": recall_by_class(answered.confusion),
-        "zero_shot_per_class_recall": recall_by_class(zero_shot.confusion),
+        **missing_figures(prepared, federation),
         "partition_counts": prepared.counts.tolist(),
         "partition_class_names": prepared.class_names,
         "partition_note": prepared.partition_note,
@@ -151,11 +154,32 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
     }
 
 
+def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
+    """The pretrained model's own accuracy; nothing known where it cannot name classes."""
+    if judged is None:
+        return {"zero_shot_accuracy": None}
+    accuracies = {f"zero_shot_{name}": value for name, value in judged.figures.items() if "accuracy" in name}
+    return {**accuracies, "zero_shot_per_class_recall": recall_by_class(judged.confusion)}
+
+
+def missing_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
+    """What the missing-modality protocol adds: the test under its conditions, and a map of the samples."""
+    if not prepared.conditions:
+        return {}
+    embedded = represent_all(
+        prepared.asked, federation.shared, prepared.test, prepared.experiment.evaluation.batch_size
+    )
+    return {
+        "conditions": prepared.judge_conditions(federation.shared, federation.kept),
+        "embedding": embedding_map(embedded, prepared.test),
+    }
+
+
 def encode_seconds_per_image(prepared: Prepared) -> float:
     """What the frozen image tower costs a query, measured on one small batch; nothing if the method's answers include it."""
     if "pixels" in prepared.test.inputs:
         return 0.0
-    encoder = prepared.method.task.encoder
+    encoder = prepared.method.task.clip
     pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=prepared.test.labels.device)
     with torch.inference_mode():
         float(encoder.encode_image(pixels).sum())  # the first call warms up; reading a number waits for a GPU
@@ -165,14 +189,12 @@ def encode_seconds_per_image(prepared: Prepared) -> float:
 
 
 def finish(folder: Path, result: dict[str, Any], federation: Federation) -> None:
-    """The model and the result; result.json comes last, for it says that the run is finished."""
-    save(
-        folder / "model.safetensors",
-        federation.shared,
-        {"fedvl": json.dumps(result["config"]), "method": result["method"]},
-    )
+    """The model and the result; result.json comes last, for it says that the run is finished and what its files hash to."""
+    described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
+    files = {"model.safetensors": save(folder / "model.safetensors", federation.shared, described)}
     if federation.kept:  # what the server answers queries with
-        save(folder / "kept.safetensors", federation.kept, {"method": result["method"]})
+        files["kept.safetensors"] = save(folder / "kept.safetensors", federation.kept, {"method": result["method"]})
+    result["files_sha256"] = files
     write_whole(folder / "result.json", json.dumps(result).encode())
 
 

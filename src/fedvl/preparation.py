@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from fedvl.config import Experiment
 from fedvl.data.deal import PROTOCOLS
-from fedvl.data.features import default_cache_dir, encode_split
+from fedvl.data.forms import read_forms
+from fedvl.data.missing import draw_present, lacking, conditions_of
 from fedvl.data.sources import open_dataset
-from fedvl.data.stores import Dataset, Split
+from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import confusion
 from fedvl.evaluation.metrics import summary
@@ -27,6 +28,7 @@ from fedvl.methods.parts.pseudo_labels import label_figures, relabelled
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
 TEXTS_AT_ONCE = 256
@@ -38,7 +40,7 @@ class Display(Protocol):
     def stage(self, name: str) -> Callable[[int, int], None]: ...
 
     def rounds(
-        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]: ...
 
 
@@ -59,8 +61,10 @@ class Prepared:
     engine: LocalEngine
     test: Samples
     test_parts: list[torch.Tensor]  # rows of ``test`` that each client asks about; none unless the protocol is personal
+    conditions: dict[str, Samples]  # the test under each condition of the missing-modality protocol; none in another
     true_labels: torch.Tensor  # of the training images, to tell how true pseudo-labels are; -1 where there is none
     class_names: list[str]  # of the dataset
+    templates: list[str]  # that its class names are put into
     counts: NDArray[np.int64]  # clients x classes of the dataset
     partition_note: str
     skipped: list[dict[str, str]]
@@ -72,8 +76,19 @@ class Prepared:
         tensors = self.asked.tailor(shared, kept)
         return self._judged(self.asked, lambda client: {**tensors, **self._private_of(client)}, tensors)
 
-    def judge_zero_shot(self) -> Judged:
+    def judge_zero_shot(self) -> Judged | None:
+        """The pretrained model alone; None for a fused one, which knows no classes before it is trained."""
+        if "features" not in self.test.inputs:
+            return None
         return self._judged(ZeroShot(Options(), self.asked.task), lambda client: {}, {})
+
+    def judge_conditions(self, shared: Tensors, kept: Tensors) -> list[dict[str, Any]]:
+        """Accuracy and macro-F1 under each condition of the missing-modality protocol."""
+        rows = []
+        for condition, samples in self.conditions.items():
+            figures = replace(self, test=samples).judge(shared, kept).figures
+            rows.append({"condition": condition, "accuracy": figures["accuracy"], "macro_f1": figures["macro_f1"]})
+        return rows
 
     def trained_private(self) -> Tensors:
         """What a client trains for itself beside the shared tensors."""
@@ -110,41 +125,35 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
     method_type = load_method(experiment.method.name)
     dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
     options = method_type.options_type.model_validate(experiment.method.options)
-    inputs = method_type.forms(options)
+    inputs = [form for form in method_type.forms(options) if form != "present"]
     encoder = load_model(experiment.model.name, device)
-    if not isinstance(encoder, DualEncoder):
-        raise FedVLError(
-            f"Method '{experiment.method.name}' needs a CLIP-like model, and '{experiment.model.name}' is a fused one."
-        )
-    encoded = {
-        name: encode_split(
-            dataset.splits[name], encoder, "features", default_cache_dir(), display.stage(f"Encode {name}")
-        )
+    fused = isinstance(encoder, FusedEncoder)
+    check_model(fused, "tokens" in inputs, experiment)
+    # Features for pseudo-labels and for the zero-shot accuracy, whether the method wants them or not
+    wanted = inputs if fused else list(dict.fromkeys([*inputs, "features"]))
+    read = {
+        name: read_forms(name, dataset.splits[name], encoder, wanted, device, display.stage)
         for name in ("train", "test")
     }
-    further = {
-        name: {
-            kind: encoded_as(kind, dataset.splits[name], encoder, part.kept, display.stage(f"{verb} {name}"))
-            for kind, verb in (("pixels", "Read"), ("patches", "Encode patches of"))
-            if kind in inputs
-        }
-        for name, part in encoded.items()
-    }
     encode_seconds = time.perf_counter() - began
-    labels = {name: dataset.splits[name].labels[part.kept] for name, part in encoded.items()}
+    labels = {name: dataset.splits[name].labels[part.kept] for name, part in read.items()}
     check_labels(dataset, method_type, labels, experiment)
     protocol = PROTOCOLS[experiment.evaluation.protocol]
     deal = protocol(labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed)
-    train, test = (
-        samples_of(encoded[name].tensor, further[name], renumbered(labels[name], classes), forms, device)
-        for name, classes, forms in (
-            ("train", deal.trained_classes, inputs),
-            ("test", deal.asked_classes, (*inputs, "features")),  # features for the zero-shot accuracy
+    train, all_test = (
+        Samples({form: read[name].forms[form] for form in forms}, torch.from_numpy(own).to(device))
+        for name, forms, own in (
+            ("train", inputs, renumbered(labels["train"], deal.trained_classes)),
+            ("test", wanted, renumbered(labels["test"], deal.asked_classes)),
         )
     )
+    test, conditions = all_test.take(torch.from_numpy(deal.asked).to(device)), dict[str, Samples]()
+    if isinstance(encoder, FusedEncoder):
+        train, conditions = missing_modalities(train, test, deal.clients, encoder, experiment)
+        test = conditions["as trained"]
     target = None
     if method_type.uses_target and len(deal.validation):
-        target = test.take(torch.from_numpy(deal.validation).to(device)).inputs
+        target = all_test.take(torch.from_numpy(deal.validation).to(device)).inputs
     embeddings = embed_classes(dataset, encoder, experiment.data.templates, device)
     method, asked = (
         method_type(
@@ -168,9 +177,9 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         train, rows = relabelled(
             train,
             rows,
-            normalize(encoded["train"].tensor.to(device), dim=-1),
+            read["train"].forms["features"],
             method.task.text_features,
-            encoder.logit_scale,
+            method.task.clip.logit_scale,
             experiment.data.labels,
             experiment.data.pseudo_shots,
         )
@@ -181,20 +190,60 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         method=method,
         asked=asked,
         engine=LocalEngine(method, train, rows, experiment.training, experiment.federation, experiment.seed),
-        test=test.take(torch.from_numpy(deal.asked).to(device)),
+        test=test,
         test_parts=[torch.from_numpy(part).to(device) for part in deal.parts],
+        conditions=conditions if experiment.evaluation.protocol == "missing" else {},
         true_labels=true_labels,
         class_names=list(dataset.class_names),
+        templates=list(dataset.templates.get(experiment.data.templates, ())),
         counts=count_classes(deal.clients, labels["train"], len(dataset.class_names)),
         partition_note=deal.note,
         skipped=[
             {"image": image, "reason": reason, "split": name}
-            for name, part in encoded.items()
+            for name, part in read.items()
             for image, reason in part.bad
         ],
         encode_seconds=encode_seconds,
-        notes=[*dataset.notes, *(part.note for part in encoded.values() if part.note)],
+        notes=[*dataset.notes, *(note for part in read.values() for note in part.notes)],
     )
+
+
+def missing_modalities(
+    train: Samples, test: Samples, clients: list[NDArray[np.int64]], encoder: FusedEncoder, experiment: Experiment
+) -> tuple[Samples, dict[str, Samples]]:
+    """Training samples that lack what the experiment says, and the test under each of the paper's conditions."""
+    data, seed = experiment.data, experiment.seed
+
+    def lack(
+        samples: Samples, spec: str | None, purpose: str, groups: list[NDArray[np.int64]] | None = None
+    ) -> Samples:
+        tokens = samples.inputs["tokens"]
+        nothing = encoder.tokenise([""])
+        has_text = encoder.text_mask(tokens).sum(1).cpu().numpy() > nothing.shape[1]
+        present = draw_present(has_text, spec, seed, purpose, groups)
+        padded = pad(nothing, (0, tokens.shape[1] - nothing.shape[1]), value=int(nothing[0, -1]))
+        return Samples(lacking(samples.inputs, present, padded), samples.labels)
+
+    train = lack(train, data.missing, "train", clients if data.missing_by == "client" else None)
+    return train, {name: lack(test, spec, "test") for name, spec in conditions_of(data.missing).items()}
+
+
+def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
+    name, model = experiment.method.name, experiment.model.name
+    if wants_fused and not fused:
+        raise FedVLError(
+            f"Method '{name}' needs a fused model, and '{model}' is a CLIP-like one; use --model fedvl-tiny-vilt or a ViLT folder."
+        )
+    if fused and not wants_fused:
+        raise FedVLError(
+            f"Method '{name}' needs a CLIP-like model, and '{model}' is a fused one; use --model fedvl-tiny."
+        )
+    if not fused and (experiment.data.missing or experiment.evaluation.protocol == "missing"):
+        raise FedVLError(
+            f"Method '{name}' reads images alone, so that nothing can be missing; use fed-prime or fedavg-p."
+        )
+    if fused and experiment.data.labels != "true":
+        raise FedVLError(f"Pseudo-labels need a CLIP-like model; with '{model}' leave data.labels as it is.")
 
 
 def pick_device(name: str) -> str:
@@ -205,31 +254,6 @@ def pick_device(name: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise FedVLError(f"Device '{name}' cannot be used on this machine; use --device cpu, or auto.") from error
     return name
-
-
-def encoded_as(
-    kind: str, split: Split, encoder: DualEncoder, kept: NDArray[np.int64], progress: Callable[[int, int], None]
-) -> torch.Tensor:
-    """The images as "pixels", as the encoder reads them, or "patches", its spatial features; those alone that are kept."""
-    read = encode_split(split, encoder, kind, default_cache_dir(), progress)
-    return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
-
-
-def samples_of(
-    embeddings: torch.Tensor,
-    further: dict[str, torch.Tensor],
-    labels: NDArray[np.int64],
-    inputs: Sequence[str],
-    device: str,
-) -> Samples:
-    """The encoded images in the forms that the method wants."""
-    embeddings = embeddings.to(device)
-    forms: dict[str, Callable[[], torch.Tensor]] = {
-        "embeddings": lambda: embeddings,
-        "features": lambda: normalize(embeddings, dim=-1),
-    }
-    wanted = {name: further[name].to(device) if name in further else forms[name]() for name in inputs}
-    return Samples(wanted, torch.from_numpy(labels).to(device))
 
 
 def renumbered(labels: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -269,15 +293,21 @@ def count_classes(clients: Sequence[NDArray[np.int64]], labels: NDArray[np.int64
     return np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in clients])
 
 
-def embed_classes(dataset: Dataset, encoder: DualEncoder, templates: str, device: str) -> torch.Tensor:
-    """One vector a class: the text embedding, or the mean of unit embeddings over several templates."""
+def embed_classes(dataset: Dataset, encoder: DualEncoder | FusedEncoder, templates: str, device: str) -> torch.Tensor:
+    """One vector a class: the text embedding, or the mean of unit embeddings over several templates; none if fused."""
+    if isinstance(encoder, FusedEncoder):
+        return torch.empty(len(dataset.class_names), 0, device=device)
     if templates not in dataset.templates:
         raise FedVLError(
             f"Dataset '{dataset.name}' has no templates '{templates}'; it has {', '.join(dataset.templates)}."
         )
+    return embed_names(dataset.class_names, dataset.templates[templates], encoder, device)
+
+
+def embed_names(names: Sequence[str], templates: Sequence[str], encoder: DualEncoder, device: str) -> torch.Tensor:
     sets = []
-    for template in dataset.templates[templates]:
-        texts = [template.replace("{}", name) for name in dataset.class_names]
+    for template in templates:
+        texts = [template.replace("{}", name) for name in names]
         with torch.no_grad():
             parts = [
                 encoder.encode_text(encoder.tokenise(texts[first : first + TEXTS_AT_ONCE]).to(device))

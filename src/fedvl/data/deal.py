@@ -68,4 +68,5 @@ def open_vocabulary(train_labels: Integers, test_labels: Integers, classes: int,
     return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
 
 
-PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal}
+# Which modality a sample lacks changes nothing of who holds it.
+PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal, "missing": closed}

@@ -30,7 +30,7 @@ class AdapterFL(Method):
     def __init__(self, options: AdapterOptions, task: Task) -> None:
         super().__init__(options, task)
         self.options = options
-        self.scale = options.scale or task.encoder.logit_scale
+        self.scale = options.scale or task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         text = self.task.text_features

@@ -14,7 +14,7 @@ Three kinds of tensors, kept apart by where they come from:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -24,6 +24,7 @@ from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
     from fedvl.models.clip import DualEncoder
+    from fedvl.models.vilt import FusedEncoder
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,24 @@ class Task:
     """What every party knows before the first round."""
 
     class_names: tuple[str, ...]
-    text_embeddings: Tensor  # classes x d, as the text tower gives them (mean of unit vectors for several templates)
-    encoder: "DualEncoder"
+    # classes x d, as the text tower gives them (mean of unit vectors for several templates); d is 0 for a fused encoder
+    text_embeddings: Tensor
+    encoder: "DualEncoder | FusedEncoder"
     clients: int
     seed: int = 0  # for draws that must be the same for all parties
     stage: Callable[[str], Callable[[int, int], None]] = lambda name: lambda done, total: None  # shows progress
     protocol: str = "closed"  # "open": a user will ask about classes that nobody trains on
     target: Tensors | None = None  # that user's own images, without labels; only for a method that ``uses_target``
+
+    # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
+
+    @property
+    def clip(self) -> "DualEncoder":
+        return cast("DualEncoder", self.encoder)
+
+    @property
+    def fused(self) -> "FusedEncoder":
+        return cast("FusedEncoder", self.encoder)
 
     @cached_property
     def text_features(self) -> Tensor:
@@ -79,6 +91,15 @@ class Update(NamedTuple):
     weight: float
 
 
+class Answer(NamedTuple):
+    """What is said of one user's next images."""
+
+    scores: Tensor  # rows x classes, larger is likelier
+    session: Tensors  # what is remembered of that user from now on
+    entropy: Tensor  # of each row in nats: 0 if it is certain
+    example_of: Tensor  # the class that each image is remembered as an example of; -1: none
+
+
 class Options(BaseModel):
     """Base of a method's own options."""
 
@@ -88,7 +109,8 @@ class Options(BaseModel):
 class Method:
     """Base of all methods: federated averaging of whatever :meth:`start` returns."""
 
-    # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels"
+    # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels" (uint8);
+    # for a fused encoder "tokens" (of the text, or of no text), "pixels" and "present" (rows x 2: has text, has image)
     inputs: ClassVar[tuple[str, ...]] = ("features",)
     needs_labels: ClassVar[bool] = True
     takes_candidates: ClassVar[bool] = False  # whether its loss understands several candidate labels an image (CPL)
@@ -201,6 +223,10 @@ class Method:
         """What the server keeps of the updates for itself, to answer queries with; it is never sent to clients."""
         return {}
 
+    def client_weights(self, kept: Tensors) -> dict[int, float]:
+        """How much each client counts in what answers the classes of this task; none if every user gets the same."""
+        return {}
+
     def tailor(self, shared: Tensors, kept: Tensors) -> Tensors:
         """The tensors that answer one user's queries, when the method's task is that user's (other class names)."""
         return shared
@@ -210,12 +236,19 @@ class Method:
         raise TypeError(f"{type(self).__name__} defines no predict")
 
     def represent(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Vectors (rows x any) to be clustered, of a method that ``clusters``."""
+        """Vectors (rows x any) that answers are read from: to be clustered, of a method that ``clusters``, or drawn."""
         raise TypeError(f"{type(self).__name__} defines no represent")
 
-    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> tuple[Tensor, Tensors]:
-        """Scores for the next images of one user, and what is remembered of that user; a session begins empty."""
-        return self.predict(tensors, inputs), session
+    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Answer:
+        """What is said of the next images of one user; a session begins empty."""
+        scores = self.predict(tensors, inputs)
+        return Answer(scores, session, entropy(scores), torch.full_like(scores[:, 0], -1, dtype=torch.long))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Of the softmax of each row, in nats."""
+    log_likelihood = torch.log_softmax(logits, dim=-1)
+    return -(log_likelihood.exp() * log_likelihood).sum(-1)  # p log p by itself is NaN where p underflows
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

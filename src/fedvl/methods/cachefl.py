@@ -43,7 +43,7 @@ class CacheFL(Method):
     def __init__(self, options: CacheOptions, task: Task) -> None:
         super().__init__(options, task)
         self.options = options
-        self.scale = options.scale or task.encoder.logit_scale
+        self.scale = options.scale or task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         """W1 of eq. 3, a unit vector a row, class by class; so W2 of eq. 4 need not be written down."""
@@ -61,7 +61,7 @@ class CacheFL(Method):
                 task.stage("Generate images"),
             )
         keys = features_of_pictures(
-            folder, task.class_names, options.cache_shots, task.encoder, task.stage("Encode synthetic images")
+            folder, task.class_names, options.cache_shots, task.clip, task.stage("Encode synthetic images")
         )
         return {"keys": keys.to(task.text_features)}
 

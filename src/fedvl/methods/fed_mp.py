@@ -15,18 +15,18 @@ Where the paper leaves a choice:
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Batch, Method, Options, Samples, Task, Update
+from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task, Update
 from fedvl.methods.parts import prototypes
 from fedvl.methods.parts.adapters import gate_start, gated
 from fedvl.methods.parts.losses import contrastive
-from fedvl.methods.parts.prototypes import Empty, Verdict
+from fedvl.methods.parts.prototypes import Empty
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, weighted_mean
 
@@ -44,14 +44,6 @@ class FedMPOptions(Options):
     pseudo_labels: Literal["text", "combined"] = "text"  # scores by which an image is admitted
     empty: Empty = "levelled"  # what a class without examples scores
     unit_centroids: bool = True  # cos(z', q) of eq. 12; if not, the product with the mean as it is
-
-
-class Look(NamedTuple):
-    """All that is thought of one user's next images."""
-
-    scores: Tensor
-    verdict: Verdict
-    session: Tensors
 
 
 class FedMP(Method):
@@ -95,7 +87,7 @@ class FedMP(Method):
     def __init__(self, options: FedMPOptions, task: Task) -> None:
         super().__init__(options, task)
         self.options = options
-        self.scale = task.encoder.logit_scale
+        self.scale = task.clip.logit_scale
         self.private_lasts = options.residuals == "own"
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -140,7 +132,9 @@ class FedMP(Method):
         }
 
     def client_weights(self, kept: Tensors) -> dict[int, float]:
-        """How much each client counts for the classes of this task (eq. 8 and 9); the weights sum to 1."""
+        """By how near its texts are to those of this task (eq. 8 and 9); the weights sum to 1."""
+        if not (self.options.adaptive and kept):
+            return {}
         clients = sorted(int(name.split("/")[0]) for name in kept if name.endswith("/perturbed_texts"))
         told = torch.stack([kept[f"{client}/perturbed_texts"].mean(0) for client in clients])
         similarity = told.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
@@ -154,9 +148,9 @@ class FedMP(Method):
 
     def tailor(self, shared: Tensors, kept: Tensors) -> Tensors:
         """The gates of all clients, merged for the classes of this task (eq. 9)."""
-        if not (self.options.adaptive and kept):
-            return shared
         weights = self.client_weights(kept)
+        if not weights:
+            return shared
         gates = [{name: kept[f"{client}/{name}"] for name in shared} for client in weights]
         return weighted_mean(gates, list(weights.values()))
 
@@ -168,24 +162,20 @@ class FedMP(Method):
         """By text alone (eq. 1): what is said of an image without a session."""
         return self.scale * self.adapted(tensors, inputs) @ self.task.text_features.T
 
-    def look(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Look:
+    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Answer:
         """Score with the examples of earlier batches, then admit new ones (algorithm 2)."""
+        if not self.options.prototypes:
+            return super().answer(tensors, session, inputs)
         texts = self.task.text_features
         session = session or prototypes.begin(texts)
         prototypes.check(session, texts)
         images = self.adapted(tensors, inputs)
-        by_text = self.scale * images @ texts.T
-        if not self.options.prototypes:
-            verdict = prototypes.judge(by_text, self.options.uncertainty)
-            return Look(by_text, verdict._replace(admitted=torch.zeros_like(verdict.admitted)), session)
         combined = self.scale * prototypes.scores(
             images, texts, session, self.options.empty, self.options.unit_centroids
         )
+        by_text = self.scale * images @ texts.T
         verdict = prototypes.judge(
             by_text if self.options.pseudo_labels == "text" else combined, self.options.uncertainty
         )
-        return Look(combined, verdict, prototypes.admit(session, images, verdict))
-
-    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> tuple[Tensor, Tensors]:
-        looked = self.look(tensors, session, inputs)
-        return looked.scores, looked.session
+        session = prototypes.admit(session, images, verdict)
+        return Answer(combined, session, verdict.entropy, torch.where(verdict.admitted, verdict.labels, -1))

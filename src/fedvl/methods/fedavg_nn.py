@@ -101,7 +101,7 @@ class FedAvgNN(Method):
         return self.options.width * (32 if self.options.depth == 50 else 8)
 
     def _images(self, inputs: Tensors) -> Tensor:
-        return self.task.encoder.normalise(inputs["pixels"])
+        return self.task.clip.normalise(inputs["pixels"])
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.task.text_embeddings.device)

@@ -32,11 +32,11 @@ class FedCLIP(Method):
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         texts = self.task.text_embeddings[batch.labels.clamp(min=0)]
         images = gated(tensors, batch.inputs["embeddings"])
-        return contrastive(images, texts, self.task.encoder.logit_scale, batch.mask), {}
+        return contrastive(images, texts, self.task.clip.logit_scale, batch.mask), {}
 
     def weight(self, size: int, private: Tensors) -> float:
         return 1.0  # the released code averages clients equally
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         images = normalize(gated(tensors, inputs["embeddings"]), dim=-1)
-        return self.task.encoder.logit_scale * images @ self.task.text_features.T
+        return self.task.clip.logit_scale * images @ self.task.text_features.T

@@ -51,8 +51,8 @@ class FedOTP(Method):
     def __init__(self, options: FedOTPOptions, task: Task) -> None:
         super().__init__(options, task)
         self.options = options
-        self.texts = ClassTexts(task.encoder, task.class_names, options.context)
-        self.scale = task.encoder.logit_scale
+        self.texts = ClassTexts(task.clip, task.class_names, options.context)
+        self.scale = task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}

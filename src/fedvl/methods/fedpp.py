@@ -73,18 +73,18 @@ class FedPP(Method):
         super().__init__(options, task)
         self.options = options
         self.sums_reports = options.counts == "summed"
-        self.scale = task.encoder.logit_scale
+        self.scale = task.clip.logit_scale
         self.classes = len(task.class_names)
-        layers = task.encoder.vision_layers
+        layers = task.clip.vision_layers
         self.layers = max(layers - 1, 1) if options.visual_layers == "all-but-last" else layers
         if options.visual_prompts and not layers:
             raise FedVLError(
-                f"The image tower of {task.encoder.name} takes no prompts; use a ViT, or --set method.visual_prompts=false."
+                f"The image tower of {task.clip.name} takes no prompts; use a ViT, or --set method.visual_prompts=false."
             )
         if not (options.visual_prompts or options.text_prompts):
             raise FedVLError("FedPP without visual and text prompts trains nothing; leave one of them on.")
         if options.text_prompts:
-            self.texts = ClassTexts(task.encoder, task.class_names, options.context)
+            self.texts = ClassTexts(task.clip, task.class_names, options.context)
 
     @classmethod
     def forms(cls, options: FedPPOptions) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class FedPP(Method):
     def start(self, generator: torch.Generator) -> Tensors:
         if not self.options.visual_prompts:
             return {}
-        shape = (self.layers, self.options.visual_tokens, self.task.encoder.vision_width)
+        shape = (self.layers, self.options.visual_tokens, self.task.clip.vision_width)
         drawn = SPREAD * torch.randn(shape, generator=generator)
         return {"visual": drawn.to(self.task.text_embeddings)}
 
@@ -177,8 +177,8 @@ class FedPP(Method):
         """g(P^v, P^t; x) of eq. 5; whoever has no context of its own asks with the class texts."""
         images = inputs["features"]
         if "visual" in tensors:
-            pixels = self.task.encoder.normalise(inputs["pixels"]).to(tensors["visual"].dtype)
-            images = normalize(self.task.encoder.encode_image(pixels, tensors["visual"]), dim=-1)
+            pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["visual"].dtype)
+            images = normalize(self.task.clip.encode_image(pixels, tensors["visual"]), dim=-1)
         texts = self.texts.features(tensors["context"]) if "context" in tensors else self.task.text_features
         return self.scale * images @ texts.T
 

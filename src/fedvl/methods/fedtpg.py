@@ -52,17 +52,17 @@ class FedTPG(Method):
     def __init__(self, options: FedTPGOptions, task: Task) -> None:
         super().__init__(options, task)
         self.options = options
-        if task.encoder.text_width % HEADS:
+        if task.clip.text_width % HEADS:
             raise FedVLError(
-                f"FedTPG's attention has {HEADS} heads, and the text width of {task.encoder.name}, "
-                f"{task.encoder.text_width}, cannot be shared out among them; use another model."
+                f"FedTPG's attention has {HEADS} heads, and the text width of {task.clip.name}, "
+                f"{task.clip.text_width}, cannot be shared out among them; use another model."
             )
-        self.texts = ClassTexts(task.encoder, task.class_names, options.context)
+        self.texts = ClassTexts(task.clip, task.class_names, options.context)
         self.names = bare_names(task)
 
     def start(self, generator: torch.Generator) -> Tensors:
         """Drawn as PyTorch draws its own layers: attention by Xavier's rule, the others uniform within 1/sqrt(inputs)."""
-        width, joint = self.task.encoder.text_width, self.names.shape[1]
+        width, joint = self.task.clip.text_width, self.names.shape[1]
         tensors = {"queries": SPREAD * torch.randn(self.options.context, width, generator=generator)}
         for name, inputs in (("query", width), ("key", joint), ("value", joint)):
             bound = (6 / (inputs + 3 * width)) ** 0.5
@@ -104,10 +104,10 @@ class FedTPG(Method):
 
 def bare_names(task: Task) -> Tensor:
     """Unit text embeddings of the class names alone, without a template."""
-    device = task.encoder.positional_embedding.device
+    device = task.clip.positional_embedding.device
     with torch.no_grad():
         parts = [
-            task.encoder.encode_text(task.encoder.tokenise(task.class_names[first : first + TEXTS_AT_ONCE]).to(device))
+            task.clip.encode_text(task.clip.tokenise(task.class_names[first : first + TEXTS_AT_ONCE]).to(device))
             for first in range(0, len(task.class_names), TEXTS_AT_ONCE)
         ]
     return normalize(torch.cat(parts), dim=-1)

@@ -26,7 +26,7 @@ class Linear(Method):
     def __init__(self, options: LinearOptions, task: Task) -> None:
         super().__init__(options, task)
         self.initial = options.initial
-        self.scale = options.scale or task.encoder.logit_scale
+        self.scale = options.scale or task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         weight = self.task.text_features.clone()

@@ -36,7 +36,7 @@ class PromptFL(Method):
 
     def __init__(self, options: PromptOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.texts = ClassTexts(task.encoder, task.class_names, options.context)
+        self.texts = ClassTexts(task.clip, task.class_names, options.context)
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}

@@ -73,6 +73,8 @@ def accuracy_label(method: str) -> str:
 def accuracy_rows(result: dict[str, Any]) -> list[Row]:
     if result["method"] == "zero-shot":
         rows = [_rate_row("Zero-shot accuracy", result.get("accuracy"))]
+    elif result.get("conditions"):  # a fused model knows no classes before it is trained
+        rows = [_rate_row(accuracy_label(str(result["method"])), result.get("accuracy"))]
     else:
         change = difference(result)
         rows = [
@@ -83,6 +85,18 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(_rate_row(label, result.get(f"macro_{key}")))
     return rows
+
+
+def condition_rows(result: dict[str, Any]) -> list[Row]:
+    """Accuracy and macro-F1 under each test condition of the missing-modality protocol."""
+    return [
+        Row(
+            f"Test {row['condition']}: accuracy, macro F1",
+            f"{percent(row['accuracy'])}, {percent(row['macro_f1'])}",
+            f"{_exact(row['accuracy'])}, {_exact(row['macro_f1'])}",
+        )
+        for row in result.get("conditions") or []
+    ]
 
 
 def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
@@ -119,6 +133,9 @@ def result_table(result: dict[str, Any]) -> Table:
     for row in accuracy_rows(result):
         style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
+    table.add_section()
+    for row in condition_rows(result):
+        table.add_row(Text(row.label), Text(row.text))
     table.add_section()
     for row in cost_rows(result):
         table.add_row(Text(row.label), Text(row.text))

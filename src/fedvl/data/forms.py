@@ -1,0 +1,70 @@
+"""The images and texts of a split in the forms that methods ask for, by way of the feature cache."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from fedvl.data.features import Encoded, default_cache_dir, encode_split
+from fedvl.data.stores import Split
+from fedvl.errors import FedVLError
+from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
+from fedvl.tensors import Tensors
+
+VERBS = {"features": "Encode", "pixels": "Read", "patches": "Encode patches of"}
+
+
+class Read(NamedTuple):
+    """A split as a model reads it: a row for each image that could be used."""
+
+    forms: Tensors
+    kept: NDArray[np.int64]  # those images, by their place in the split
+    bad: list[tuple[str, str]]  # the others, with the reason
+    notes: list[str]
+
+
+def read_forms(
+    name: str,
+    split: Split,
+    encoder: DualEncoder | FusedEncoder,
+    wanted: Sequence[str],
+    device: str,
+    stage: Callable[[str], Callable[[int, int], None]],
+) -> Read:
+    """The forms of ``Method.inputs`` (all but "present"); an image counts as good if the model's main form of it is."""
+    main = "features" if isinstance(encoder, DualEncoder) else "pixels"
+    kinds = [main, *(kind for kind in VERBS if kind in wanted and kind != main)]
+    read = {
+        kind: encode_split(split, encoder, kind, default_cache_dir(), stage(f"{VERBS[kind]} {name}")) for kind in kinds
+    }
+    kept = read[main].kept
+    forms: Tensors = {}
+    for form in wanted:
+        if form == "tokens":
+            forms[form] = encoder.tokenise(texts_of(split, kept))
+        elif form == "embeddings":
+            forms[form] = read["features"].tensor
+        elif form == "features":
+            forms[form] = normalize(read["features"].tensor.to(device), dim=-1)
+        else:
+            forms[form] = rows_of(read[form], kept)
+    on_device = {form: tensor.to(device) for form, tensor in forms.items()}
+    return Read(on_device, kept, read[main].bad, [part.note for part in read.values() if part.note])
+
+
+def rows_of(read: Encoded, kept: NDArray[np.int64]) -> torch.Tensor:
+    """Those rows alone that belong to images which are kept."""
+    return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
+
+
+def texts_of(split: Split, kept: NDArray[np.int64]) -> list[str]:
+    """The text beside each image; empty where there is none."""
+    if split.texts is None:
+        raise FedVLError(
+            "This method reads a text beside each image, and the dataset has none; add a column 'text', or use emoji-mini."
+        )
+    return [split.texts[index] for index in kept]

@@ -1,0 +1,85 @@
+"""Samples that lack their text or their image: who lacks what, and what stands for it.
+
+A specification such as ``both:0.7`` says which modality is lacking in which share of the samples: ``text``, ``image``, or
+``both``, where half of that share lacks the one and half the other. A sample never lacks both.
+
+An absent text is the empty text. An absent image is left in memory and marked in ``present``; a method puts all ones after
+normalisation in its place (``methods/parts/fused.py``), as missing-aware prompting does.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedvl.errors import FedVLError
+from fedvl.seeding import numpy_generator
+from fedvl.tensors import Tensors
+
+Present = NDArray[np.bool_]  # samples x 2: has text, has image
+TEXT, IMAGE = 0, 1
+PATTERNS = ("text", "image", "both")
+DEFAULT_RATE = 0.7  # of the paper's test conditions, where training lacks nothing
+
+
+class Missing(NamedTuple):
+    pattern: str
+    rate: float
+
+
+def parse_missing(spec: str) -> Missing:
+    pattern, _, text = spec.partition(":")
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if pattern not in PATTERNS or not 0 <= rate <= 1:
+        raise FedVLError(
+            f"Missing modalities are given as text:RATE, image:RATE or both:RATE, for example both:0.7, not '{spec}'."
+        )
+    return Missing(pattern, rate)
+
+
+def draw_present(
+    texts: NDArray[np.bool_], spec: str | None, seed: int, purpose: str, groups: list[NDArray[np.int64]] | None = None
+) -> Present:
+    """Which modalities each sample has. ``texts``: whether it has a text to begin with; one without keeps its image.
+
+    The share is of all samples together or, with ``groups``, of each group (a client's samples).
+    """
+    present = np.stack([texts, np.ones_like(texts)], axis=1)
+    if spec is None:
+        return present
+    missing = parse_missing(spec)
+    generator = numpy_generator(seed, "missing", purpose, spec)
+    for rows in [np.arange(len(texts))] if groups is None else groups:
+        lacking = generator.permutation(rows)[: round(missing.rate * len(rows))]
+        half = (len(lacking) + 1) // 2
+        without_text = {"text": lacking, "image": lacking[:0], "both": lacking[:half]}[missing.pattern]
+        without_image = {"text": lacking[:0], "image": lacking, "both": lacking[half:]}[missing.pattern]
+        present[without_text, TEXT] = False
+        present[without_image, IMAGE] = ~present[without_image, TEXT]
+    return present
+
+
+def conditions_of(spec: str | None) -> dict[str, str | None]:
+    """The seven conditions under which the paper tests (its results table), by name."""
+    rate = parse_missing(spec).rate if spec else DEFAULT_RATE
+    return {
+        "as trained": spec,
+        "miss-text": f"text:{rate:g}",
+        "miss-image": f"image:{rate:g}",
+        "miss-both": f"both:{rate:g}",
+        "full": None,
+        "text-only": "image:1",
+        "image-only": "text:1",
+    }
+
+
+def lacking(inputs: Tensors, present: Present, no_text: torch.Tensor) -> Tensors:
+    """The inputs with ``present`` beside them, and the tokens of no text where the text is absent."""
+    tokens = inputs["tokens"]
+    known = torch.from_numpy(present).to(tokens.device)
+    return {**inputs, "tokens": torch.where(known[:, TEXT, None], tokens, no_text.to(tokens.device)), "present": known}

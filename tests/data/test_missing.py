@@ -1,0 +1,73 @@
+"""Which samples lack what."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvl.data.missing import conditions_of, draw_present, lacking, parse_missing
+from fedvl.errors import FedVLError
+
+ALL = np.ones(100, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    "spec, without_text, without_image", [("text:0.7", 70, 0), ("image:0.7", 0, 70), ("both:0.7", 35, 35), (None, 0, 0)]
+)
+def test_the_share_is_exact_and_no_sample_lacks_both(spec, without_text, without_image):
+    present = draw_present(ALL, spec, seed=3, purpose="train")
+    assert (~present).sum(0).tolist() == [without_text, without_image]
+    assert present.any(1).all()
+
+
+def test_the_draw_depends_on_seed_purpose_and_specification_alone():
+    first = draw_present(ALL, "both:0.5", 1, "train")
+    assert np.array_equal(first, draw_present(ALL, "both:0.5", 1, "train"))
+    for other in (draw_present(ALL, "both:0.5", 2, "train"), draw_present(ALL, "both:0.5", 1, "test")):
+        assert not np.array_equal(first, other)
+
+
+def test_by_client_every_client_lacks_the_share():
+    clients = [np.arange(0, 10), np.arange(10, 40), np.arange(40, 100)]
+    present = draw_present(ALL, "text:0.5", 0, "train", clients)
+    assert [int((~present[rows, 0]).sum()) for rows in clients] == [5, 15, 30]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.sampled_from(["text", "image", "both"]), st.floats(0, 1))
+def test_a_sample_without_a_text_keeps_its_image(texts, pattern, rate):
+    present = draw_present(np.array(texts), f"{pattern}:{rate}", 0, "train")
+    assert present.any(1).all()
+    assert not present[~np.array(texts), 0].any()
+
+
+def test_the_seven_conditions():
+    assert list(conditions_of("text:0.6").items()) == [
+        ("as trained", "text:0.6"),
+        ("miss-text", "text:0.6"),
+        ("miss-image", "image:0.6"),
+        ("miss-both", "both:0.6"),
+        ("full", None),
+        ("text-only", "image:1"),
+        ("image-only", "text:1"),
+    ]
+
+
+def test_as_trained_is_drawn_as_its_namesake():
+    found = {name: draw_present(ALL, spec, 0, "test") for name, spec in conditions_of("both:0.7").items()}
+    assert np.array_equal(found["as trained"], found["miss-both"])
+    assert found["text-only"].tolist() == [[True, False]] * 100
+    assert found["image-only"].tolist() == [[False, True]] * 100
+
+
+def test_an_absent_text_is_the_empty_text_and_an_absent_image_is_marked():
+    inputs = {"tokens": torch.tensor([[1, 5, 2], [1, 6, 2]]), "pixels": torch.zeros(2, 3, 1, 1, dtype=torch.uint8)}
+    found = lacking(inputs, np.array([[False, True], [True, False]]), torch.tensor([[1, 2, 0]]))
+    assert found["tokens"].tolist() == [[1, 2, 0], [1, 6, 2]]
+    assert found["present"].tolist() == [[False, True], [True, False]]
+
+
+@pytest.mark.parametrize("spec", ["", "both", "text:1.5", "image:-1", "sound:0.5", "text:nan", "both:x"])
+def test_a_wrong_specification_is_one_sentence(spec):
+    with pytest.raises(FedVLError, match=r"text:RATE, image:RATE or both:RATE"):
+        parse_missing(spec)
