@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.runs import run
+from benchmarks.runs import norm, run
 from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.evaluation.answers import Conversation
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import Prepared
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, norm
+from fedvl.tensors import Tensors
 
 SAME_STEPS = {
     "optimiser": "adamw",
@@ -65,18 +66,12 @@ def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, sho
 
 def ask(method: FedMP, tensors: Tensors, test: Samples) -> dict[str, float]:
     """One user's session: its accuracy, and how many images became examples of which class."""
-    session: Tensors = {}
-    looks = []
-    for images in test.inputs["embeddings"].split(18):
-        looks.append(method.look(tensors, session, {"embeddings": images}))
-        session = looks[-1].session
-    answers, labels, admitted = (
-        torch.cat(parts)
-        for parts in zip(
-            *((look.scores.argmax(-1), look.verdict.labels, look.verdict.admitted) for look in looks), strict=True
-        )
-    )
-    right = (labels == test.labels)[admitted]
+    conversation = Conversation(method, tensors)
+    said = [conversation.ask({"embeddings": images}) for images in test.inputs["embeddings"].split(18)]
+    answers = torch.cat([answer.scores.argmax(-1) for answer in said])
+    examples = torch.cat([answer.example_of for answer in said])
+    admitted = examples >= 0
+    right = (examples == test.labels)[admitted]
     return {
         "accuracy": 100 * float((answers == test.labels).double().mean()),
         "examples": float(admitted.double().mean()),
@@ -108,7 +103,7 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
             moved = norm({key: federation.shared[key] - start[key] for key in start}) / norm(start)
             for ablation, options in ANSWERS.items():
                 asked = FedMP(FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.asked.task)
-                weights = asked.client_weights(federation.kept).values()
+                weights = asked.client_weights(federation.kept).values() or [1 / clients]  # the plain mean
                 note(
                     f"{name}: {ablation}",
                     **ask(asked, asked.tailor(federation.shared, federation.kept), prepared.test),

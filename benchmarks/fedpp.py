@@ -14,7 +14,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "entropy filter": {"method": {"name": "fedpp", "filters": "entropy"}},
     "confidence filter": {"method": {"name": "fedpp", "filters": "confidence"}},
 }
+ROWS = ["labels", *MAIN, *ABLATIONS]
 LABELLERS = ("zero-shot", "upl", "fpl", "cpl", "cps")
 Row = dict[str, Any]
+OPENER = preparation.Opener.once()
 
 
 class Quiet:
@@ -77,7 +78,7 @@ def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: 
 
 
 def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prepared:
-    return preparation.prepare(resolve_experiment(settings(arguments, *where)), Quiet())
+    return preparation.prepare(resolve_experiment(settings(arguments, *where)), Quiet(), OPENER)
 
 
 def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
@@ -117,10 +118,14 @@ def label_rows(arguments: argparse.Namespace, dataset: str, partition: str, seed
 
 def run(arguments: argparse.Namespace) -> list[Row]:
     began, rows, left_out = time.perf_counter(), [], 0
-    cases = [(d, p, s) for d in arguments.datasets for p in arguments.partitions for s in range(arguments.seeds)]
-    labels = [(case, "labels", Row()) for case in cases]
-    contestants = [(case, *item) for table in tables(arguments) for case in cases for item in table.items()]
-    for (dataset, partition, seed), name, own in labels + contestants:
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    cases = [(d, p, s) for d in arguments.datasets for p in arguments.partitions for s in seeds]
+    contests = [
+        (case, *item) for table in ({"labels": Row()}, MAIN, ABLATIONS) for case in cases for item in table.items()
+    ]
+    for (dataset, partition, seed), name, own in contests:
+        if name not in arguments.rows:
+            continue
         if time.perf_counter() - began > 60 * arguments.minutes:
             left_out += 1
             continue
@@ -140,10 +145,6 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     if left_out:
         print(f"{left_out} runs were left out: the {arguments.minutes:g} minutes were over.", flush=True)
     return rows
-
-
-def tables(arguments: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
-    return [MAIN] if arguments.no_ablations else [MAIN, ABLATIONS]
 
 
 def one_line(row: Row) -> str:
@@ -181,6 +182,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=["cifar10-mini"])
     parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS))
+    parser.add_argument("--rows", nargs="+", default=ROWS, choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-epochs", type=int, default=10)
@@ -193,13 +196,10 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=10, help="clients trained in one kernel")
     parser.add_argument("--every", type=int, default=0, help="rounds between accuracies in --out; 0: the last alone")
     parser.add_argument("--minutes", type=float, default=1e9, help="after which no further run is begun")
-    parser.add_argument("--no-ablations", action="store_true")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--out", type=Path, help="a file to which each row is appended as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    # Opened once for all runs.
-    preparation.open_dataset, preparation.load_model = cache(preparation.open_dataset), cache(preparation.load_model)
     show(run(arguments))
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from benchmarks.plain_clip import PlainClip
+from benchmarks.runs import norm
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
@@ -37,7 +38,7 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, norm
+from fedvl.tensors import Tensors
 
 RATE, MOMENTUM, DECAY, SEED = 0.01, 0.9, 5e-4, 0
 FLOOR = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of the process before any model

@@ -1,18 +1,18 @@
 """Whole experiments in one process without files, for tables of many runs: a dataset and a model are opened once."""
 
+import math
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import fedvl.preparation as preparation
 from fedvl.experiment import resolve_experiment
 from fedvl.federation.round import Federation
-from fedvl.preparation import Prepared
+from fedvl.preparation import Opener, Prepared
 from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors
 
-preparation.open_dataset = cache(preparation.open_dataset)
-preparation.load_model = cache(preparation.load_model)
+OPENER = Opener.once()
 
 
 class Silent:
@@ -41,7 +41,7 @@ class Finished(NamedTuple):
 
 def prepare(settings: dict[str, Any]) -> Prepared:
     """An experiment, described as a TOML file would, up to its first round."""
-    return preparation.prepare(resolve_experiment(settings), Silent())
+    return preparation.prepare(resolve_experiment(settings), Silent(), OPENER)
 
 
 def run(settings: dict[str, Any]) -> Finished:
@@ -54,3 +54,8 @@ def run(settings: dict[str, Any]) -> Finished:
     if federation.trains:
         federation.run(lambda shared, kept, number: prepared.label_figures(), lambda record: None)
     return Finished(prepared, federation, time.perf_counter() - began)
+
+
+def norm(tensors: Tensors) -> float:
+    """Of all tensors as one vector."""
+    return math.sqrt(sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()))

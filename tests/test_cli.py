@@ -3,10 +3,8 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from PIL import Image
@@ -183,39 +181,3 @@ def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
     second = json.loads(fedvl(*arguments).stdout)
     assert second["state_sha256"] == first["state_sha256"]
     assert any("damaged" in note or "made again" in note for note in second["notes"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_killed_run_resumes_to_the_same_bits(fedvl):
-    arguments = ["run", "--rounds", "40", "--json", "--quiet"]
-    whole = json.loads(fedvl(*arguments, "--out", "whole").stdout)
-    generator = random.Random(7)
-    killed = interrupted = 0
-    while killed < 10:
-        folder = fedvl.work / f"killed-{killed}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedvl.cli", *arguments, "--out", str(folder)],
-            cwd=fedvl.work,
-            env=fedvl.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        while not (folder / "config.toml").exists():
-            time.sleep(0.01)
-        time.sleep(generator.uniform(0.0, 4.0) if killed % 2 else 0)
-        if killed % 2 == 0:  # half of the kills fall between the first and the last round
-            target = generator.randrange(1, 40)
-            while not (folder / "journal" / f"{target:06d}.json").exists() and process.poll() is None:
-                time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        interrupted += not (folder / "result.json").exists()
-        killed += 1
-        resumed = fedvl("resume", folder, "--json", "--quiet")
-        assert resumed.returncode == 0, resumed.stderr
-        result = json.loads(resumed.stdout)
-        assert result["state_sha256"] == whole["state_sha256"]
-        assert result["per_round"] == whole["per_round"]
-        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 40
-    assert interrupted >= 5

@@ -66,3 +66,9 @@ def test_files_round_trip_and_damage_is_refused(tmp_path):
     with pytest.raises(FedVLError, match="Cannot read"):
         load(tmp_path / "none")
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"who": "me"}])
+def test_a_file_of_no_tensors_can_be_read_again(tmp_path, metadata):
+    path = tmp_path / "none.safetensors"
+    assert load(path, save(path, {}, metadata)) == {}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedvl import __version__
+from fedvl.commands import comparison, federation, logs, reporting, service
 from fedvl.errors import FedVLError
 
 app = typer.Typer(
@@ -47,7 +48,7 @@ def run(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")] = None,
     partition: Annotated[
-        str | None, typer.Option(help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION or disjoint.")
+        str | None, typer.Option(help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint or domains.")
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Keep this many training images a class.")] = None,
     clients: Annotated[int | None, typer.Option(help="Parties that hold the data.")] = None,
@@ -102,12 +103,12 @@ def run(
     overlay(given, without_none(flags))
     for assignment in settings or []:
         overlay(given, parse_assignment(assignment))
-    from fedvl.experiment import resolve_experiment
+    from fedvl.experiment import begin, resolve_experiment
 
     resolved = resolve_experiment(given)
-    folder, created = make_run_folder(out, resolved.method.name, resolved.data.dataset)
+    folder, created = make_run_folder(out, resolved.method.label, resolved.data.dataset)
     try:
-        (folder / "config.toml").write_text(resolved.to_toml(), encoding="utf-8")
+        begin(resolved, folder)
         perform(folder, as_json, quiet)
     except (FedVLError, OSError):
         if not any((folder / "journal").glob("*.json")):  # no round to go on from: leave no half-written run
@@ -127,6 +128,12 @@ def resume(
     if not (folder / "config.toml").is_file():
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
     perform(folder, as_json, quiet)
+
+
+app.command(epilog=comparison.COMPARE_EXAMPLES)(comparison.compare)
+app.command(epilog=comparison.REPRODUCE_EXAMPLES)(comparison.reproduce)
+app.command()(logs.log)
+app.command(epilog=reporting.EXAMPLES)(reporting.report)
 
 
 @app.command()
@@ -199,6 +206,15 @@ def doctor() -> None:
     raise typer.Exit(0 if examine() else 1)
 
 
+app.command()(service.serve)
+app.command()(service.predict)
+app.command()(service.export)
+app.command()(federation.server)
+app.command()(federation.client)
+app.command()(federation.status)
+app.add_typer(federation.federation_app, name="federation")
+
+
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     if version:
@@ -208,19 +224,18 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 def perform(folder: Path, as_json: bool, quiet: bool) -> None:
     """Bring the run of a folder to its end and print the result."""
-    from fedvl.config import read_toml
     from fedvl.display import TerminalDisplay
-    from fedvl.experiment import resolve_experiment
-    from fedvl.experiment import run as run_experiment
+    from fedvl.experiment import complete
     from fedvl.federation.journal import locked
     from fedvl.report.page import write_report
 
     with locked(folder), TerminalDisplay(quiet) as display:
-        result_file = folder / "result.json"
-        if result_file.is_file():
-            result = json.loads(result_file.read_bytes())
+        if (folder / "federation.json").is_file():  # its clients are on other machines
+            from fedvl.federation.deployment import complete_with_machines
+
+            result = complete_with_machines(folder, display)
         else:
-            result = run_experiment(resolve_experiment(read_toml(folder / "config.toml")), folder, display)
+            result = complete(folder, display)
         if not (folder / "report.html").is_file():
             write_report(folder)
     if as_json:
@@ -238,25 +253,28 @@ def perform(folder: Path, as_json: bool, quiet: bool) -> None:
 def make_run_folder(out: Path | None, method: str, dataset: str) -> tuple[Path, bool]:
     """A new folder for a run, and whether it is ours to remove again if the run cannot begin."""
     if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise FedVLError(f"{out} exists already; go on with it by fedvl resume {out}, or choose another --out.")
         new = not out.exists()
-        create_folder(out)
+        if (not new and (not out.is_dir() or any(out.iterdir()))) or not claim_folder(out):
+            raise FedVLError(f"{out} exists already; go on with it by fedvl resume {out}, or choose another --out.")
         return out, new
     stem = f"{method}-{Path(dataset).stem or 'images'}"
     for number in range(1, 10_000):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not folder.exists():
-            create_folder(folder)
+        if not folder.exists() and claim_folder(folder):
             return folder, True
     raise FedVLError("runs/ holds ten thousand runs of this name; choose a name with --out.")
 
 
-def create_folder(folder: Path) -> None:
+def claim_folder(folder: Path) -> bool:
+    """Make the folder of a new run; False if another run that began at the same time was quicker."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".lock").touch(exist_ok=False)
+    except FileExistsError:
+        return False
     except OSError as error:
         raise FedVLError(f"Cannot make the folder {folder}: {error.strerror}; choose another --out.") from error
+    return True
 
 
 def without_none(settings: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +298,7 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Stopped; go on with fedvl resume.", file=sys.stderr)
+        print("Stopped; go on with fedvl resume; compare and reproduce go on with the same command.", file=sys.stderr)
         sys.exit(130)
 
 

@@ -24,8 +24,14 @@ class MethodConfig(BaseModel):
     """Which method; further keys are the method's own options (``fedvl methods NAME`` lists them)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "linear"
+    name: str = "linear"  # one of the package's, or a file of the user's own (mine.py)
     preset: str = "paper"
+    sha256: str | None = None  # of that file, so that a run does not go on with another
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return Path(self.name).stem if self.name.endswith(".py") else self.name
 
     @property
     def options(self) -> dict[str, Any]:
@@ -40,6 +46,7 @@ class DataConfig(Section):
     clients: int = Field(10, ge=1)
     minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should hold at least
     shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
+    test_shots: int | None = Field(None, ge=1)  # test images kept per class, the same for every seed: a quicker look
     missing: str | None = None  # what samples lack, as text:RATE, image:RATE or both:RATE; nothing if absent
     missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples together or of each client's
     # pseudo-labels: what each client makes of its zero-shot predictions, by a scheme of methods/parts/pseudo_labels.py
@@ -79,6 +86,9 @@ class FederationConfig(Section):
     )  # of the processor in training; part of the description, for it changes the order of sums
     max_update_norm: float = Field(1e4, gt=0)  # an update that moves further than this is refused
     max_examples: float = Field(1e9, gt=0)  # a client that claims more than this is refused
+    # across machines only
+    deadline: float = Field(600.0, gt=0)  # seconds that clients have to answer; who is later is left out of the round
+    max_message_bytes: int = Field(2**28, ge=2**16)  # a message that is larger than this is not read
 
 
 class EvaluationConfig(Section):
@@ -87,6 +97,7 @@ class EvaluationConfig(Section):
     protocol: Literal["closed", "open", "personal", "missing"] = "closed"
     batch_size: int = Field(4096, ge=1)  # images that are asked together
     every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
+    examples: int = Field(8, ge=0)  # test images shown in the report that training set right, and as many it set wrong
 
 
 class Experiment(Section):

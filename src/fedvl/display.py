@@ -57,3 +57,30 @@ class TerminalDisplay:
                 self.console.print(f"round {record['round']}/{total}  {figure}")
 
         return update
+
+
+class GridDisplay:
+    """Progress over many runs: one bar with the time that is left, and a line a finished run where there is no terminal."""
+
+    def __init__(self, display: TerminalDisplay) -> None:
+        self.display = display
+        self.task = display.progress.add_task("Runs", total=None, detail="")
+        self.title = ""
+
+    def begin(self, title: str, done: int, total: int) -> None:
+        self.title = title
+        self.display.progress.update(self.task, completed=done, total=total, detail=title)
+
+    def end(self, told: str, done: int, total: int) -> None:
+        self.display.progress.update(self.task, completed=done, total=total, detail=f"{self.title}: {told}")
+        if not self.display.console.is_terminal:
+            self.display.console.print(f"[{done}/{total}] {self.title}: {told}", markup=False, highlight=False)
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._detail(f"{name.lower()} {done}/{total}")
+
+    def rounds(self, total: int, records: list[dict[str, Any]], *figures: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda record: self._detail(f"round {record['round']}/{total}")
+
+    def _detail(self, text: str) -> None:
+        self.display.progress.update(self.task, detail=f"{self.title}: {text}")

@@ -1,9 +1,12 @@
 """From a description to a result: preparation -> rounds -> evaluation -> the files of the run."""
 
+import hashlib
 import json
 import shlex
+import shutil
 import time
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +14,19 @@ import torch
 from pydantic import ValidationError
 
 from fedvl import __version__
-from fedvl.config import Experiment, explain, overlay, resolve, toml_value
+from fedvl.config import Experiment, MethodConfig, explain, overlay, read_toml, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import represent_all
 from fedvl.evaluation.embedding import embedding_map
+from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.metrics import recall_by_class
 from fedvl.federation.journal import Journal
-from fedvl.federation.round import Federation
-from fedvl.methods import load_method
+from fedvl.federation.round import Engine, Federation
+from fedvl.methods import file_digest, load_method
 from fedvl.methods.base import Method
-from fedvl.preparation import Display, Judged, Prepared, prepare
+from fedvl.models.clip import DualEncoder
+from fedvl.preparation import OPEN_ANEW, Display, Judged, Opener, Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_elements, digest, save, write_whole
 
@@ -32,6 +37,8 @@ IMAGES_TIMED = 16
 def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     """The user's settings over the preset of the method they name, over the defaults; the method's options checked and filled in."""
     asked = resolve([settings]).method
+    if asked.name.endswith(".py"):
+        settings = with_digest(settings, asked)
     method = load_method(asked.name)
     if asked.preset not in method.presets:
         raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
@@ -46,6 +53,37 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
 
 
+def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]:
+    """The settings with the SHA-256 of the method's file; one that was noted before must still be right."""
+    digest = file_digest(Path(asked.name))
+    if asked.sha256 not in (None, digest):
+        raise FedVLError(f"{asked.name} has changed since the run began; restore it, or start a new run.")
+    return {**settings, "method": {**settings["method"], "sha256": digest}}
+
+
+def begin(experiment: Experiment, folder: Path) -> None:
+    """What a run folder holds before its first round: its description, and the method where it is a file of the user's."""
+    if experiment.method.name.endswith(".py"):
+        shutil.copyfile(experiment.method.name, folder / Path(experiment.method.name).name)
+    write_whole(folder / "config.toml", experiment.to_toml().encode())
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run folder; a method's file is the folder's own copy."""
+    settings = read_toml(folder / "config.toml")
+    name = settings.get("method", {}).get("name", "")
+    if name.endswith(".py"):
+        settings["method"]["name"] = str(folder / Path(name).name)
+    return resolve_experiment(settings)
+
+
+def complete(folder: Path, display: Display, opener: Opener = OPEN_ANEW) -> dict[str, Any]:
+    """The result of a run folder: read if it is finished, and else brought to its end."""
+    if (folder / "result.json").is_file():
+        return dict(json.loads((folder / "result.json").read_bytes()))
+    return run(read_experiment(folder), folder, display, opener)
+
+
 def known_of_dataset(method: type[Method], dataset: str) -> dict[str, Any]:
     """The method's options as its paper sets them for this dataset, by the catalogue; a file goes by its name."""
     entry = lookup(Path(dataset).stem)
@@ -53,11 +91,25 @@ def known_of_dataset(method: type[Method], dataset: str) -> dict[str, Any]:
     return {"method": {option: value for option, value in values.items() if value is not None}}
 
 
-def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any]:
+def run(experiment: Experiment, folder: Path, display: Display, opener: Opener = OPEN_ANEW) -> dict[str, Any]:
     """Run, or go on with, the experiment of a run folder and write its result, model and report."""
-    prepared = prepare(experiment, display)
+    prepared = prepare(experiment, display, opener)
+    return run_prepared(prepared, prepared.engine, folder, display)
+
+
+def what_rounds_depend_on(experiment: Experiment) -> str:
+    """SHA-256 of the settings that may not change between rounds; files go by their names, for folders may be moved."""
+    settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
+    for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
+        settings[section][key] = Path(settings[section][key]).name
+    del settings["data"]["root"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def run_prepared(prepared: Prepared, engine: Engine, folder: Path, display: Display) -> dict[str, Any]:
+    """The rounds of a run, with its clients in this process (the engine of ``prepared``) or on other machines."""
+    experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
-    method, engine = prepared.method, prepared.engine
     zero_shot = prepared.judge_zero_shot()
     federation = Federation(
         method,
@@ -65,7 +117,7 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
         experiment.federation,
         experiment.seed,
         method.start(torch_generator(experiment.seed, "start")),
-        journal=Journal(folder / "journal"),
+        journal=Journal(folder / "journal", what_rounds_depend_on(experiment)),
         device=prepared.test.labels.device,
     )
     rounds = experiment.federation.rounds if federation.trains else 0
@@ -91,7 +143,7 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
             show(record)
 
         federation.run(evaluate, after_round)
-    flops = engine.local_flops(federation.shared) if federation.trains else 0
+    flops = prepared.engine.local_flops(federation.shared) if federation.trains else 0
     result = describe(prepared, federation, flops, evaluate_seconds)
     finish(folder, result, federation)
     return result
@@ -100,13 +152,14 @@ def run(experiment: Experiment, folder: Path, display: Display) -> dict[str, Any
 def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_seconds: float) -> dict[str, Any]:
     experiment, records = prepared.experiment, federation.records
     began = time.perf_counter()
-    answered = prepared.judge(federation.shared, federation.kept)
+    answered, zero_shot = prepared.judge(federation.shared, federation.kept), prepared.judge_zero_shot()
     answer_seconds = (time.perf_counter() - began) / len(prepared.test)
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     return {
         "schema": RESULT_SCHEMA,
         "fedvl_version": __version__,
-        "method": experiment.method.name,
+        "method": experiment.method.label,
+        "method_sha256": experiment.method.sha256,  # of its file, where it is the user's own
         "preset": experiment.method.preset,
         "dataset": experiment.data.dataset,
         "model": experiment.model.name,
@@ -116,7 +169,7 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "seed": experiment.seed,
         "protocol": experiment.evaluation.protocol,
         **answered.figures,
-        **zero_shot_figures(prepared.judge_zero_shot()),
+        **zero_shot_figures(zero_shot),
         **prepared.label_figures(),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
@@ -146,11 +199,12 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "partition_class_names": prepared.class_names,
         "partition_note": prepared.partition_note,
         "skipped_images": prepared.skipped,
-        "notes": [*prepared.notes, *prepared.method.notes()],
+        "notes": [*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
         "device": str(prepared.test.labels.device),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),
+        "examples": example_images(prepared, answered, zero_shot),
     }
 
 
@@ -160,6 +214,27 @@ def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
         return {"zero_shot_accuracy": None}
     accuracies = {f"zero_shot_{name}": value for name, value in judged.figures.items() if "accuracy" in name}
     return {**accuracies, "zero_shot_per_class_recall": recall_by_class(judged.confusion)}
+
+
+def example_images(prepared: Prepared, answered: Judged, zero_shot: Judged | None) -> dict[str, Any]:
+    """A few test images that training set right or wrong, for the report; they go to a file of their own."""
+    if zero_shot is None:
+        return {}
+    labels, count = prepared.test.labels.cpu().numpy(), prepared.experiment.evaluation.examples
+    found = changed_rows(labels, zero_shot.answers, answered.answers, count)
+    names = prepared.asked.task.class_names
+    return {
+        kind: [
+            {
+                "true": names[labels[row]],
+                "zero_shot": names[zero_shot.answers[row]],
+                "answer": names[answered.answers[row]],
+                "image": thumbnail(prepared.read_test(row)),
+            }
+            for row in rows
+        ]
+        for kind, rows in found.items()
+    }
 
 
 def missing_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
@@ -176,11 +251,16 @@ def missing_figures(prepared: Prepared, federation: Federation) -> dict[str, Any
 
 
 def encode_seconds_per_image(prepared: Prepared) -> float:
-    """What the frozen image tower costs a query, measured on one small batch; nothing if the method's answers include it."""
+    """What the frozen image tower costs a query; nothing if the method's answers include it."""
     if "pixels" in prepared.test.inputs:
         return 0.0
-    encoder = prepared.method.task.clip
-    pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=prepared.test.labels.device)
+    return tower_seconds(prepared.method.task.clip, prepared.test.labels.device)
+
+
+@cache
+def tower_seconds(encoder: DualEncoder, device: torch.device) -> float:
+    """Seconds an image, measured on one small batch, once a process for each model."""
+    pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=device)
     with torch.inference_mode():
         float(encoder.encode_image(pixels).sum())  # the first call warms up; reading a number waits for a GPU
         began = time.perf_counter()
@@ -190,6 +270,9 @@ def encode_seconds_per_image(prepared: Prepared) -> float:
 
 def finish(folder: Path, result: dict[str, Any], federation: Federation) -> None:
     """The model and the result; result.json comes last, for it says that the run is finished and what its files hash to."""
+    examples = result.pop("examples")
+    if any(examples.values()):
+        write_whole(folder / "examples.json", json.dumps(examples).encode())
     described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
     files = {"model.safetensors": save(folder / "model.safetensors", federation.shared, described)}
     if federation.kept:  # what the server answers queries with

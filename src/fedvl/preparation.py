@@ -3,24 +3,27 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch.nn.functional import normalize, pad
 
 from fedvl.config import Experiment
-from fedvl.data.deal import PROTOCOLS
-from fedvl.data.forms import read_forms
-from fedvl.data.missing import draw_present, lacking, conditions_of
+from fedvl.data.deal import PROTOCOLS, number_domains
+from fedvl.data.forms import domains_of, read_forms
+from fedvl.data.missing import conditions_of, draw_present, lacking
+from fedvl.data.partition import few_shot
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import confusion
-from fedvl.evaluation.metrics import summary
-from fedvl.evaluation.personal import personal_confusions, personal_figures
+from fedvl.evaluation.answers import classify
+from fedvl.evaluation.metrics import confusion_matrix, summary
+from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
@@ -32,6 +35,7 @@ from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
 TEXTS_AT_ONCE = 256
+MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
 
 
 class Display(Protocol):
@@ -44,11 +48,26 @@ class Display(Protocol):
     ) -> Callable[[dict[str, Any]], None]: ...
 
 
+class Opener(NamedTuple):
+    """How datasets and models are opened; of many runs in one process, each but once."""
+
+    dataset: Callable[[str, Path | None], Dataset] = open_dataset
+    model: Callable[[str, str], DualEncoder | FusedEncoder] = load_model
+
+    @classmethod
+    def once(cls) -> "Opener":
+        return cls(cache(open_dataset), cache(load_model))
+
+
+OPEN_ANEW = Opener()
+
+
 class Judged(NamedTuple):
     """How a model answers the test."""
 
     confusion: NDArray[np.int64]
     figures: dict[str, Any]  # accuracy and further ones, in percent
+    answers: NDArray[np.int64]  # the class given to each test row; -1 where nobody asked
 
 
 @dataclass
@@ -60,6 +79,7 @@ class Prepared:
     asked: Method  # the method for the questions' classes; the same as ``method`` in a closed set
     engine: LocalEngine
     test: Samples
+    read_test: Callable[[int], Image.Image]  # the image of a row of ``test``
     test_parts: list[torch.Tensor]  # rows of ``test`` that each client asks about; none unless the protocol is personal
     conditions: dict[str, Samples]  # the test under each condition of the missing-modality protocol; none in another
     true_labels: torch.Tensor  # of the training images, to tell how true pseudo-labels are; -1 where there is none
@@ -108,25 +128,31 @@ class Prepared:
         return label_figures(labels, truths) if labels else {}
 
     def _judged(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
-        batch_size = self.experiment.evaluation.batch_size
+        batch_size, classes = self.experiment.evaluation.batch_size, len(method.task.class_names)
         if not self.test_parts:
-            matrix = confusion(method, for_all, self.test, batch_size)
-            return Judged(matrix, summary(matrix))
-        matrices = personal_confusions(method, tensors_of, self.test, self.test_parts, batch_size)
-        return Judged(np.sum(matrices, axis=0), personal_figures(matrices))
+            answers = classify(method, for_all, self.test, batch_size)
+            matrix = confusion_matrix(self.test.labels.cpu().numpy(), answers, classes)
+            return Judged(matrix, summary(matrix), answers)
+        answers = personal_answers(method, tensors_of, self.test, self.test_parts, batch_size)
+        matrices = personal_confusions(self.test, self.test_parts, answers, classes)
+        return Judged(np.sum(matrices, axis=0), personal_figures(matrices), answers)
 
     def _private_of(self, client: int) -> Tensors:
         return self.engine.private_of(0 if self.method.pools_data else client)
 
 
-def prepare(experiment: Experiment, display: Display) -> Prepared:
+def prepare(experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW) -> Prepared:
     began = time.perf_counter()
     device = pick_device(experiment.device)
     method_type = load_method(experiment.method.name)
-    dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    dataset = opener.dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    if len(dataset.class_names) > MOST_CLASSES:
+        raise FedVLError(
+            f"'{dataset.name}' has {len(dataset.class_names):,} classes, more than {MOST_CLASSES:,}; leave some of them out."
+        )
     options = method_type.options_type.model_validate(experiment.method.options)
     inputs = [form for form in method_type.forms(options) if form != "present"]
-    encoder = load_model(experiment.model.name, device)
+    encoder = opener.model(experiment.model.name, device)
     fused = isinstance(encoder, FusedEncoder)
     check_model(fused, "tokens" in inputs, experiment)
     # Features for pseudo-labels and for the zero-shot accuracy, whether the method wants them or not
@@ -138,8 +164,14 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
     encode_seconds = time.perf_counter() - began
     labels = {name: dataset.splits[name].labels[part.kept] for name, part in read.items()}
     check_labels(dataset, method_type, labels, experiment)
+    if experiment.data.test_shots:
+        few = few_shot(labels["test"], experiment.data.test_shots, seed=0)  # one test for all seeds
+        read["test"], labels["test"] = read["test"].take(few), labels["test"][few]
     protocol = PROTOCOLS[experiment.evaluation.protocol]
-    deal = protocol(labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed)
+    domains = number_domains(*(domains_of(dataset.splits[name], read[name].kept) for name in ("train", "test")))
+    deal = protocol(
+        labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed, domains
+    )
     train, all_test = (
         Samples({form: read[name].forms[form] for form in forms}, torch.from_numpy(own).to(device))
         for name, forms, own in (
@@ -185,12 +217,14 @@ def prepare(experiment: Experiment, display: Display) -> Prepared:
         )
     if method.pools_data:
         rows = [torch.cat(rows).sort().values]
+    asked_images = read["test"].kept[deal.asked]
     return Prepared(
         experiment=experiment,
         method=method,
         asked=asked,
         engine=LocalEngine(method, train, rows, experiment.training, experiment.federation, experiment.seed),
         test=test,
+        read_test=lambda row: dataset.splits["test"].read(int(asked_images[row])),
         test_parts=[torch.from_numpy(part).to(device) for part in deal.parts],
         conditions=conditions if experiment.evaluation.protocol == "missing" else {},
         true_labels=true_labels,
@@ -305,6 +339,7 @@ def embed_classes(dataset: Dataset, encoder: DualEncoder | FusedEncoder, templat
 
 
 def embed_names(names: Sequence[str], templates: Sequence[str], encoder: DualEncoder, device: str) -> torch.Tensor:
+    """The same for any names; a template has {} where the name goes."""
     sets = []
     for template in templates:
         texts = [template.replace("{}", name) for name in names]

@@ -66,10 +66,16 @@ def write_whole(path: Path, content: bytes) -> None:
         os.close(folder)
 
 
+def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a safetensors file, whatever the devices and strides of the tensors."""
+    on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    # none rather than empty metadata: safetensors writes the latter, beside no tensors, in a way that it cannot read
+    return bytes(serialise(on_cpu, metadata=dict(metadata) if metadata else None))
+
+
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
     """Write a safetensors file whole and return the SHA-256 of its bytes."""
-    on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    content = serialise(on_cpu, metadata=dict(metadata or {}))
+    content = to_bytes(tensors, metadata)
     write_whole(path, content)
     return hashlib.sha256(content).hexdigest()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedvl.config import DataConfig
-from fedvl.data.deal import closed, open_vocabulary
+from fedvl.data.deal import closed, number_domains, open_vocabulary, personal
 from fedvl.errors import FedVLError
 
 CLASSES = 12
@@ -73,3 +73,23 @@ def test_closed_asks_the_whole_test_about_all_classes():
     assert np.array_equal(deal.trained_classes, deal.asked_classes)
     assert np.bincount(TRAIN[np.concatenate(deal.clients)]).tolist() == [8] * CLASSES
     assert len(deal.validation) == 0
+
+
+def test_by_domains_every_client_holds_and_asks_about_one_domain():
+    train, test = np.array([0, 1] * 15), np.array([0, 1] * 5)
+    domains = number_domains(["b"] * 20 + ["a"] * 10, ["b"] * 6 + ["a"] * 4)
+    data = DataConfig(clients=3, partition="domains")
+    deal = personal(train, test, 2, data, 0, domains)
+    assert sorted(np.concatenate(deal.clients)) == list(range(30))
+    # Domains by name: "a" has the first two of three clients, "b" the last.
+    assert [set(domains.train[rows]) for rows in deal.clients] == [{0}, {0}, {1}]
+    assert [len(rows) for rows in deal.clients] == [5, 5, 20]
+    assert [set(domains.test[rows]) for rows in deal.parts] == [{0}, {0}, {1}]
+
+
+def test_domains_are_asked_for_where_there_are_none_or_too_few_clients():
+    data = DataConfig(clients=2, partition="domains")
+    with pytest.raises(FedVLError, match="has none; use iid"):
+        closed(TRAIN, TEST, CLASSES, data, 0)
+    with pytest.raises(FedVLError, match="a client for each of 3 domains"):
+        closed(np.zeros(6, int), np.zeros(3, int), 1, data, 0, number_domains("aabbcc", "abc"))

@@ -214,12 +214,13 @@ def test_images_of_several_shapes_are_refused(tmp_path):
 
 
 def damaged_copies(path, seed):
-    """(what was done, bytes) for truncations at 15 places and 40 flipped bits of a file."""
+    """(what was done, bytes) for truncations at 25 places and 50 flipped bits of a file."""
     content = path.read_bytes()
     generator = np.random.default_rng(seed)
-    for length in {0, 1, 7, 8, len(content) - 1, *generator.integers(len(content), size=10).tolist()}:
+    edges = (0, 1, 7, 8, len(content) - 1)
+    for length in (*edges, *(9 + generator.choice(len(content) - 10, size=20, replace=False)).tolist()):
         yield f"cut to {length}", content[:length]
-    for position in generator.integers(8 * len(content), size=40).tolist():
+    for position in generator.choice(8 * len(content), size=50, replace=False).tolist():
         flipped = bytearray(content)
         flipped[position // 8] ^= 1 << (position % 8)
         yield f"bit {position} flipped", bytes(flipped)
@@ -317,7 +318,7 @@ def race(folder, rounds, barrier, results):
 
 def test_processes_that_race_make_each_entry_once(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes, rounds = 3, 20
+    processes, rounds = 3, 50
     barrier, results = context.Barrier(processes), context.Queue()
     children = [context.Process(target=race, args=(tmp_path, rounds, barrier, results)) for _ in range(processes)]
     for child in children:

@@ -5,7 +5,7 @@ import torch
 from small import small_method, small_samples
 
 from fedvl.evaluation.answers import answer_all, confusion
-from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.base import Answer, Method, Options, Samples
 
 
 class Remembering(Method):
@@ -15,7 +15,7 @@ class Remembering(Method):
         seen = int(session.get("seen", torch.tensor(0)))
         count = len(inputs["features"])
         scores = torch.nn.functional.one_hot(torch.full((count,), seen % 4), 4).float()
-        return scores, {"seen": torch.tensor(seen + count)}
+        return Answer(scores, {"seen": torch.tensor(seen + count)}, torch.zeros(count), torch.full((count,), -1))
 
 
 def remembering():

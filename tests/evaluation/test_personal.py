@@ -7,7 +7,7 @@ from small import small_federation, small_task
 
 from fedvl.config import DataConfig
 from fedvl.data.deal import closed, personal
-from fedvl.evaluation.personal import personal_confusions, personal_figures
+from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.methods.base import Method, Options, Samples
 
 
@@ -22,9 +22,11 @@ def test_each_client_is_judged_by_its_own_tensors_and_clients_count_alike():
     samples = Samples({"features": torch.zeros(6, 6)}, torch.tensor([0, 0, 0, 1, 1, 2]))
     parts = [torch.tensor([0, 1, 2, 3]), torch.tensor([4, 5]), torch.tensor([], dtype=torch.long)]
     answers = [0, 2, 3]
-    matrices = personal_confusions(
+    given = personal_answers(
         Told(Options(), small_task()), lambda client: {"answer": torch.tensor(answers[client])}, samples, parts, 3
     )
+    assert given.tolist() == [0, 0, 0, 0, 2, 2]
+    matrices = personal_confusions(samples, parts, given, 4)
     figures = personal_figures(matrices)
     assert figures["per_client_accuracy"] == [75.0, 50.0, None]  # the third has nothing to ask
     assert figures["accuracy"] == 62.5

@@ -227,11 +227,11 @@ def session_problem(**options):
 
 def test_first_images_are_answered_by_text_and_later_ones_by_examples_too():
     method, gate, images = session_problem()
-    first, session = method.answer(gate, {}, {"embeddings": images[:30]})
+    first, session, *_ = method.answer(gate, {}, {"embeddings": images[:30]})
     by_text = method.predict(gate, {"embeddings": images})
     torch.testing.assert_close(first, 2 * by_text[:30])
     assert 0 < session["counts"].sum() < 30
-    second, later = method.answer(gate, session, {"embeddings": images[30:]})
+    second, later, *_ = method.answer(gate, session, {"embeddings": images[30:]})
     centre = normalize(session["sums"], dim=-1)
     by_examples = method.scale * method.adapted(gate, {"embeddings": images[30:]}) @ centre.T
     assert session["counts"].all()
@@ -239,12 +239,13 @@ def test_first_images_are_answered_by_text_and_later_ones_by_examples_too():
     assert later["counts"].sum() > session["counts"].sum()
 
 
-def test_a_look_says_what_became_an_example():
+def test_an_answer_says_what_became_an_example():
     method, gate, images = session_problem()
-    looked = method.look(gate, {}, {"embeddings": images})
-    assert looked.verdict.admitted.sum() == looked.session["counts"].sum()
-    assert torch.equal(looked.verdict.admitted, looked.verdict.entropy <= 0.6 * math.log(4))
-    assert torch.equal(looked.verdict.labels, looked.scores.argmax(-1))
+    answer = method.answer(gate, {}, {"embeddings": images})
+    admitted = answer.example_of >= 0
+    assert torch.equal(torch.bincount(answer.example_of[admitted], minlength=4), answer.session["counts"].long())
+    assert torch.equal(admitted, answer.entropy <= 0.6 * math.log(4))
+    assert torch.equal(answer.example_of[admitted], answer.scores.argmax(-1)[admitted])
 
 
 def test_pseudo_labels_of_text_or_of_all():
@@ -254,7 +255,7 @@ def test_pseudo_labels_of_text_or_of_all():
         method, gate, images = session_problem(pseudo_labels=kind)
         session = {}
         for batch in images.split(10):
-            _, session = method.answer(gate, session, {"embeddings": batch})
+            session = method.answer(gate, session, {"embeddings": batch}).session
         admitted[kind] = session["counts"].sum()
     assert admitted["combined"] > admitted["text"]
 
@@ -264,15 +265,15 @@ def test_without_prototypes_nothing_is_remembered_and_the_order_does_not_matter(
     samples = Samples({"embeddings": images}, torch.zeros(60, dtype=torch.long))
     answers = answer_all(method, gate, samples, 7)
     assert (answers == method.predict(gate, {"embeddings": images}).argmax(-1).numpy()).all()
-    looked = method.look(gate, {}, {"embeddings": images})
-    assert not looked.verdict.admitted.any()
-    assert not looked.session["counts"].any()
+    answer = method.answer(gate, {}, {"embeddings": images})
+    assert (answer.example_of == -1).all()
+    assert answer.session == {}
 
 
 def test_one_class_asked_and_a_session_of_another_user():
     method, gate, images = session_problem()
     lone = FedMP(method.options, replace(method.task, text_embeddings=method.task.text_embeddings[:1]))
-    scores, session = lone.answer(gate, {}, {"embeddings": images})
+    scores, session, *_ = lone.answer(gate, {}, {"embeddings": images})
     assert scores.shape == (60, 1)
     assert session["counts"].tolist() == [60]
     with pytest.raises(FedVLError, match="begin a new session"):
@@ -281,7 +282,7 @@ def test_one_class_asked_and_a_session_of_another_user():
 
 def test_an_image_without_any_feature_is_answered():
     method, gate, _ = session_problem()
-    scores, session = method.answer(gate, {}, {"embeddings": torch.zeros(1, 6)})
+    scores, session, *_ = method.answer(gate, {}, {"embeddings": torch.zeros(1, 6)})
     assert scores.tolist() == [[0.0] * 4]
     assert not session["counts"].any()
 

@@ -7,9 +7,14 @@ import torch
 from pydantic import ValidationError
 from small import CLASSES, RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
 
-from fedvl.methods.base import Batch
+from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.data.sources import open_dataset
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.round import Federation
+from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedotp import FedOTP, FedOTPOptions
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.models.checkpoint import load_model
 from fedvl.seeding import torch_generator
 
 ROOT = 0.5**0.5
@@ -149,6 +154,37 @@ def test_answers_do_not_depend_on_how_many_are_asked_at_once(monkeypatch):
 def test_training_lowers_the_loss():
     federation = run_quietly(small_federation(small_method("fedotp"), {"learning_rate": 0.1}, rounds=8))
     assert federation.records[-1]["loss"] < 0.95 * federation.records[0]["loss"]
+
+
+def real_patches(encoder, split, per_class):
+    """The first images of each class, as the cache has them."""
+    rows = [row for label in range(10) for row in (split.labels == label).nonzero()[0][:per_class]]
+    pixels = torch.stack([encoder.preprocess(split.read(row)) for row in rows])
+    with torch.inference_mode():
+        patches = torch.cat([encoder.encode_patches(encoder.normalise(part))[1].half() for part in pixels.split(50)])
+    return Samples({"patches": patches.clone()}, torch.from_numpy(split.labels[rows]))
+
+
+def test_it_learns_on_real_images():
+    """Two clients with ten images a class; patches of this model are not aligned with texts, so it starts near guessing."""
+    encoder, dataset = load_model("fedvl-tiny"), open_dataset("cifar10-mini")
+    task = Task(dataset.class_names, torch.zeros(10, encoder.dim), encoder, 2)
+    method = FedOTP(FedOTPOptions(context=4, iterations=30), task)
+    config = FederationConfig(rounds=5)
+    training = TrainingConfig(learning_rate=0.01, momentum=0.9, batch_size=32, local_epochs=2)
+    rows = [torch.arange(0, 200, 2), torch.arange(1, 200, 2)]
+    engine = LocalEngine(method, real_patches(encoder, dataset.splits["train"], 20), rows, training, config, seed=0)
+    federation = Federation(method, engine, config, 0, method.start(torch_generator(0, "start")))
+    test = real_patches(encoder, dataset.splits["test"], 10)
+
+    def accuracy():
+        answers = [method.predict({**federation.shared, **engine.private_of(c)}, test.inputs) for c in range(2)]
+        return 100 * float((torch.stack(answers).argmax(-1) == test.labels).float().mean())
+
+    before = accuracy()
+    run_quietly(federation)
+    assert accuracy() > before + 10
+    assert federation.records[-1]["loss"] < 0.9 * federation.records[0]["loss"]
 
 
 def test_mixed_precision_gives_float32_gradients_of_about_the_same_direction():

@@ -155,12 +155,15 @@ def test_gradients_reach_every_prompt_of_every_layer():
         assert (context.abs().sum(-1) > 0).all()
 
 
-def test_a_client_without_selected_labels_sits_the_round_out():
-    class Picky(FedPP):
-        def adopt(self, private, settlement):
-            found = super().adopt(private, settlement)
-            return {"labels": found["labels"] * 0 - 1} if len(found["labels"]) == RAGGED[4] else found
+class Picky(FedPP):
+    """The last client selects nothing."""
 
+    def adopt(self, private, settlement):
+        found = super().adopt(private, settlement)
+        return {"labels": found["labels"] * 0 - 1} if len(found["labels"]) == RAGGED[4] else found
+
+
+def test_a_client_without_selected_labels_sits_the_round_out():
     method = Picky(FedPPOptions(visual_prompts=False), small_task())
     federation = run_quietly(small_federation(method, rounds=2))
     for record in federation.records:
@@ -168,6 +171,19 @@ def test_a_client_without_selected_labels_sits_the_round_out():
         assert record["refused"] == []
     start = method.join(small_samples(method, RAGGED[4]), torch_generator(0, "join", 4))["context"]
     assert torch.equal(federation.engine.private[4]["context"], start)
+
+
+def test_a_client_without_selected_labels_is_not_averaged():
+    """One round by hand: the mean of the visual prompts of the others, by the number of labels that each used."""
+    federation = small_federation(Picky(FedPPOptions(), small_task()), rounds=1)
+    engine, shared = federation.engine, federation.shared
+    engine.adopt({None: federation.method.settle(0, engine.report(0, shared)[0][0].tensors, None)})
+    used = {client: int((engine.private[client]["labels"] >= 0).sum()) for client in engine.private}
+    assert used[4] == 0
+    trained = {result.update.client: result.update.tensors["visual"] for result in engine.train(0, range(5), shared)}
+    assert trained.keys() == {client for client, labels in used.items() if labels}
+    mean = sum(used[client] * visual for client, visual in trained.items()) / sum(used.values())
+    torch.testing.assert_close(run_quietly(federation).shared["visual"], mean)
 
 
 def test_no_state_is_shared_between_clients():

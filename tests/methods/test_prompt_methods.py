@@ -394,3 +394,11 @@ def test_a_new_user_can_ask_about_other_classes(name):
     asked = {"data": {"clients": 3}, "evaluation": {"protocol": "open"}}
     learned, _ = accuracy(name, settings(0.003 if name == "fedtpg" else 0.03, rounds=2, **asked))
     assert learned > 40
+
+
+def test_a_context_that_begins_as_words_serves_classes_that_nobody_trained_on():
+    """Ones drawn at random are mended by training for the trained classes alone; words keep what the model knew."""
+    asked = settings(0.001, rounds=2, data={"clients": 3}, evaluation={"protocol": "open"})
+    drawn, zero_shot = accuracy("promptfl", asked)
+    begun_as_words, _ = accuracy("promptfl", asked, words="a photo of a")
+    assert begun_as_words > max(drawn + 10, zero_shot - 5)

@@ -16,7 +16,9 @@ def make_result(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A result.json and the lines of its metrics.jsonl."""
     draw = np.random.default_rng(seed)
-    names = CIFAR if classes == 10 else [f"class number {index} with a rather long name" for index in range(classes)]
+    names = (
+        list(CIFAR) if classes == 10 else [f"class number {index} with a rather long name" for index in range(classes)]
+    )
     per_class = 100
     confusion = np.stack([draw.multinomial(per_class, _row(draw, classes, row)) for row in range(classes)])
     recall = np.diag(confusion) / per_class * 100

@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 
@@ -10,6 +11,8 @@ from fedvl.report.page import write_report
 from fedvl.report.tables import MINUS
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
+PICTURE = "data:image/webp;base64,AAAA"
+EXAMPLE = {"true": "cat", "zero_shot": "dog", "answer": "cat", "image": PICTURE}
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -212,9 +215,15 @@ def test_half_a_surrogate_pair_does_not_stop_the_page(sample, page_of):
 
 
 def test_nothing_comes_from_outside(sample, tmp_path, save):
-    text = write_report(save(tmp_path, *sample)).read_text(encoding="utf-8")
+    save(tmp_path, *sample)
+    (tmp_path / "examples.json").write_text(
+        json.dumps({"gained": [EXAMPLE], "lost": [EXAMPLE | {"image": "http://x/y.png"}]})
+    )
+    text = write_report(tmp_path).read_text(encoding="utf-8")
     for _, values in Page(text).tags:
-        assert not {"src", "href", "xlink:href", "srcset", "action", "poster", "data"} & values.keys()
+        assert not {"href", "xlink:href", "srcset", "action", "poster", "data"} & values.keys()
+        assert values.get("src", PICTURE) == PICTURE
+    assert PICTURE in text
     assert not re.search(r"url\(|@import|https?://", text)
     assert "default-src 'none'" in text
 
@@ -290,3 +299,41 @@ def test_no_result_is_an_error_and_leaves_no_page(tmp_path):
     with pytest.raises(FedVLError, match="fedvl resume"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_examples_name_what_an_image_was_and_is_taken_for(sample, tmp_path, save):
+    save(tmp_path, *sample)
+    lost = EXAMPLE | {"zero_shot": "cat", "answer": HOSTILE}
+    broken = EXAMPLE | {"image": PICTURE + HOSTILE}
+    (tmp_path / "examples.json").write_text(json.dumps({"gained": [EXAMPLE, broken], "lost": [lost]}))
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    words = " ".join(page.texts["examples"].split())
+    assert "Wrong before, right now cat was taken for dog Right before, wrong now cat now taken for" in words
+    assert HOSTILE in words
+    assert page.count("img") == 2
+    assert page.count("script") == 1
+
+
+def test_the_missing_modality_protocol_shows_its_conditions_and_its_map(sample, page_of):
+    result, metrics = sample
+    conditions = [
+        {"condition": name, "accuracy": 10.0 + n, "macro_f1": n} for n, name in enumerate(["full", "text-only"])
+    ]
+    result |= {"zero_shot_accuracy": None, "zero_shot_per_class_recall": None, "conditions": conditions}
+    result["embedding"] = {"x": [0, 1, 2], "y": [0, 1, 0], "label": [0, 0, 3], "present": ["both", "text", "both"]}
+    page = page_of(result, metrics)
+    assert ["full", "", "10.00", "0.00"] in page.rows
+    assert ["text-only", "", "11.00", "1.00"] in page.rows
+    assert {"zero-shot", "difference"}.isdisjoint(page.texts)
+    for words in ("aeroplane (1)", "cat (1)", "text and image", "text alone"):
+        assert words in page.texts["map"]
+    assert "image alone" not in page.texts["map"]  # no sample lacks its text
+
+
+def test_the_personal_protocol_shows_each_client_against_zero_shot(sample, page_of):
+    result, metrics = sample
+    result |= {"per_client_accuracy": [50.0, None, 75.0], "zero_shot_per_client_accuracy": [40.0, None, 80.0]}
+    page = page_of(result, metrics)
+    assert "client 0: 50.00 %, zero-shot 40.00 %" in page.texts["clients"]
+    assert "client 2: 75.00 %, zero-shot 80.00 %" in page.texts["clients"]
+    assert "client 1" not in page.texts["clients"]

@@ -136,10 +136,10 @@ def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> N
         raise FedVLError(f"{where} has {found}; at least two classes are needed.")
     if np.any(labels["test"] < 0):
         raise FedVLError(f"{where} has test images without a label; give them one or leave them out.")
-    trained = set(labels["train"].tolist())
+    trained = {-1, *labels["train"].tolist()}
     for part in sorted(labels):
-        unknown = [names[label] for label in np.unique(labels[part]) if label not in {-1, *trained}]
-        if unknown and -1 not in trained:  # Where training rows lack labels, any class may be among them.
+        unknown = [names[label] for label in np.unique(labels[part]) if label not in trained]
+        if unknown and not np.any(labels["train"] < 0):  # Where training rows lack labels, any class may be among them.
             raise FedVLError(f"{where} has classes in its {part} split that its train split lacks: {_few(unknown)}.")
     if not len(labels["test"]):
         raise FedVLError(f"{where} has too few images to hold out a test split; two of a class are the least.")

@@ -1,6 +1,8 @@
 """Who trains on what, and what is asked afterwards: the protocols, as rows of the dataset's two splits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,21 @@ from fedvl.seeding import numpy_generator
 
 Integers = NDArray[np.int64]
 VALIDATION_SHARE = 0.2  # of a new user's images in the open-vocabulary protocol; the rest is the test
+
+
+class Domains(NamedTuple):
+    """The number of the domain (a hospital, a vendor) that each row of a split belongs to."""
+
+    train: Integers
+    test: Integers
+
+
+def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
+    """Domains by number; None for a dataset that knows none."""
+    if not train or not test:
+        return None
+    _, numbers = np.unique([*train, *test], return_inverse=True)
+    return Domains(*np.split(numbers.astype(np.int64), [len(train)]))
 
 
 @dataclass(frozen=True)
@@ -27,29 +44,54 @@ class Deal:
     parts: list[Integers] = field(default_factory=list)  # of ``asked``, by client, where each asks about its own
 
 
-def closed(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+def closed(
+    train_labels: Integers,
+    test_labels: Integers,
+    classes: int,
+    data: DataConfig,
+    seed: int,
+    domains: Domains | None = None,
+) -> Deal:
     """All clients together know all classes, and the whole test split is asked."""
-    return _closed(train_labels, test_labels, classes, data, seed)[0]
+    return _closed(train_labels, test_labels, classes, data, seed, domains)[0]
 
 
-def personal(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+def personal(
+    train_labels: Integers,
+    test_labels: Integers,
+    classes: int,
+    data: DataConfig,
+    seed: int,
+    domains: Domains | None = None,
+) -> Deal:
     """Every client asks about its own part of the test split, which is dealt by the draw of the training split."""
-    deal, drawn = _closed(train_labels, test_labels, classes, data, seed)
-    return replace(deal, parts=partition_test(drawn, test_labels).clients)
+    deal, drawn = _closed(train_labels, test_labels, classes, data, seed, domains)
+    by = domains.test if domains and data.partition == "domains" else test_labels
+    return replace(deal, parts=partition_test(drawn, by).clients)
 
 
 def _closed(
-    train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int
+    train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int, domains: Domains | None
 ) -> tuple[Deal, Partition]:
     kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
-    drawn = partition(train_labels[kept], data.partition, data.clients, seed, data.minimum)
+    if data.partition == "domains" and domains is None:
+        raise FedVLError("Partition 'domains' needs samples of several domains, and this dataset has none; use iid.")
+    by = domains.train if domains and data.partition == "domains" else train_labels
+    drawn = partition(by[kept], data.partition, data.clients, seed, data.minimum)
     everything = np.arange(classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
     return Deal(rows, everything, np.arange(len(test_labels)), everything, nothing, drawn.note), drawn
 
 
-def open_vocabulary(train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int) -> Deal:
+def open_vocabulary(
+    train_labels: Integers,
+    test_labels: Integers,
+    classes: int,
+    data: DataConfig,
+    seed: int,
+    domains: Domains | None = None,
+) -> Deal:
     """Every client has classes of its own, and a new user asks about classes that nobody has (Fed-MP, section 5.1)."""
     owned, asked_classes = open_split(classes, data.clients, seed)
     kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -340,7 +340,7 @@ def _encoded_batches(
         failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
         rows = torch.empty(0)
         if images:
-            rows = _encode(encoder, kind, list(images.values()))
+            rows = encode_images(encoder, kind, list(images.values()))
             finite = rows.isfinite().flatten(1).all(1)
             reason = "the model gives numbers for it that are not finite."
             failed += [(index, reason) for index, fine in zip(images, finite.tolist(), strict=True) if not fine]
@@ -348,10 +348,11 @@ def _encoded_batches(
         yield start + len(batch), rows, failed
 
 
-def _encode(encoder: ImageEncoder, kind: str, images: list[torch.Tensor]) -> torch.Tensor:
+def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One batch of preprocessed images as rows of the given kind, rounded as all that is cached."""
     if any(image.shape != images[0].shape for image in images):
         raise _uneven()
-    pixels = torch.stack(images)
+    pixels = torch.stack(list(images))
     if not isinstance(encoder, _EncodesImages) or kind == "pixels":
         return pixels
     with torch.inference_mode():

@@ -26,6 +26,12 @@ class Read(NamedTuple):
     bad: list[tuple[str, str]]  # the others, with the reason
     notes: list[str]
 
+    def take(self, rows: NDArray[np.int64]) -> "Read":
+        """Those rows alone."""
+        chosen = torch.from_numpy(rows)
+        forms = {name: tensor[chosen.to(tensor.device)] for name, tensor in self.forms.items()}
+        return self._replace(forms=forms, kept=self.kept[rows])
+
 
 def read_forms(
     name: str,
@@ -68,3 +74,7 @@ def texts_of(split: Split, kept: NDArray[np.int64]) -> list[str]:
             "This method reads a text beside each image, and the dataset has none; add a column 'text', or use emoji-mini."
         )
     return [split.texts[index] for index in kept]
+
+
+def domains_of(split: Split, kept: NDArray[np.int64]) -> list[str] | None:
+    return None if split.domains is None else [split.domains[index] for index in kept]

@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int64]
 MOST_DRAWS = 200
 MOST_CELLS = 30_000_000
 
-_EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:2", "quantity": "quantity:0.2"}
+_EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:2", "quantity": "quantity:0.2", "only": "only:0"}
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Partition:
 def parse_spec(spec: str) -> tuple[str, float]:
     """The scheme of a specification such as `dirichlet:0.3` and its number, 0 where it has none."""
     scheme, colon, text = spec.partition(":")
-    if scheme in ("iid", "disjoint"):
+    if scheme in ("iid", "disjoint", "domains"):
         if colon:
             raise FedVLError(f"Partition '{spec}' takes no number; write just {scheme}.")
         return scheme, 0.0
     if scheme not in _EXAMPLES:
         raise FedVLError(
-            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION or disjoint."
+            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, disjoint or domains."
         )
     try:
         value = float(text)
@@ -58,6 +58,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
         "dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
         "shards": ("a whole number of 1 or more", value >= 1 and value.is_integer()),
         "quantity": ("a fraction above 0 and at most 1", 0 < value <= 1),
+        "only": ("the number of a client", value >= 0 and value.is_integer()),
     }
     what, right = needs[scheme]
     if not right:
@@ -66,7 +67,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
 
 
 def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int, minimum: int = 10) -> Partition:
-    """Deal the samples that have these labels (-1: none) to clients.
+    """Deal the samples that have these labels (-1: none) to clients; for `domains` a label is the number of a domain.
 
     `minimum` is how many samples a Dirichlet draw must give every client; the other schemes have no such rule.
     """
@@ -74,6 +75,8 @@ def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int,
     labels = _checked(labels)
     if clients < 1:
         raise FedVLError(f"A federation needs at least 1 client, not {clients}.")
+    if scheme == "only":  # of a real federation: this machine has the samples of one client
+        return _held_by_one(labels, int(value), clients, spec, seed)
     if clients > len(labels):
         raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels)}); ask for fewer clients.")
     generator = numpy_generator(seed, "partition", spec, clients)
@@ -90,6 +93,8 @@ def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int,
             drawn, note = _shards(sizes[present], int(value), clients, generator)
         case "quantity":
             drawn, note = _quantity(sizes[present], value, clients, generator)
+        case "domains":
+            drawn, note = _domains(sizes[present], clients)
         case _:
             drawn, note = _disjoint(sizes[present], clients, generator)
     counts = np.zeros((clients, len(sizes)), np.int64)
@@ -109,7 +114,10 @@ def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition
     labels = _checked(labels)
     clients = len(train.clients)
     generator = numpy_generator(train.seed, "partition", train.spec, clients, "test")
-    if parse_spec(train.spec)[0] == "iid":
+    scheme, value = parse_spec(train.spec)
+    if scheme == "only":
+        return _held_by_one(labels, int(value), clients, train.spec, train.seed)
+    if scheme == "iid":
         note = f"iid: {len(labels)} test samples were dealt at random to {clients} clients in equal parts."
         return _dealt_evenly(labels, clients, generator, note, train.spec, train.seed)
     _need_labels(labels, train.spec)
@@ -197,6 +205,16 @@ def _dealt_evenly(
     labelled = labels >= 0
     np.add.at(counts, (owner[labelled], labels[labelled]), 1)
     return Partition(_by_owner(owner, clients), counts, note, spec, seed)
+
+
+def _held_by_one(labels: Indices, client: int, clients: int, spec: str, seed: int) -> Partition:
+    return Partition(
+        _by_owner(np.full(len(labels), client), clients),
+        np.stack([np.bincount(labels[labels >= 0]) * (number == client) for number in range(clients)]),
+        f"{spec}: all {len(labels)} samples are client {client}'s.",
+        spec,
+        seed,
+    )
 
 
 def _by_owner(owner: Indices, clients: int) -> list[Indices]:
@@ -337,3 +355,14 @@ def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> t
     for client, block in enumerate(np.array_split(generator.permutation(len(sizes)), clients)):
         counts[client, block] = sizes[block]
     return counts, f"{len(sizes)} classes were shuffled and split among {clients} clients"
+
+
+def _domains(sizes: Indices, clients: int) -> tuple[Indices, str]:
+    """Every client belongs to one domain (a hospital, a vendor); the clients of a domain share it evenly."""
+    if clients < len(sizes):
+        raise FedVLError(f"Partition 'domains' needs a client for each of {len(sizes)} domains, not {clients} clients.")
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    for domain, block in enumerate(np.array_split(np.arange(clients), len(sizes))):
+        counts[block, domain] = sizes[domain] // len(block)
+        counts[block[: sizes[domain] % len(block)], domain] += 1
+    return counts, f"each of {clients} clients holds samples of one of {len(sizes)} domains"

@@ -34,12 +34,16 @@ def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
     if entry.embedded:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
-    candidates = [root / entry.name, *(root / f"{entry.name}{suffix}" for suffix in (".parquet", *MANIFESTS))]
-    for path in candidates:
-        if path.exists():
-            return assemble(entry.name, read_path(path), entry)
+    if place := place_of(entry, root):
+        return assemble(entry.name, read_path(place), entry)
     here = f" To use what lies in this folder, write ./{name}." if Path(name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
+
+
+def place_of(entry: Entry, root: Path) -> Path | None:
+    """Where a dataset of the catalogue lies, if it does."""
+    candidates = [root / entry.name, *(root / f"{entry.name}{suffix}" for suffix in (".parquet", *MANIFESTS))]
+    return next((path for path in candidates if path.exists()), None)
 
 
 def how_to_get(entry: Entry, root: Path) -> str:

@@ -1,35 +1,55 @@
 """A user asks: images go through the model in their order, in batches, and what a method remembers of them goes along."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedvl.evaluation.clusters import cluster, name_clusters
 from fedvl.evaluation.metrics import confusion_matrix
-from fedvl.methods.base import Method, Samples
+from fedvl.methods.base import Answer, Method, Samples
 from fedvl.tensors import Tensors
+
+
+@dataclass
+class Conversation:
+    """One user's questions to one model, from the first to the last."""
+
+    method: Method
+    tensors: Tensors
+    session: Tensors = field(default_factory=dict)
+
+    def ask(self, inputs: Tensors) -> Answer:
+        with torch.no_grad():
+            answer = self.method.answer(self.tensors, self.session, inputs)
+        self.session = answer.session
+        return answer
 
 
 def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """The likeliest class of each row, one session from first to last; the first class wins a tie."""
-    session: Tensors = {}
+    conversation = Conversation(method, tensors)
     answers = []
-    with torch.no_grad():
-        for first in range(0, len(samples), batch_size):
-            inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
-            scores, session = method.answer(tensors, session, inputs)
-            answers.append(scores.argmax(dim=-1).cpu())
+    for first in range(0, len(samples), batch_size):
+        inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
+        answers.append(conversation.ask(inputs).scores.argmax(dim=-1).cpu())
     return torch.cat(answers).numpy()
+
+
+def classify(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
+    """The class of each labelled row; where a method cannot name classes, its clusters are named by the true labels."""
+    if not method.clusters:
+        return answer_all(method, tensors, samples, batch_size)
+    classes = len(method.task.class_names)
+    found = cluster(represent_all(method, tensors, samples, batch_size), classes)
+    return name_clusters(found, samples.labels.cpu().numpy(), classes)
 
 
 def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """The confusion matrix of one session over labelled samples."""
-    labels, classes = samples.labels.cpu().numpy(), len(method.task.class_names)
-    if method.clusters:
-        answers = name_clusters(cluster(represent_all(method, tensors, samples, batch_size), classes), labels, classes)
-    else:
-        answers = answer_all(method, tensors, samples, batch_size)
-    return confusion_matrix(labels, answers, classes)
+    answers = classify(method, tensors, samples, batch_size)
+    return confusion_matrix(samples.labels.cpu().numpy(), answers, len(method.task.class_names))
 
 
 def represent_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.float32]:

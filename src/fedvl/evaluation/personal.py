@@ -7,30 +7,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedvl.evaluation.answers import confusion
-from fedvl.evaluation.metrics import summary
+from fedvl.evaluation.answers import classify
+from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
 
-Matrix = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
-def personal_confusions(
+def personal_answers(
     method: Method,
     tensors_of: Callable[[int], Tensors],
     test: Samples,
     parts: Sequence[torch.Tensor],
     batch_size: int,
-) -> list[Matrix]:
+) -> Integers:
+    """The class that its client's model gives to each test row; -1 for a row that no client asks about."""
+    answers = np.full(len(test), -1)
+    for client, rows in enumerate(parts):
+        if len(rows):
+            answers[rows.cpu().numpy()] = classify(method, tensors_of(client), test.take(rows), batch_size)
+    return answers
+
+
+def personal_confusions(
+    test: Samples, parts: Sequence[torch.Tensor], answers: Integers, classes: int
+) -> list[Integers]:
     """A confusion matrix for each client; of nothing but zeros for one that has no test images."""
-    nothing = np.zeros((len(method.task.class_names),) * 2, dtype=np.int64)
-    return [
-        confusion(method, tensors_of(client), test.take(rows), batch_size) if len(rows) else nothing
-        for client, rows in enumerate(parts)
-    ]
+    labels = test.labels.cpu().numpy()
+    own = [rows.cpu().numpy() for rows in parts]
+    return [confusion_matrix(labels[rows], answers[rows], classes) for rows in own]
 
 
-def personal_figures(confusions: Sequence[Matrix]) -> dict[str, Any]:
+def personal_figures(confusions: Sequence[Integers]) -> dict[str, Any]:
     """The mean of the clients' accuracies, in which clients count alike, and that in which test images do.
 
     Precision, recall and F1 are those of all answers together.

@@ -12,10 +12,17 @@ from fedvl.tensors import Tensors
 
 Shapes = dict[str, tuple[int | None, ...]]
 
+MOST_REASON = 300  # letters
+
 
 class Refusal(NamedTuple):
     client: int
     reason: str
+
+
+def refusal(client: int, reason: str) -> Refusal:
+    """A client chooses the names of what it sends: what is written down of them has an end."""
+    return Refusal(client, reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}...")
 
 
 class Report(NamedTuple):
@@ -26,20 +33,24 @@ class Report(NamedTuple):
 
 
 def sum_of_reports(reports: Sequence[Report]) -> Report:
-    names = reports[0].tensors
-    return Report(None, {name: torch.stack([report.tensors[name] for report in reports]).sum(0) for name in names})
+    """Summed in 64 bits, so that the order of arrival cannot be seen in the result."""
+    first = reports[0].tensors
+    stacked = {name: torch.stack([report.tensors[name] for report in reports]) for name in first}
+    return Report(None, {name: parts.sum(0, dtype=torch.float64).to(parts.dtype) for name, parts in stacked.items()})
 
 
 def sound_reports(reports: Iterable[Report], shapes: Shapes) -> tuple[list[Report], list[Refusal]]:
-    """The clients' reports that may be counted, and the refusals."""
-    good, refusals = [], []
+    """The clients' reports that may be counted, by client, and the refusals."""
+    good: dict[int, Report] = {}
+    refusals = []
     for report in reports:
-        reason = misshapen(report.tensors, shapes)
+        assert report.client is not None, "only a sum is nobody's"
+        reason = "answered twice" if report.client in good else misshapen(report.tensors, shapes)
         if reason is None:
-            good.append(report)
-        elif report.client is not None:
-            refusals.append(Refusal(report.client, f"in its report {reason}"))
-    return good, refusals
+            good[report.client] = report
+        else:
+            refusals.append(refusal(report.client, f"in its report {reason}"))
+    return [good[client] for client in sorted(good)], refusals
 
 
 def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
@@ -76,18 +87,18 @@ def sort_out(
         if reason is None:
             good[update.client] = update
         else:
-            refusals.append(Refusal(update.client, reason))
+            refusals.append(refusal(update.client, reason))
     return [good[client] for client in sorted(good)], refusals
 
 
 def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationConfig) -> str | None:
     """Why an update may not be merged, or None."""
-    if not (math.isfinite(update.weight) and 0 < update.weight <= limits.max_examples):
+    if not (0 < update.weight <= limits.max_examples and update.weight < math.inf):  # NaN fails too
         return f"weight {update.weight} is not between 0 and {limits.max_examples:g}"
     if update.tensors.keys() != shared.keys() | extras.keys():
         odd = sorted(update.tensors.keys() ^ (shared.keys() | extras.keys()))
         return f"tensors {', '.join(map(repr, odd))} are missing or not asked for"
-    squares = 0.0
+    moved = 0.0
     for name, sent in update.tensors.items():
         expected = shared.get(name)
         dtype, shape = (
@@ -101,7 +112,7 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
         distance = float(torch.linalg.vector_norm(move))  # one pass: NaN and infinity show in it too
         if not math.isfinite(distance) and not bool(torch.isfinite(sent).all()):
             return f"'{name}' holds values that are not finite"
-        squares += distance**2
-    if not math.sqrt(squares) <= limits.max_update_norm:
-        return f"it moves by {math.sqrt(squares):.3g}, more than {limits.max_update_norm:g}"
+        moved = math.hypot(moved, distance)
+    if not moved <= limits.max_update_norm:
+        return f"it moves by {moved:.3g}, more than {limits.max_update_norm:g}"
     return None

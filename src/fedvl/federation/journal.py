@@ -16,37 +16,65 @@ from typing import Any
 from fedvl.errors import FedVLError
 from fedvl.tensors import Tensors, load, save, write_whole
 
+FORMAT = 1
 TENSORS_KEPT = 2  # rounds whose tensors stay: if the newest is damaged the one before it serves
 
 
 class Journal:
-    def __init__(self, folder: Path) -> None:
+    """The rounds of one experiment; ``experiment`` tells it from others, whose rounds are not gone on with."""
+
+    def __init__(self, folder: Path, experiment: str = "") -> None:
         self.folder = folder
+        self.experiment = experiment
+        self.notes: list[str] = []  # what was found damaged, for the report
 
     def commit(self, round_number: int, tensors: Tensors, record: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
         sha256 = save(self._tensors(round_number), tensors)
-        body = {"round": round_number, "tensors_sha256": sha256, "record": record}
+        body = {**self._stamp(round_number), "tensors_sha256": sha256, "record": record}
         write_whole(self._manifest(round_number), json.dumps({**body, "sha256": sealed(body)}).encode())
         self._tensors(round_number - TENSORS_KEPT).unlink(missing_ok=True)
 
+    def tensors(self, round_number: int) -> Tensors:
+        """The tensors of one committed round; nothing is mended."""
+        manifest = read_sealed(self._manifest(round_number))
+        if manifest is None:
+            raise FedVLError(f"{self._manifest(round_number)} is missing or damaged; restore it from a copy.")
+        return load(self._tensors(round_number), manifest["tensors_sha256"])
+
     def latest(self) -> tuple[Tensors, list[dict[str, Any]]] | None:
-        """The tensors of the newest whole round and the records up to it; later, damaged ones are removed."""
-        for path in sorted(self.folder.glob("*.json"), reverse=True):
+        """The tensors of the newest whole round and the records up to it; newer ones, which are not whole, are removed."""
+        unusable: list[Path] = []
+        for path in sorted(self.folder.glob("[0-9]*.json"), reverse=True):
             records = self._records_up_to(int(path.stem))
-            if records is not None:
-                try:
-                    return load(self._tensors(int(path.stem)), records[-1]["tensors_sha256"]), [
-                        r["record"] for r in records
-                    ]
-                except FedVLError:
-                    pass
-            path.unlink()
+            try:
+                if records is not None:
+                    tensors = load(self._tensors(int(path.stem)), records[-1]["tensors_sha256"])
+                    self._drop(unusable)
+                    return tensors, [r["record"] for r in records]
+            except FedVLError:
+                pass
+            unusable.append(path)
+        if unusable:
+            raise FedVLError(
+                f"The rounds in {self.folder} are damaged, of another experiment or of another version of FedVL; "
+                "restore that folder from a copy, or delete it to begin again."
+            )
         return None
 
+    def _drop(self, manifests: list[Path]) -> None:
+        for path in manifests:
+            path.unlink()
+            self.notes.append(f"Round {int(path.stem)} was found damaged in the journal and was run again.")
+
     def _records_up_to(self, round_number: int) -> list[dict[str, Any]] | None:
-        manifests = [read_sealed(self._manifest(number)) for number in range(1, round_number + 1)]
-        return [m for m in manifests if m] if all(manifests) else None
+        numbers = range(1, round_number + 1)
+        manifests = [read_sealed(self._manifest(number)) or {} for number in numbers]
+        own = all(self._stamp(n).items() <= m.items() for n, m in zip(numbers, manifests, strict=True))
+        return manifests if own else None
+
+    def _stamp(self, round_number: int) -> dict[str, Any]:
+        return {"format": FORMAT, "experiment": self.experiment, "round": round_number}
 
     def _tensors(self, round_number: int) -> Path:
         return self.folder / f"{round_number:06d}.safetensors"
@@ -72,11 +100,15 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run's folder; a second process is refused. The lock ends with the process, however it ends."""
-    with open(folder / ".lock", "w", encoding="utf-8") as file:
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+        file.seek(0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise FedVLError(f"Another process is at work in {folder}; wait for it or choose another --out.") from error
+            raise FedVLError(
+                f"Another process ({file.read()}) is at work in {folder}; wait for it or choose another --out."
+            ) from error
+        file.truncate()
         file.write(str(os.getpid()))
         file.flush()
         yield

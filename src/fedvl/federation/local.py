@@ -56,15 +56,21 @@ class LocalEngine:
     def clients(self) -> int:
         return len(self.rows)
 
-    def train(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> list[Trained]:
-        """Train each client of the cohort that has data, from the same shared tensors; in the order of the cohort."""
+    def train(
+        self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
+    ) -> list[Trained]:
+        """Train each client of the cohort that has data, from the same shared tensors or each from its ``own``.
+
+        The result is in the order of the cohort.
+        """
         used = {client: self._used(client) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
         trained: dict[int, Trained] = {}
         for first in range(0, len(working), size):
             chunk = working[first : first + size]
-            for result in self._train_chunk(round_index, chunk, [used[client] for client in chunk], shared):
+            begins = [own[client] for client in chunk] if own else [shared]
+            for result in self._train_chunk(round_index, chunk, [used[client] for client in chunk], begins):
                 trained[result.update.client] = result
         return [trained[client] for client in cohort if client in trained]
 
@@ -73,6 +79,10 @@ class LocalEngine:
         for result in trained:
             if result.private:
                 self.private[result.update.client] = result.private
+
+    def refused(self) -> list[Refusal]:
+        """What came from clients and could not even be read: nothing, where nothing travels."""
+        return []
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """What all clients that have data say before a round: their reports, or only the sum if the method needs no more."""
@@ -113,7 +123,7 @@ class LocalEngine:
         if not len(used[client]):
             return 0
         with FlopCounterMode(display=False) as counter:
-            self._train_chunk(0, [client], [used[client]], shared, most_steps=1)
+            self._train_chunk(0, [client], [used[client]], [shared], most_steps=1)
         steps = self.training.local_epochs * -(-len(used[client]) // self.training.batch_size)
         return int(counter.get_total_flops()) * steps
 
@@ -129,20 +139,33 @@ class LocalEngine:
         return everything if chosen is None else chosen.cpu()
 
     def _train_chunk(
-        self, round_index: int, clients: list[int], used: list[Tensor], shared: Tensors, most_steps: int | None = None
+        self,
+        round_index: int,
+        clients: list[int],
+        used: list[Tensor],
+        begins: Sequence[Tensors],
+        most_steps: int | None = None,
     ) -> list[Trained]:
-        """Train clients that are sorted by how many samples they use (``used``: their positions), the most first."""
+        """Train clients that are sorted by how many samples they use (``used``: their positions), the most first.
+
+        ``begins``: what each of them begins with, or one set of tensors for all.
+        """
+        shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
         positions, mask = self._batches(round_index, clients, used, largest)
         steps = [min(int(count), most_steps or int(count)) for count in mask.any(-1).sum(-1)]
         joined = [self.private_of(client) for client in clients]
-        tensors = {name: tensor.expand(len(clients), *tensor.shape).clone() for name, tensor in shared.items()}
+        received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
+        tensors = {
+            name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
+            for name, tensor in received.items()
+        }
         tensors |= self._stacked_private(joined, largest)
         moving = {name: tensor for name, tensor in tensors.items() if self._moves(name, shared)}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
         rates = self._rates(round_index, used, max(steps))
         optimiser = Optimiser(self.training, rates[0], moving)
-        gradient_step = self._gradient_step()
+        gradient_step = self._gradient_step(same)
         generators = [torch_generator(self.seed, "noise", round_index, client) for client in clients]
         losses = torch.zeros(len(clients), dtype=torch.float64)
         padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
@@ -160,7 +183,7 @@ class LocalEngine:
                 labels=self.data.labels[rows],
                 mask=mask[:active, step],
                 position=position,
-                received=shared,
+                received=shared if same else prefix(received, active),
                 noise=self._noise(generators[:active]),
                 whole=prefix(whole, active),
             )
@@ -241,8 +264,11 @@ class LocalEngine:
         drawn = [self.method.noise(generator) for generator in generators]
         return {name: torch.stack([noise[name] for noise in drawn]).to(self.data.labels.device) for name in drawn[0]}
 
-    def _gradient_step(self) -> GradientStep:
-        """Gradients of the method's objective for stacked clients: by one kernel, or for one client without batching."""
+    def _gradient_step(self, same: bool) -> GradientStep:
+        """Gradients of the method's objective for stacked clients: by one kernel, or for one client without batching.
+
+        ``same``: whether all received the same tensors, which are then not stacked.
+        """
 
         device = self.data.labels.device.type
         mixed = device == "cuda" and self.training.precision == "bfloat16"  # a processor gains nothing by it
@@ -251,7 +277,8 @@ class LocalEngine:
             with torch.autocast(device, torch.bfloat16, enabled=mixed):
                 return self.method.objective({**still, **moving}, batch)
 
-        axes = Batch(inputs=0, labels=0, mask=0, position=0, received=None, noise=0, whole=0)  # type: ignore[arg-type]
+        of_received = None if same else 0
+        axes = Batch(inputs=0, labels=0, mask=0, position=0, received=of_received, noise=0, whole=0)  # type: ignore[arg-type]
         stacked = torch.func.vmap(objective, in_dims=(0, 0, axes))
 
         def together(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
@@ -274,6 +301,7 @@ class LocalEngine:
                 labels=batch.labels[0],
                 mask=batch.mask[0],
                 position=batch.position[0],
+                received=batch.received if same else first(batch.received),
                 noise=first(batch.noise),
                 whole=first(batch.whole),
             )

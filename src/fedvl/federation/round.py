@@ -27,9 +27,13 @@ class Engine(Protocol):
     @property
     def clients(self) -> int: ...
 
-    def train(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> list[Trained]: ...
+    def train(
+        self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
+    ) -> list[Trained]: ...
 
     def keep(self, trained: list[Trained]) -> None: ...
+
+    def refused(self) -> list[Refusal]: ...
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]: ...
 
@@ -101,10 +105,7 @@ class Federation:
         if found is None:
             return
         tensors, self.records = found
-        owners: dict[str, Tensors] = {}
-        for key, tensor in tensors.items():
-            owner, name = key.split("/", 1)
-            owners.setdefault(owner, {})[name] = tensor.to(self.device)
+        owners = by_owner(tensors, self.device)
         self.shared, self.kept = owners.pop("shared", {}), owners.pop("kept", {})
         self.engine.private.update({int(client): private for client, private in owners.items()})
 
@@ -143,10 +144,10 @@ class Federation:
         refusals: list[Refusal] = []
         for attempt in range(self.config.attempts):
             cohort = self._choose(round_index, attempt)
-            trained = self.engine.train(round_index, self._answering(cohort, round_index, attempt), self.shared)
+            trained = self._train(round_index, self._answering(cohort, round_index, attempt))
             updates = [result.update for result in trained]
             good, refused = sort_out(updates, cohort, self.shared, self.method.extra_shapes(), self.config)
-            refusals += refused
+            refusals += [*self.engine.refused(), *refused]
             if len(good) >= self.config.quorum:
                 return cohort, trained, good, refusals
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
@@ -155,6 +156,13 @@ class Federation:
             f"the quorum of {self.config.quorum}; committed rounds are safe: lower federation.quorum or wait for clients, "
             f"then resume.{reasons}"
         )
+
+    def _train(self, round_index: int, cohort: list[int]) -> list[Trained]:
+        """From the shared tensors, or from what the method makes for each client."""
+        if type(self.method).send is Method.send:
+            return self.engine.train(round_index, cohort, self.shared)
+        own = {client: self.method.send(self.shared, self.kept, client) for client in cohort}
+        return self.engine.train(round_index, cohort, self.shared, own)
 
     def _choose(self, round_index: int, attempt: int) -> list[int]:
         generator = numpy_generator(self.seed, "choose", round_index, attempt)
@@ -166,3 +174,12 @@ class Federation:
             return cohort
         draws = numpy_generator(self.seed, "dropout", round_index, attempt).random(len(cohort))
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
+
+
+def by_owner(tensors: Tensors, device: torch.device | str) -> dict[str, Tensors]:
+    """What a journal has of a round: "shared", "kept" and each client's own tensors by its number."""
+    owners: dict[str, Tensors] = {}
+    for key, tensor in tensors.items():
+        owner, name = key.split("/", 1)
+        owners.setdefault(owner, {})[name] = tensor.to(device)
+    return owners

@@ -2,8 +2,12 @@
 
 import ast
 import difflib
+import hashlib
 import importlib
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fedvl.errors import FedVLError
@@ -29,17 +33,49 @@ def method_summaries() -> dict[str, str]:
 
 
 def load_method(name: str) -> "type[Method]":
+    """A method of the package, or that of a file of the user's own (``./mine.py``), which is executed."""
+    from fedvl.methods.base import Method
+
+    module = load_file(Path(name)) if name.endswith(".py") else load_packaged(name)
+    found = [
+        item
+        for item in vars(module).values()
+        if isinstance(item, type) and issubclass(item, Method) and item.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        raise FedVLError(f"{name} defines {len(found)} subclasses of fedvl.methods.base.Method; it must define one.")
+    return found[0]
+
+
+def load_packaged(name: str) -> ModuleType:
     names = method_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names)}."
         raise FedVLError(f"There is no method '{name}'; {hint}")
-    module = importlib.import_module(f"fedvl.methods.{name.replace('-', '_')}")
-    from fedvl.methods.base import Method
+    return importlib.import_module(f"fedvl.methods.{name.replace('-', '_')}")
 
-    (found,) = [
-        item
-        for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Method) and item.__module__ == module.__name__
-    ]
-    return found
+
+def load_file(path: Path) -> ModuleType:
+    """Executed once for each content, however often it is asked for."""
+    name = f"fedvl_method_{path.stem}_{file_digest(path)[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # it is, for a name that ends in .py
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's code does wrong
+        del sys.modules[name]
+        raise FedVLError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
+    return module
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a method's file."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise FedVLError(f"There is no method file {path}; check the path.") from error

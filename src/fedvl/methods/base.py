@@ -220,8 +220,12 @@ class Method:
         return weighted_mean(sent, [update.weight for update in updates])
 
     def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
-        """What the server keeps of the updates for itself, to answer queries with; it is never sent to clients."""
+        """What the server keeps of the updates for itself, to answer queries with; clients get what :meth:`send` makes of it."""
         return {}
+
+    def send(self, shared: Tensors, kept: Tensors, client: int) -> Tensors:
+        """What one client begins a round with: the shared tensors, or others of their names and shapes made for it."""
+        return shared
 
     def client_weights(self, kept: Tensors) -> dict[int, float]:
         """How much each client counts in what answers the classes of this task; none if every user gets the same."""

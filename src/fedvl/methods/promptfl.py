@@ -4,6 +4,9 @@ The context of CoOp (Zhou et al., 2022): learned vectors, the same for all class
 towers are frozen; image features are computed once, and class texts once a step for the whole batch. Since it names no
 class, the context answers for any class names.
 
+Training on some classes does not mend what a context drawn at random does to others: whoever will be asked about new classes
+should begin with words (CoOp's CTX_INIT).
+
 The released code holds live references instead of copies, so that its "average" is the last client's context, and one
 optimiser serves all clients, so that momentum leaks from one to the next. Neither is repeated: clients are averaged, equally
 as its code means to, and each begins a round with a fresh optimiser. Its crops and flips are not made: features are cached.
@@ -23,6 +26,7 @@ TRAINING = {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batc
 
 class PromptOptions(Options):
     context: int = Field(16, ge=1)  # learned tokens before the class name
+    words: str = ""  # what the context begins as, such as "a photo of a", whose length it then has; random if empty
 
 
 class PromptFL(Method):
@@ -36,7 +40,7 @@ class PromptFL(Method):
 
     def __init__(self, options: PromptOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.texts = ClassTexts(task.clip, task.class_names, options.context)
+        self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}

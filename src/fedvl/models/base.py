@@ -31,8 +31,9 @@ class FrozenEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
+        self.shape = shape
         self.preprocessing = preprocessing
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._description = json.dumps({"shape": asdict(shape), "preprocessing": asdict(preprocessing)}, sort_keys=True)
 
     @cached_property
@@ -50,4 +51,4 @@ class FrozenEncoder(nn.Module):
 
     def tokenise(self, texts: Sequence[str]) -> Tensor:
         """-> n x L token numbers, cut to the longest of these texts and padded after the end token."""
-        return self._tokenizer(texts)
+        return self.tokenizer(texts)

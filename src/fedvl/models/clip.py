@@ -80,7 +80,10 @@ class DualEncoder(FrozenEncoder):
             self.visual = ModifiedResNet(shape.vision, shape.dim)
             self.vision_width, self.vision_layers = shape.vision.features, 0
         self.patches = shape.vision.grid**2
-        self.token_embedding = nn.Embedding(shape.vocabulary, shape.text.width)
+        # not drawn at random: without real memory that would import a compiler, which takes seconds
+        self.token_embedding = nn.Embedding(
+            shape.vocabulary, shape.text.width, _weight=torch.empty(shape.vocabulary, shape.text.width)
+        )
         self.positional_embedding = nn.Parameter(torch.empty(shape.context_length, shape.text.width))
         self.transformer = Transformer(shape.text)
         self.ln_final = nn.LayerNorm(shape.text.width, shape.text.epsilon)
@@ -119,7 +122,7 @@ class DualEncoder(FrozenEncoder):
         context: P x width (one for all texts) or n x P x width, put in after the start token; the words move up by P.
         """
         x = self.embed_tokens(tokens)
-        ends = (tokens == self._tokenizer.end).int().argmax(-1)
+        ends = (tokens == self.tokenizer.end).int().argmax(-1)
         if context is not None:
             x = torch.cat([x[:, :1], context.expand(x.shape[0], -1, -1), x[:, 1:]], 1)
             ends = ends + context.shape[-2]

@@ -26,6 +26,20 @@ CLIP_BLOCK = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
+CLIP_STACKS = {"visual.transformer.": "vision_model.encoder.layers.", "transformer.": "text_model.encoder.layers."}
+CLIP_WHOLE = {
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+}
+CLIP_TURNED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+CLIP_NORMS = {
+    "visual.ln_pre": "vision_model.pre_layrnorm",
+    "visual.ln_post": "vision_model.post_layernorm",
+    "ln_final": "text_model.final_layer_norm",
+}
 CLIP_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 VILT_BLOCK = {
     "ln_1": "layernorm_before",
@@ -41,25 +55,29 @@ HEAD_WIDTH = {1280: 80, 1408: 88, 1664: 104}
 
 def clip_from_hugging_face(source: Tensors) -> Tensors:
     """CLIPModel's names -> ours."""
-    tensors = {
-        "visual.class_embedding": source["vision_model.embeddings.class_embedding"],
-        "visual.positional_embedding": source["vision_model.embeddings.position_embedding.weight"],
-        "visual.conv1.weight": source["vision_model.embeddings.patch_embedding.weight"],
-        "visual.proj": source["visual_projection.weight"].T.contiguous(),
-        "token_embedding.weight": source["text_model.embeddings.token_embedding.weight"],
-        "positional_embedding": source["text_model.embeddings.position_embedding.weight"],
-        "text_projection": source["text_projection.weight"].T.contiguous(),
-        "log_scale": source["logit_scale"].reshape(()),
-    }
-    norms = {
-        "visual.ln_pre": "vision_model.pre_layrnorm",
-        "visual.ln_post": "vision_model.post_layernorm",
-        "ln_final": "text_model.final_layer_norm",
-    }
-    _rename(tensors, source, norms)
-    _blocks(tensors, source, "visual.transformer.", "vision_model.encoder.layers.", CLIP_BLOCK, CLIP_QKV)
-    _blocks(tensors, source, "transformer.", "text_model.encoder.layers.", CLIP_BLOCK, CLIP_QKV)
+    tensors = {ours: source[theirs] for ours, theirs in CLIP_WHOLE.items()}
+    tensors |= {ours: source[theirs].T.contiguous() for ours, theirs in CLIP_TURNED.items()}
+    tensors["log_scale"] = source["logit_scale"].reshape(())
+    _rename(tensors, source, CLIP_NORMS)
+    for ours, theirs in CLIP_STACKS.items():
+        _blocks(tensors, source, ours, theirs, CLIP_BLOCK, CLIP_QKV)
     return tensors
+
+
+def clip_to_hugging_face(tensors: Tensors) -> Tensors:
+    """Our names (of a CLIP with a ViT) -> CLIPModel's."""
+    target = {theirs: tensors[ours] for ours, theirs in CLIP_WHOLE.items()}
+    target |= {theirs: tensors[ours].T.contiguous() for ours, theirs in CLIP_TURNED.items()}
+    target["logit_scale"] = tensors["log_scale"]
+    _rename(target, tensors, {theirs: ours for ours, theirs in CLIP_NORMS.items()})
+    for ours, theirs in CLIP_STACKS.items():
+        for layer in range(_count(tensors, f"{ours}resblocks.")):
+            out_of, into = f"{ours}resblocks.{layer}.", f"{theirs}{layer}."
+            _rename(target, tensors, {into + name: out_of + part for part, name in CLIP_BLOCK.items()})
+            for kind in ("weight", "bias"):
+                parts = tensors[f"{out_of}attn.in_proj_{kind}"].chunk(len(CLIP_QKV))
+                target |= {f"{into}{name}.{kind}": part.clone() for name, part in zip(CLIP_QKV, parts, strict=True)}
+    return target
 
 
 def clip_from_open_clip(source: Tensors) -> Tensors:

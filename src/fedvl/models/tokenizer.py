@@ -36,6 +36,10 @@ class TextTokenizer:
         tokenizer.enable_padding(pad_id=pad)
         self._tokenizer = tokenizer
 
+    def to_json(self) -> str:
+        """The content of a tokenizer.json."""
+        return self._tokenizer.to_str()
+
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """-> n x L numbers, L the longest of these texts."""
         return torch.tensor([encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))], dtype=torch.long)

@@ -38,7 +38,8 @@ class FusedEncoder(FrozenEncoder):
         self.patch, self.grid = shape.patch, shape.grid
         self.image_size = shape.patch * shape.grid
         self.context_length = shape.context_length
-        self.token_embedding = nn.Embedding(shape.vocabulary, width)
+        # not drawn at random: without real memory that would import a compiler, which takes seconds
+        self.token_embedding = nn.Embedding(shape.vocabulary, width, _weight=torch.empty(shape.vocabulary, width))
         self.text_positions = nn.Parameter(torch.empty(shape.context_length, width))
         self.text_type = nn.Parameter(torch.empty(width))
         self.text_norm = nn.LayerNorm(width, epsilon)
@@ -61,7 +62,7 @@ class FusedEncoder(FrozenEncoder):
 
     def text_mask(self, tokens: Tensor) -> Tensor:
         """n x L: True up to and with the first end token."""
-        ended = tokens == self._tokenizer.end
+        ended = tokens == self.tokenizer.end
         return (ended.int().cumsum(-1) - ended.int()) == 0
 
     def image_mask(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ null: an older run, or a method without rounds, still gets its page.
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,41 @@ class Run:
     result: dict[str, Any]
     rounds: list[dict[str, Any]]
     unreadable_lines: int = 0
+    examples: dict[str, Any] = field(default_factory=dict)  # test images that training set right or wrong
 
 
 def read_run(folder: Path) -> Run:
     path = folder / "result.json"
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FedVLError(
-            f"There is no result.json in {folder}: finish the run first with `fedvl resume {folder}`."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise FedVLError(f"{path} cannot be read ({error}): run the experiment again to make it anew.") from None
+    result = _read_json(path)
+    if result is None:
+        raise FedVLError(f"There is no result.json in {folder}: finish the run first with `fedvl resume {folder}`.")
     if not isinstance(result, dict) or "method" not in result:
         raise FedVLError(f"{path} is not a result of fedvl: it names no method; give the folder of a finished run.")
-    rounds, unreadable = _read_metrics(folder / "metrics.jsonl")
-    return Run(folder, result, rounds, unreadable)
+    rounds, unreadable = read_metrics(folder / "metrics.jsonl")
+    examples = _read_json(folder / "examples.json")
+    return Run(folder, result, rounds, unreadable, examples if isinstance(examples, dict) else {})
 
 
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_grid_result(folder: Path) -> dict[str, Any] | None:
+    """What a comparison or a reproduced recipe left in a folder; None for a folder of another kind."""
+    for name in ("result.json", "comparison.json"):
+        found = _read_json(folder / name)
+        if isinstance(found, dict) and "kind" in found:
+            return found
+    return None
+
+
+def _read_json(path: Path) -> Any:
+    """None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{path} cannot be read ({error}): run the experiment again to make it anew.") from None
+
+
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     if not path.exists():
         return [], 0
     by_round: dict[int, dict[str, Any]] = {}

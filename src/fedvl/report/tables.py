@@ -20,6 +20,18 @@ class Row(NamedTuple):
     exact: str
 
 
+class Cell(NamedTuple):
+    """One cell of a sortable table: what people read, and what it is sorted by ("" where nothing is known)."""
+
+    text: str
+    value: float | str
+
+
+def cell_of(value: object, human: Callable[[float], str]) -> Cell:
+    known = number(value)
+    return Cell(MISSING, "") if known is None else Cell(human(known), known)
+
+
 def _scaled(value: float, units: Sequence[str]) -> str:
     """Three significant digits in the largest unit of 1000 that keeps the figure at 1 or more."""
     sign, value = (MINUS, -value) if value < 0 else ("", value)

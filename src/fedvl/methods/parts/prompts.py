@@ -35,15 +35,24 @@ class Chunk(NamedTuple):
 
 class ClassTexts:
     def __init__(
-        self, encoder: DualEncoder, class_names: Sequence[str], context: int, at_once: int = CLASSES_AT_ONCE
+        self,
+        encoder: DualEncoder,
+        class_names: Sequence[str],
+        context: int,
+        at_once: int = CLASSES_AT_ONCE,
+        words: str = "",
     ) -> None:
-        self.encoder, self.context = encoder, context
-        tokens = encoder.tokenise([f"{name}." for name in class_names]).to(encoder.positional_embedding.device)
+        """A context of so many tokens, or one that begins as ``words`` and is as long as they are."""
+        device = encoder.positional_embedding.device
+        tokens = encoder.tokenise([f"{name}." for name in class_names]).to(device)
         end = int(encoder.tokenise([""])[0, -1])
         ends = (tokens == end).int().argmax(-1)
-        check_room(encoder, class_names, ends, context)
         with torch.no_grad():
             self.first = encoder.embed_tokens(tokens[0, :1])
+            self.words = encoder.embed_tokens(encoder.tokenise([words]).to(device))[0, 1:-1]
+        self.encoder, self.context = encoder, len(self.words) or context
+        check_room(encoder, class_names, ends, self.context)
+        with torch.no_grad():
             order = ends.argsort(stable=True)
             self.places = order.argsort()  # where the features of each class are found again
             self.chunks = [
@@ -52,7 +61,9 @@ class ClassTexts:
             ]
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """A context before training: context x width, N(0, 0.02)."""
+        """A context before training: context x width, the words or N(0, 0.02)."""
+        if len(self.words):
+            return self.words.clone()
         drawn = torch.randn(self.context, self.encoder.text_width, generator=generator)
         return SPREAD * drawn.to(self.first.device)
 

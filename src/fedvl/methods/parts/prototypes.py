@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
+from fedvl.methods.base import entropy
 from fedvl.tensors import Tensors
 
 Empty = Literal["levelled", "doubled", "all-or-nothing"]
@@ -67,9 +68,8 @@ def scores(images: Tensor, texts: Tensor, session: Tensors, empty: Empty, unit_c
 
 def judge(logits: Tensor, uncertainty: float) -> Verdict:
     """The condition of eq. 11: an entropy of at most ``uncertainty`` times that of knowing nothing, log(classes)."""
-    log_likelihood = torch.log_softmax(logits, dim=-1)
-    entropy = -(log_likelihood.exp() * log_likelihood).sum(-1)  # p log p by itself is NaN where p underflows
-    return Verdict(logits.argmax(-1), entropy, entropy <= uncertainty * math.log(logits.shape[-1]))
+    unsure = entropy(logits)
+    return Verdict(logits.argmax(-1), unsure, unsure <= uncertainty * math.log(logits.shape[-1]))
 
 
 def admit(session: Tensors, images: Tensor, verdict: Verdict) -> Tensors:

@@ -1,0 +1,113 @@
+"""Faults that a federation must survive: 24 kinds of bad update beside Flower's own averaging, and 200 kills of the server.
+
+    python -m benchmarks.faults [updates|kills] [--kills 200] [--json]
+
+Flower needs ``pip install "fedvl[flower]"``. The same faults, and those of disks, caches and races, are in tests/reliability.
+"""
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.bad_updates import KINDS, bad_message, honest, received
+from benchmarks.kills import AT_RANDOM, PLACES, Campaign, kill_runs
+from fedvl.config import FederationConfig
+from fedvl.federation.checks import sort_out
+from fedvl.methods.base import Update
+from fedvl.tensors import Tensors, digest, weighted_mean
+
+METHODS = ("fst-cbdg", "fed-mp", "fedpp", "cachefl", "fed-prime")
+BAD = 2  # the client that sends what it should not
+
+
+def trial_updates() -> tuple[Tensors, list[Update]]:
+    """A linear head, and four clients' honest updates of it."""
+    generator = torch.Generator().manual_seed(0)
+    shared = {"bias": torch.zeros(4), "weight": torch.randn(4, 6, generator=generator)}
+    updates = [
+        Update(
+            client,
+            {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in shared.items()},
+            10.0 + client,
+        )
+        for client in range(4)
+    ]
+    return shared, updates
+
+
+def without_bad(updates: list[Update]) -> Tensors:
+    good = [update for update in updates if update.client != BAD]
+    return weighted_mean([update.tensors for update in good], [update.weight for update in good])
+
+
+def ours(kind: str) -> str:
+    """What FedVL makes of four messages of which one is bad."""
+    shared, updates = trial_updates()
+    messages = [bad_message(kind, u) if u.client == BAD else honest(u.tensors, u.client, u.weight) for u in updates]
+    readable, unreadable = received(messages)
+    good, refused = sort_out(readable, range(4), shared, {}, FederationConfig())
+    merged = weighted_mean([update.tensors for update in good], [update.weight for update in good])
+    [refusal] = unreadable + refused
+    same = digest(merged) == digest(without_bad(updates)) and refusal.client == BAD
+    return f"refused: {refusal.reason}" if same else "MERGED"
+
+
+def bad_update_rows() -> list[dict[str, str]]:
+    try:
+        from benchmarks.flower_faults import theirs
+    except ImportError:
+        return [{"kind": kind, "fedvl": ours(kind)} for kind in KINDS]
+    return [{"kind": kind, "fedvl": ours(kind), "flower": theirs(kind)} for kind in KINDS]
+
+
+def show_updates(rows: list[dict[str, str]]) -> None:
+    refused = sum(row["fedvl"].startswith("refused") for row in rows)
+    print(
+        f"One bad client of four: FedVL refuses {refused} of {len(rows)} kinds, and merges the other three clients.\n"
+    )
+    print("| the bad client sends | Flower's FedAvg | FedVL |\n|---|---|---|")
+    for row in rows:
+        print(f"| {row['kind']} | {row.get('flower', 'not installed')} | {row['fedvl']} |")
+
+
+def show_kills(outcomes: dict[str, Campaign], seconds: float) -> None:
+    total, same = sum(o.total for o in outcomes.values()), sum(o.same for o in outcomes.values())
+    runs, redone = sum(o.runs for o in outcomes.values()), sum(o.redone for o in outcomes.values())
+    print(f"\n{total} kills in {seconds:.0f} s; {same} of {runs} runs ended in the bits of the uninterrupted one;")
+    print(f"{redone} rounds were begun again, at most one for each kill.\n")
+    print("| method | kills | " + " | ".join((AT_RANDOM, *PLACES)) + " | same bits |\n|---|" + "---|" * 7)
+    for method, outcome in outcomes.items():
+        places = " | ".join(str(outcome.kills[place]) for place in (AT_RANDOM, *PLACES))
+        print(f"| {method} | {outcome.total} | {places} | {outcome.same} of {outcome.runs} runs |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("updates", "kills"), help="both if absent")
+    parser.add_argument("--kills", type=int, default=200, help="shared out among the methods")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    outcome: dict[str, Any] = {}
+    if arguments.part != "updates":  # first, for what Flower starts would be in the way of forks
+        began = time.perf_counter()
+        campaigns = kill_runs(METHODS, arguments.kills)
+        outcome["kills"] = {method: vars(campaign) for method, campaign in campaigns.items()}
+        seconds = time.perf_counter() - began
+    if arguments.part != "kills":
+        outcome["updates"] = bad_update_rows()
+    if arguments.json:
+        print(json.dumps(outcome))
+        return
+    if "updates" in outcome:
+        show_updates(outcome["updates"])
+    if "kills" in outcome:
+        show_kills(campaigns, seconds)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    main()

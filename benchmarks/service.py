@@ -1,0 +1,145 @@
+"""The query service under load: many sessions at once against the bare encoder, which is all that must be computed.
+
+    python -m benchmarks.service [--sessions 32] [--images 50] [--per-request 10] [--json]
+
+The service is a process of its own on this machine, as are its clients; all images are decoded by it from PNG files. Every
+session has class names of its own, so that an answer which was meant for another one shows. The bare encoder reads images
+that lie decoded in memory, 64 at a time. Latency is that of a whole request, from its first byte to its last line.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from benchmarks.runs import Silent
+from fedvl.answering import FinishedRun
+from fedvl.data.sources import open_dataset
+from fedvl.data.stores import Split
+from fedvl.experiment import begin, complete, resolve_experiment
+
+BATCH = 64
+THINGS = ("cat", "ship", "frog", "horse", "truck")
+
+
+def make_run(folder: Path) -> None:
+    folder.mkdir()
+    begin(resolve_experiment({"method": {"name": "fed-mp"}, "data": {"clients": 3}}), folder)
+    complete(folder, Silent())
+
+
+def bare_rate(run: FinishedRun, split: Split, count: int) -> float:
+    """Images a second that the encoder alone manages."""
+    pixels = torch.stack(
+        [run.encoder.preprocess(split.read(row % len(split))) for row in range(min(count, len(split)))]
+    )
+    with torch.inference_mode():
+        run.encoder.encode_image(run.encoder.normalise(pixels[:BATCH]))
+        began = time.perf_counter()
+        done = 0
+        while done < count:
+            part = pixels[done % len(pixels) :][: min(BATCH, count - done)]
+            run.encoder.encode_image(run.encoder.normalise(part))
+            done += len(part)
+        return count / (time.perf_counter() - began)
+
+
+def png(split: Split, row: int) -> bytes:
+    content = io.BytesIO()
+    split.read(row % len(split)).save(content, "PNG")
+    return content.getvalue()
+
+
+async def ask(
+    client: httpx.AsyncClient, number: int, files: list[bytes], per_request: int
+) -> tuple[list[Any], list[float]]:
+    """One session: the likeliest name of each image, and the seconds of each request."""
+    names = [f"{thing} {number}" for thing in THINGS]
+    made = await client.post("/sessions", json={"classes": names})
+    made.raise_for_status()
+    path = f"/sessions/{made.json()['id']}/images"
+    told, seconds = [], []
+    for first in range(0, len(files), per_request):
+        part = [("files", (f"{number}-{first + n}", data)) for n, data in enumerate(files[first : first + per_request])]
+        began = time.perf_counter()
+        response = await client.post(path, files=part)
+        seconds.append(time.perf_counter() - began)
+        response.raise_for_status()
+        lines = [json.loads(line) for line in response.text.splitlines()]
+        assert [line["image"] for line in lines] == [name for _, (name, _) in part], "files were mixed up"
+        assert {each["name"] for line in lines for each in line["ranked"]} == set(names), "names were mixed up"
+        told += [line["ranked"][0]["name"] for line in lines]
+    return told, seconds
+
+
+async def load(address: str, images: list[list[bytes]], per_request: int) -> tuple[list[list[Any]], list[float], float]:
+    """All sessions at once; what each was told, the seconds of all requests, and of the whole."""
+    limits = httpx.Limits(max_connections=len(images))
+    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
+        began = time.perf_counter()
+        found = await asyncio.gather(*(ask(client, n, files, per_request) for n, files in enumerate(images)))
+        whole = time.perf_counter() - began
+        alone = (await ask(client, 0, images[0], per_request))[0]
+    assert alone == found[0][0], "a session among others was told something else than alone"
+    return [told for told, _ in found], [second for _, seconds in found for second in seconds], whole
+
+
+def measure(sessions: int, count: int, per_request: int) -> dict[str, Any]:
+    split = open_dataset("cifar10-mini", None).splits["test"]
+    images = [[png(split, 50 * number + row) for row in range(count)] for number in range(sessions)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        make_run(folder)
+        run = FinishedRun(folder)
+        bare = bare_rate(run, split, sessions * count)
+        words = [sys.executable, "-m", "fedvl.cli", "serve", str(folder), "--port", "0"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                address = re.findall(r"http://\S+", server.stdout.readline())[0]
+                told, seconds, whole = asyncio.run(load(address, images, per_request))
+                metrics = dict(re.findall(r"^fedvl_(\w+) (\S+)$", httpx.get(f"{address}metrics").text, re.MULTILINE))
+            finally:
+                server.terminate()
+    rate = sum(map(len, told)) / whole
+    return {
+        "sessions": sessions,
+        "images": sum(map(len, told)),
+        "images_per_request": per_request,
+        "images_per_second": rate,
+        "bare_images_per_second": bare,
+        "ratio": rate / bare,
+        "p50_seconds": statistics.median(seconds),
+        "p95_seconds": statistics.quantiles(seconds, n=20)[-1],
+        "images_per_batch": float(metrics["encoder_images_total"]) / float(metrics["encoder_batches_total"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=32)
+    parser.add_argument("--images", type=int, default=50, help="of each session")
+    parser.add_argument("--per-request", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = measure(options.sessions, options.images, options.per_request)
+    if options.json:
+        print(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        print(f"{name.replace('_', ' '):24} {value:10.3f}" if isinstance(value, float) else f"{name:24} {value:10}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""fedvl compare and fedvl reproduce: many runs in one go."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedvl.errors import FedVLError
+
+if TYPE_CHECKING:
+    from fedvl.grid import Grid
+    from fedvl.preparation import Opener
+
+COMPARE_EXAMPLES = """
+Examples:
+
+  fedvl compare --methods linear,fst-cbdg,zero-shot
+
+  fedvl compare --methods linear,fedprox --dataset cifar10-mini,emoji-mini --partition iid,dirichlet:0.1 --seeds 5
+
+  fedvl compare --methods linear,./mine.py --set federation.rounds=20 --out comparisons/mine
+
+  fedvl compare grid.toml                       rows, columns and common settings, as in fedvl's own recipes
+
+The same command goes on where it was stopped; runs that are finished are not run again.
+"""
+REPRODUCE_EXAMPLES = """
+Examples:
+
+  fedvl reproduce --list                                  all tables and figures
+
+  fedvl reproduce fst-cbdg/table2                         with the paper's model and data (says what to fetch)
+
+  fedvl reproduce fst-cbdg/table2 --on embedded           with what is in the package; says so
+
+  fedvl reproduce all --on embedded                       everything; go on with the same command
+"""
+
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting of every run, as section.key=value; repeatable.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
+
+
+def compare(
+    grid: Annotated[Path | None, typer.Argument(help="TOML file with rows, columns, base and seeds.")] = None,
+    methods: Annotated[str, typer.Option(help="Methods, with commas between; a row each.")] = "",
+    dataset: Annotated[str, typer.Option(help="Datasets, with commas between.")] = "",
+    partition: Annotated[str, typer.Option(help="Partitions, with commas between.")] = "",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each place; 3 unless the file says otherwise.")
+    ] = None,
+    settings: Assignments = None,
+    out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
+    from fedvl.comparison import flags_grid, summarise, write_comparison
+    from fedvl.grid import Stand, read_grid
+    from fedvl.preparation import Opener
+
+    base = assigned(settings)
+    if (grid is None) == (not methods):
+        raise FedVLError("Name the methods (--methods linear,fst-cbdg), or give a TOML file of rows and columns.")
+    if grid is None:
+        wanted = flags_grid(listed(methods), listed(dataset), listed(partition), seeds or 3, base)
+    else:
+        wanted = read_grid(grid).under(Stand(settings=base, seeds=seeds))
+    outcome = performed(wanted, out / "runs", quiet, Opener.once())
+    summary = summarise(outcome, command_line())
+    write_comparison(summary, out)
+    show(summary, out / "report.html")
+
+
+def reproduce(
+    recipe: Annotated[str | None, typer.Argument(help="PAPER/TABLE, a paper, or all.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    on: Annotated[str, typer.Option(help="paper: its models and data; embedded: what is in the package.")] = "paper",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny: to see that it runs.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Fewer or more than the recipe has.")] = None,
+    rows: Annotated[str, typer.Option(help="Only rows whose names hold one of these, with commas between.")] = "",
+    settings: Assignments = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and runs.")] = Path("reproductions"),
+    quiet: Quiet = False,
+) -> None:
+    """Run a table or figure of the five papers again, and set it against the paper."""
+    from fedvl.grid import recipe_names
+
+    if on not in ("paper", "embedded"):
+        raise FedVLError(f"--on is paper or embedded, not '{on}'.")
+    if list_all or recipe is None:
+        show_recipes()
+        return
+    chosen = [name for name in recipe_names() if recipe in (name, "all", name.split("/")[0])]
+    if not chosen:
+        raise FedVLError(f"There is no recipe '{recipe}'; fedvl reproduce --list shows all.")
+    reproduce_all(chosen, on, quick, seeds, listed(rows), assigned(settings), out, quiet)
+
+
+def reproduce_all(
+    names: list[str],
+    on: str,
+    quick: bool,
+    seeds: int | None,
+    rows: list[str],
+    settings: dict[str, Any],
+    out: Path,
+    quiet: bool,
+) -> None:
+    """One after the other, with runs that they have in common run once."""
+    from fedvl.grid import read_recipe
+    from fedvl.preparation import Opener
+    from fedvl.reproduction import EMBEDDED_LABEL, QUICK_LABEL, against_paper, arranged, wanting, write_reproduction
+
+    labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
+    recipes = {name: read_recipe(name) for name in names}
+    grids = {name: arranged(recipe, on == "embedded", quick, seeds, rows, settings) for name, recipe in recipes.items()}
+    if lacking := list(dict.fromkeys(sentence for grid in grids.values() for sentence in wanting(grid))):
+        needs = "\n".join(f"  - {sentence}" for sentence in lacking)
+        raise FedVLError(f"This needs what is not on this machine:\n{needs}\nOr try --on embedded.")
+    folder, opener, failed = out / (f"{on}-quick" if quick else on), Opener.once(), 0
+    for name, grid in grids.items():
+        outcome = performed(grid, folder / "runs", quiet, opener)
+        summary = against_paper(name, recipes[name], outcome, labels, command_line(name))
+        write_reproduction(summary, folder / name)
+        failed += len(summary["failures"])
+        show(summary, folder / name / "report.html", stop=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
+    from fedvl.comparison import perform_grid
+    from fedvl.display import GridDisplay, TerminalDisplay
+
+    with TerminalDisplay(quiet) as display:
+        return perform_grid(grid, runs, GridDisplay(display), opener)
+
+
+def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
+    """The table, what failed, and where the rest is; a failure makes the command fail in the end."""
+    from rich.console import Console
+
+    from fedvl.report.grids import footnote, heading, terminal_tables
+
+    console = Console()
+    if title := heading(summary):
+        console.print(title, style="bold", highlight=False, markup=False)
+    for table in terminal_tables(summary, console.width):
+        console.print(table)
+    console.print(footnote(summary), highlight=False, markup=False)
+    console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
+    for failure in summary["failures"]:
+        place = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"
+        print(f"Failed: {place}: {failure['error']}", file=sys.stderr)
+    if summary["failures"] and stop:
+        raise typer.Exit(1)
+
+
+def show_recipes() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedvl.grid import read_recipe, recipe_names
+
+    table = Table("recipe", "kind", "what it is", box=None, pad_edge=False)
+    for name in recipe_names():
+        recipe = read_recipe(name)
+        table.add_row(name, recipe.kind, recipe.title)
+    Console().print(table)
+
+
+def listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def assigned(assignments: list[str] | None) -> dict[str, Any]:
+    from fedvl.config import parse_assignment
+    from fedvl.grid import layered
+
+    return layered(*map(parse_assignment, assignments or []))
+
+
+def command_line(recipe: str | None = None) -> str:
+    """What was typed; of several recipes, what gives this one alone."""
+    words = ["fedvl", *sys.argv[1:]]
+    if recipe is not None and len(words) > 2:
+        words[2] = recipe
+    return shlex.join(words)

@@ -1,0 +1,156 @@
+"""fedvl federation, server, client and status: a federation between real machines."""
+
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedvl.errors import FedVLError
+
+INIT_EXAMPLES = """
+Examples:
+
+  fedvl federation init clinic --clients hospital-a,hospital-b,hospital-c --method fst-cbdg
+
+  fedvl federation init clinic --clients a,b --host fed.example.org --dataset skin/ experiment.toml
+
+Then hand clinic/parties/NAME to each party (over a channel that you trust: it holds that party's key), and start
+
+  fedvl server clinic                                on the server
+
+  fedvl client hospital-a --data IMAGES              on each party's machine
+"""
+
+federation_app = typer.Typer(no_args_is_help=True, help="A federation between real machines: make its folders.")
+
+
+@federation_app.callback()
+def federation_options() -> None:
+    """Without a callback typer would make the only command the whole."""
+
+
+@federation_app.command("init", epilog=INIT_EXAMPLES)
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
+    clients: Annotated[str, typer.Option(help="Names of the parties, with commas between.")] = "",
+    host: Annotated[str, typer.Option(help="Name or address under which clients reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 9443,
+    method: Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Gives the classes, and the images that the server tests with.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training and merging.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The one seed of every random choice.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")
+    ] = None,
+) -> None:
+    """Make certificates, keys, the experiment, and a folder to hand to each party."""
+    from fedvl.cli import without_none
+    from fedvl.config import overlay, parse_assignment, read_toml
+    from fedvl.federation.deployment import create, fitting
+
+    names = [name.strip() for name in clients.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        raise FedVLError(
+            "--clients takes different names of letters, digits, - and _, for example hospital-a,hospital-b."
+        )
+    if folder.exists():
+        raise FedVLError(f"{folder} exists already; choose another folder.")
+    given: dict[str, Any] = read_toml(experiment) if experiment else {}
+    flags = {
+        "seed": seed,
+        "method": {"name": method},
+        "data": {"dataset": dataset},
+        "model": {"name": model},
+        "federation": {"rounds": rounds},
+    }
+    overlay(given, without_none(flags))
+    for assignment in settings or []:
+        overlay(given, parse_assignment(assignment))
+    create(folder, names, host, port, fitting(given, len(names)))
+    print(f"{folder} is the server's. Hand each party its folder, over a channel that you trust (it holds a key):")
+    for name in names:
+        print(f"  {folder / 'parties' / name}")
+    print(f"Then: fedvl server {folder}, and on each machine: fedvl client {names[0]} --data IMAGES")
+
+
+def server(
+    folder: Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")],
+    experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET if absent.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Run an experiment with clients on other machines; go on after a crash with fedvl resume."""
+    from fedvl.cli import make_run_folder, perform
+    from fedvl.config import read_toml
+    from fedvl.experiment import resolve_experiment
+    from fedvl.federation.deployment import begin_run, choose_experiment
+
+    end_on_termination()
+    chosen = choose_experiment(folder, experiment)
+    resolved = resolve_experiment(read_toml(chosen))
+    run_folder, _ = make_run_folder(out, resolved.method.label, resolved.data.dataset)
+    begin_run(run_folder, folder, chosen)
+    print(f"Waiting for clients; see how it goes with fedvl status {run_folder} --page", file=sys.stderr)
+    perform(run_folder, as_json, quiet)
+
+
+def client(
+    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Its images: folder, parquet file, manifest, or a dataset's name. Absent: a rehearsal with the "
+            "experiment's own dataset."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave, and end; no network.")] = False,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Take part in a federation with this machine's images; they never leave it."""
+    from fedvl.display import TerminalDisplay
+    from fedvl.federation.client import Client
+    from fedvl.federation.status import print_dry_run
+
+    end_on_termination()
+    with TerminalDisplay(quiet) as display:
+        found = Client(folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False))
+    if dry_run:
+        for rehearsal in found.dry_run():
+            print_dry_run(rehearsal)
+        return
+    if not quiet:
+        print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
+    found.serve(stay)
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    page: Annotated[bool, typer.Option("--page", help="Serve a page on this machine that follows the run.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page; any free one if 0.")] = 0,
+) -> None:
+    """Show how a run stands: rounds, clients, bytes, refusals, accuracy so far."""
+    from fedvl.federation.status import print_status, serve_page
+
+    if page:
+        serve_page(folder, port)
+    else:
+        print_status(folder)
+
+
+def end_on_termination() -> None:
+    """A SIGTERM ends as a Ctrl-C does: with everything that was started."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)

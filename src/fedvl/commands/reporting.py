@@ -1,0 +1,31 @@
+"""fedvl report: the pages that people open, written again or for several runs together."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvl.errors import FedVLError
+
+EXAMPLES = """
+Examples:
+
+  fedvl report runs/linear-cifar10-mini                 write its report.html again
+
+  fedvl report runs/A runs/B runs/C --out compare.html  runs side by side
+
+  fedvl report comparisons/comparison                   what fedvl compare or fedvl reproduce left there
+"""
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="A run, a comparison or a reproduced recipe; or several runs.")],
+    out: Annotated[Path | None, typer.Option(help="The page of several runs; compare.html if absent.")] = None,
+) -> None:
+    """Write the page of a run again, or one page that sets several runs side by side."""
+    from fedvl.report.page import write_report, write_side_by_side
+
+    if len(folders) == 1 and out is not None:
+        raise FedVLError("--out is for several runs; the page of one is report.html in its folder.")
+    path = write_report(folders[0]) if len(folders) == 1 else write_side_by_side(folders, out or Path("compare.html"))
+    print(f"Report: {path}")

@@ -1,0 +1,225 @@
+"""Ask a finished run: in a browser (serve), on the command line (predict), or without FedVL (export)."""
+
+import csv
+import ipaddress
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedvl.errors import FedVLError
+
+if TYPE_CHECKING:
+    from fedvl.answering import FinishedRun, User
+
+ENCODED_TOGETHER = 64
+
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/fed-mp-cifar10-mini.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(help="Names to choose among, as a,b,c or @FILE with one a line; the run's own if absent."),
+]
+Client = Annotated[int | None, typer.Option(min=0, help="Ask this client's personal model (FedPP and its kin).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's own if absent.")]
+
+
+def serve(
+    run: Run,
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="FEDVL_TOKEN", help="What askers must know; made up if others can connect.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Ask a run about images in a browser, or over HTTP.
+
+    Open the printed address, type any names and drop images: see what the federated model says of them, which clients it
+    leans on and what it remembers. Nothing is written to disk. Stop it with Ctrl-C.
+    """
+    try:
+        import uvicorn
+
+        from fedvl.serve.app import make_app
+    except ImportError as error:
+        raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
+    import secrets
+
+    from fedvl.answering import FinishedRun
+
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(16)
+    app = make_app(FinishedRun(run, device), token or None)
+    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
+    listener = listen(host, port)
+    # The token is behind a #, which browsers keep to themselves.
+    print(
+        f"Open {address(host, listener.getsockname()[1])}{f'#token={token}' if token else ''} (Ctrl-C stops it)",
+        flush=True,
+    )
+    server.run([listener])
+
+
+def predict(
+    run: Run,
+    images: Annotated[list[Path], typer.Argument(help="Image files and folders, which are searched through.")],
+    classes: Classes = None,
+    client: Client = None,
+    top: Annotated[int, typer.Option(min=1, help="Names told of each image.")] = 3,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output, a row an image.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, all that is known.")] = False,
+    device: Device = None,
+) -> None:
+    """Say what images show, with the model of a run.
+
+    For example: fedvl predict runs/NAME --classes "cat,dog" photos/
+    """
+    from fedvl.answering import FinishedRun
+
+    paths = image_files(images)
+    opened = FinishedRun(run, device)
+    told = answers(opened, opened.user(read_names(classes), client=client), paths, top)
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False))
+    elif as_csv:
+        write_csv(told)
+    else:
+        print_table(told)
+    if all("refused" in line for line in told):
+        raise FedVLError(f"None of the {len(told)} images can be used; the first because {told[0]['refused']}")
+
+
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    classes: Classes = None,
+    client: Client = None,
+    device: Device = None,
+) -> None:
+    """Write the model as a folder that needs no FedVL: Hugging Face's CLIP and a classifier."""
+    from fedvl.answering import FinishedRun
+    from fedvl.export import export as write
+
+    write(FinishedRun(run, device), folder, read_names(classes), client)
+    print(f"{folder / 'README.md'} says how to use it.")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> Any:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # a browser that is opened before all is up waits
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
+        raise FedVLError(f"Cannot listen on {host}:{port} ({reason}); choose another --host or --port.") from error
+    return listener
+
+
+def address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def read_names(classes: str | None) -> list[str] | None:
+    if classes is None:
+        return None
+    if not classes.startswith("@"):
+        parts = classes.split(",")
+    else:
+        try:
+            parts = Path(classes[1:]).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedVLError(
+                f"Cannot read class names from {classes[1:]}; give a text file with one a line."
+            ) from error
+    names = [part.strip() for part in parts if part.strip()]
+    if not names:
+        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one a line.')
+    return names
+
+
+def image_files(paths: list[Path]) -> list[Path]:
+    """Files as given; of folders, all images in them by name."""
+    from fedvl.data.images import EXTENSIONS
+
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        elif path.exists():
+            found.append(path)
+        else:
+            raise FedVLError(f"There is no {path}; give image files or folders of them.")
+    if not found:
+        raise FedVLError(f"There are no images in {', '.join(map(str, paths))}; give files such as photo.jpg.")
+    return found
+
+
+def answers(run: "FinishedRun", user: "User", paths: list[Path], top: int) -> list[dict[str, Any]]:
+    """A line for each image, as the service gives it; they are asked in the batches of the run's own evaluation."""
+    from fedvl.data.images import BadImage
+
+    lines: list[dict[str, Any]] = [{"number": number, "image": str(path)} for number, path in enumerate(paths)]
+    good: list[tuple[dict[str, Any], Any]] = []
+    for first in range(0, len(lines), ENCODED_TOGETHER):
+        read = []
+        for line, path in list(zip(lines, paths, strict=True))[first : first + ENCODED_TOGETHER]:
+            try:
+                read.append((line, run.read(path)))
+            except BadImage as refusal:
+                line["refused"] = refusal.reason
+        for (line, _), row in zip(read, run.encode([pixels for _, pixels in read]), strict=True):
+            if isinstance(row, BadImage):
+                line["refused"] = row.reason
+            else:
+                good.append((line, row))
+    size = run.batch_size(user)
+    for batch in (good[first : first + size] for first in range(0, len(good), size)):
+        for (line, _), reply in zip(batch, user.ask([row for _, row in batch], top), strict=True):
+            line |= reply.told()
+    return lines
+
+
+def write_csv(told: list[dict[str, Any]]) -> None:
+    columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
+    writer = csv.DictWriter(sys.stdout, columns, restval="")
+    writer.writeheader()
+    for line in told:
+        row = {name: line[name] for name in columns if name in line}
+        for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
+            if ranked:
+                row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
+        writer.writerow(row)
+
+
+def print_table(told: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    most = max((len(line.get("ranked", [])) for line in told), default=0)
+    table = Table(box=None, pad_edge=False)
+    for title in ("image", "answer", *["then"] * (most - 1), "zero-shot"):
+        table.add_column(title, overflow="fold")
+    for line in told:
+        if "refused" in line:
+            table.add_row(escape(line["image"]), f"[red]refused: {escape(line['refused'])}[/red]")
+            continue
+        ranked = [f"{escape(each['name'])} {each['score']:.0%}" for each in line["ranked"]]
+        table.add_row(
+            escape(line["image"]), f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(line["zero_shot"][0]["name"])
+        )
+    Console().print(table)

@@ -1,0 +1,206 @@
+"""Many runs in one go: each place of a grid is an ordinary run folder; then means, deviations and significance.
+
+A place is measured over seeds. In each column the best row is set against the best of the others by a two-sided paired
+t-test over seeds; with fewer than three seeds, or where all differences are the same, nothing is claimed.
+"""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedvl import __version__
+from fedvl.display import GridDisplay
+from fedvl.errors import FedVLError
+from fedvl.experiment import begin, complete, resolve_experiment
+from fedvl.federation.journal import locked
+from fedvl.grid import Case, Grid, folder_name, layered
+from fedvl.measures import Figure, FinishedRun, measured
+from fedvl.preparation import Opener
+from fedvl.tensors import write_whole
+
+SIGNIFICANT = 0.05
+FEWEST_SEEDS = 3
+TEST = "two-sided paired t-test over seeds, the best row of a column against the best of the others"
+# For these a smaller figure is the better one.
+COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
+
+Place = tuple[str, str]  # row and column
+
+
+@dataclass
+class Outcome:
+    """What came of a grid: the figures of each place by seed, the folders of its runs, and what failed."""
+
+    grid: Grid
+    figures: dict[Place, list[Figure]] = field(default_factory=dict)
+    runs: dict[Place, list[str]] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
+    """Run what is not finished yet, measure all; a run that fails is told of in the end and stops no other."""
+    outcome = Outcome(grid)
+    cases = list(grid.cases())
+    for number, case in enumerate(cases):
+        began = time.perf_counter()
+        title = ", ".join((case.row, case.column, f"seed {case.seed}"))
+        display.begin(title, number, len(cases))
+        try:
+            folder, fresh = perform_case(case, runs, display, opener)
+            figure = measured(case.measure, FinishedRun(folder, opener))
+        except (FedVLError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError) as error:
+            reason = str(error) if isinstance(error, FedVLError) else f"{type(error).__name__}: {error}"
+            outcome.failures.append({"row": case.row, "column": case.column, "seed": case.seed, "error": reason})
+            display.end(f"failed: {reason}", number + 1, len(cases))
+            continue
+        place = (case.row, case.column)
+        outcome.figures.setdefault(place, []).append(figure)
+        outcome.runs.setdefault(place, []).append(folder.name)
+        seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
+        display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
+    return outcome
+
+
+def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[Path, bool]:
+    """The folder of the finished run, and whether it was run now."""
+    experiment = resolve_experiment(case.settings)
+    folder = runs / folder_name(experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        fresh = not (folder / "result.json").is_file()
+        if not (folder / "config.toml").is_file():
+            begin(experiment, folder)
+        complete(folder, display, opener)
+    return folder, fresh
+
+
+def short(figure: Figure) -> str:
+    return f"{figure:.4g}" if isinstance(figure, float) else f"{len(figure)} values"
+
+
+def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
+    """Everything that a table or a figure needs, as it is written to comparison.json."""
+    grid = outcome.grid
+    return {
+        "schema": 1,
+        "fedvl_version": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "title": grid.title,
+        "kind": grid.kind,
+        "unit": grid.unit,
+        "seeds": grid.seeds,
+        "test": TEST,
+        "rows": list(grid.rows),
+        "columns": list(grid.columns),
+        "cells": cells_of(outcome),
+        "series": [
+            {"row": row, "column": column, **mean_series(figures)}
+            for (row, column), figures in outcome.figures.items()
+            if isinstance(figures[0], list)
+        ],
+        "points": [
+            {"row": row, "column": column, **figures[0]}  # of the first seed: points are no mean
+            for (row, column), figures in outcome.figures.items()
+            if isinstance(figures[0], dict)
+        ],
+        "failures": outcome.failures,
+        "settings": {
+            "base": layered(grid.base, grid.over),
+            "rows": {name: entry.settings for name, entry in grid.rows.items()},
+            "columns": {name: entry.settings for name, entry in grid.columns.items()},
+        },
+    }
+
+
+def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """A cell for each place that has a single number: of series and points, the number that they end in."""
+    cells = []
+    for (row, column), figures in outcome.figures.items():
+        values = [value for value in map(single, figures) if value is not None]
+        if not values:
+            continue
+        cells.append(
+            {
+                "row": row,
+                "column": column,
+                "measure": outcome.grid.measure_of(row, column),
+                "mean": statistics.mean(values),
+                "deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "n": len(values),
+                "values": values,
+                "runs": outcome.runs[row, column],
+            }
+        )
+    for column in outcome.grid.columns:
+        mark_best([cell for cell in cells if cell["column"] == column])
+    return cells
+
+
+def single(figure: Figure) -> float | None:
+    """The number that stands for a figure in a table."""
+    if isinstance(figure, list):
+        return figure[-1] if figure else None
+    return figure.get("value") if isinstance(figure, dict) else figure
+
+
+def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
+    """The mean over seeds of each step, and its deviation."""
+    steps = list(zip(*(figure for figure in figures if isinstance(figure, list)), strict=False))
+    return {
+        "values": [statistics.mean(step) for step in steps],
+        "deviations": [statistics.stdev(step) if len(step) > 1 else None for step in steps],
+        "n": len(figures),
+    }
+
+
+def mark_best(cells: list[dict[str, Any]]) -> None:
+    """Say of one column's cells which is best, and whether it is so by more than chance."""
+    for cell in cells:
+        cell.update(best=False, p=None, against=None, significant=False)
+    if len(cells) < 2:
+        return
+    sign = -1 if any(word in cells[0]["measure"] for word in COSTS) else 1
+    best, second = sorted(cells, key=lambda cell: -sign * cell["mean"])[:2]
+    p = paired_p(best["values"], second["values"])
+    significant = p is not None and p < SIGNIFICANT
+    best.update(best=best["mean"] != second["mean"], p=p, against=second["row"], significant=significant)
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """p of a two-sided paired t-test, or None where it cannot be told."""
+    from scipy.stats import ttest_rel
+
+    differences = [one - other for one, other in zip(ours, theirs, strict=False)]
+    if len(ours) != len(theirs) or len(ours) < FEWEST_SEEDS or statistics.pstdev(differences) < 1e-12:
+        return None
+    p = float(ttest_rel(ours, theirs).pvalue)
+    return None if math.isnan(p) else p
+
+
+def write_comparison(summary: Mapping[str, Any], out: Path) -> None:
+    from fedvl.report.grids import write_tables
+    from fedvl.report.page import write_report
+
+    write_tables(summary, out)
+    write_whole(out / "comparison.json", json.dumps(summary, indent=1).encode())
+    write_report(out)
+
+
+def flags_grid(
+    methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str], seeds: int, base: dict[str, Any]
+) -> Grid:
+    """A row a method, a column a dataset and partition; what is not named is the default of ``fedvl run``."""
+    columns: dict[str, Any] = {}
+    for dataset in datasets or [""]:
+        for partition in partitions or [""]:
+            data = {key: value for key, value in (("dataset", dataset), ("partition", partition)) if value}
+            columns[", ".join(data.values()) or "accuracy"] = {"data": data}
+    rows = {method: {"method": {"name": method}} for method in methods}
+    return Grid.model_validate({"seeds": seeds, "base": base, "rows": rows, "columns": columns})

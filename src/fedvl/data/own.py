@@ -1,0 +1,80 @@
+"""A client's own images, under the class list of its federation."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvl.data.assemble import SPLIT_NAMES, Table
+from fedvl.data.catalogue import class_key, lookup
+from fedvl.data.images import EXTENSIONS
+from fedvl.data.sources import open_dataset, read_path
+from fedvl.data.stores import Dataset, FileStore, Integers, Split
+from fedvl.errors import FedVLError
+
+SHOWN = 5
+
+
+class Own(NamedTuple):
+    dataset: Dataset
+    tested: bool  # whether it has test images of its own; if not, its test split is a stand-in that says nothing
+
+
+def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]]) -> Own:
+    """What a path or a dataset's name holds; all of it is trained on but what it marks as test. Labels may be lacking."""
+    if name == Path(name).name and lookup(name):
+        known = open_dataset(name)
+        number = numbers(list(known.class_names), class_names, name)
+        splits = {
+            part: Split(split.store, split.rows, np.append(number, -1)[split.labels], split.texts)
+            for part, split in known.splits.items()
+        }
+        return Own(Dataset(known.name, class_names, templates, splits, known.notes), True)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
+    table = read_flat(path) if is_flat(path) else read_path(path.absolute())
+    labels = numbers(table.labels, class_names, name)
+    tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
+    splits = {part: rows_of(table, labels, np.flatnonzero(tested == (part == "test"))) for part in ("train", "test")}
+    if not tested.any():
+        first = splits["train"]
+        splits["test"] = Split(first.store, first.rows[:1], np.zeros(1, np.int64), first.texts and first.texts[:1])
+    return Own(Dataset(path.stem, class_names, templates, splits, tuple(table.notes)), bool(tested.any()))
+
+
+def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Integers:
+    """The federation's number of each label, whatever its case and punctuation; -1 where there is no label."""
+    known = {class_key(class_name): number for number, class_name in enumerate(class_names)}
+    strangers = sorted({label for label in labels if label and class_key(label) not in known})
+    if strangers:
+        raise FedVLError(
+            f"{where} has classes that this federation does not know ({few(strangers)}); "
+            f"rename them to some of its own ({few(class_names)}), or leave them out."
+        )
+    return np.array([known[class_key(label)] if label else -1 for label in labels], np.int64)
+
+
+def rows_of(table: Table, labels: Integers, rows: Integers) -> Split:
+    texts = None if table.texts is None else tuple(table.texts[row] for row in rows)
+    return Split(table.store, rows, labels[rows], texts)
+
+
+def is_flat(path: Path) -> bool:
+    """A folder of images and no folders: nobody has labelled them."""
+    return path.is_dir() and not any(item.is_dir() or item.suffix in (".csv", ".jsonl") for item in visible(path))
+
+
+def read_flat(path: Path) -> Table:
+    images = [item for item in visible(path) if item.suffix.lower() in EXTENSIONS]
+    if not images:
+        raise FedVLError(f"{path} has no images; give a folder of images, or one with a sub-folder for each class.")
+    return Table(str(path), FileStore(images, [item.name for item in images]), [""] * len(images), [""] * len(images))
+
+
+def visible(path: Path) -> list[Path]:
+    return sorted(item for item in path.iterdir() if not item.name.startswith("."))
+
+
+def few(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

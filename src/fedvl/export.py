@@ -1,0 +1,184 @@
+"""A run's model as a folder that needs no FedVL: a Hugging Face CLIP, and what turns its image embeddings into class scores."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedvl.answering import FinishedRun
+from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import Conversation
+from fedvl.methods.parts.adapters import gated
+from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.convert import clip_to_hugging_face
+from fedvl.models.tokenizer import END, START
+from fedvl.models.transformer import StackShape
+from fedvl.tensors import Tensors, save, write_whole
+
+PROBES = 64  # random images on which the exported formula must agree with the method
+GATE = """
+    gate = torch.tanh(z @ head["gate.0.weight"].T + head["gate.0.bias"])
+    z = z * torch.softmax(gate @ head["gate.1.weight"].T + head["gate.1.bias"], dim=-1)"""
+README = """# {title}
+
+Made by `fedvl export` from a run of {method} on {dataset}. It answers about {count} classes, which `classes.json` lists.
+`config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
+`classifier.safetensors` is what was learned. This gives the scores of the classes for a picture:
+
+```python
+import json, torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, CLIPModel
+model, read = CLIPModel.from_pretrained("."), AutoImageProcessor.from_pretrained(".")
+head, names = load_file("classifier.safetensors"), json.load(open("classes.json"))
+with torch.no_grad():
+    pixels = read(Image.open("photo.jpg").convert("RGB"), return_tensors="pt")["pixel_values"]
+    z = model.visual_projection(model.vision_model(pixels).pooler_output){gate}
+    scores = torch.nn.functional.normalize(z, dim=-1) @ head["weight"].T + head["bias"]
+print(names[int(scores.argmax())])
+```
+{memory}"""
+MEMORY = """
+The run remembers images that it is sure of and uses them for the next ones; this folder does not, and each picture is told
+by its class texts alone.
+"""
+
+
+def export(run: FinishedRun, folder: Path, names: Sequence[str] | None = None, client: int | None = None) -> None:
+    """Write the folder; refuse where the method's scores are no formula of the image embedding alone."""
+    user = run.user(names, client=client)
+    head = classifier(run, user.conversation)
+    config = hugging_face_config(run.encoder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FedVLError(f"{folder} exists already; choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder / "model.safetensors", clip_to_hugging_face(dict(run.encoder.state_dict())), {"format": "pt"})
+    save(folder / "classifier.safetensors", head, {"format": "pt"})
+    readme = README.format(
+        title=folder.name,
+        method=run.name,
+        dataset=run.experiment.data.dataset,
+        count=len(user.names),
+        gate=GATE if "gate.0.weight" in head else "",
+        memory=MEMORY if user.remembers else "",
+    )
+    texts = {
+        "config.json": json.dumps(config, indent=1),
+        "preprocessor_config.json": json.dumps(preprocessor_config(run.encoder), indent=1),
+        "tokenizer.json": run.encoder.tokenizer.to_json(),
+        "tokenizer_config.json": json.dumps(tokenizer_config(run.encoder), indent=1),
+        "classes.json": json.dumps(list(user.names), ensure_ascii=False, indent=1),
+        "README.md": readme,
+    }
+    for name, text in texts.items():
+        write_whole(folder / name, text.encode())
+
+
+def classifier(run: FinishedRun, conversation: Conversation) -> Tensors:
+    """Weight and bias on unit embeddings, with a gate before them if the method has one, that score as the method does."""
+    method, tensors = conversation.method, conversation.tensors
+    width = run.encoder.dim
+    with torch.no_grad():
+        probes = torch.randn(PROBES, width, generator=torch.Generator().manual_seed(0)).to(run.device)
+        inputs = {"embeddings": probes, "features": normalize(probes, dim=-1)}
+        if not {*run.forms} <= inputs.keys():
+            raise FedVLError(
+                f"Method '{run.name}' reads more of an image than its CLIP embedding, so that it cannot be exported."
+            )
+        if "gate.0.weight" in tensors:
+            texts = method.task.text_features
+            head = {**tensors, "weight": run.encoder.logit_scale * texts, "bias": texts.new_zeros(len(texts))}
+        else:
+            axes = torch.cat([torch.eye(width), torch.zeros(1, width)]).to(run.device)
+            *slopes, bias = method.predict(tensors, {"embeddings": axes, "features": axes})
+            head = {"weight": (torch.stack(slopes) - bias).T.contiguous(), "bias": bias}
+        wanted = method.predict(tensors, inputs)
+        if not torch.allclose(scores(head, probes), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+            raise FedVLError(
+                f"The scores of method '{run.name}' are no linear function of image features; it cannot be exported."
+            )
+    return head
+
+
+def scores(head: Tensors, embeddings: Tensor) -> Tensor:
+    """The formula of the exported folder's README."""
+    if "gate.0.weight" in head:
+        embeddings = gated(head, embeddings)
+    return normalize(embeddings, dim=-1) @ head["weight"].T + head["bias"]
+
+
+def hugging_face_config(encoder: DualEncoder) -> dict[str, Any]:
+    shape = encoder.shape
+    if not isinstance(shape, ClipShape) or not isinstance(shape.vision, ViTShape):
+        raise FedVLError(
+            f"The image tower of {encoder.name} is a ResNet, which Hugging Face's CLIP does not have; use a ViT."
+        )
+    start, end = (int(number) for number in encoder.tokenise([""])[0])
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "dtype": "float32",
+        "projection_dim": shape.dim,
+        "text_config": {
+            **stack_config(shape.text),
+            "model_type": "clip_text_model",
+            "vocab_size": shape.vocabulary,
+            "max_position_embeddings": shape.context_length,
+            "projection_dim": shape.dim,
+            "bos_token_id": start,
+            "eos_token_id": end,
+            "pad_token_id": end,
+        },
+        "vision_config": {
+            **stack_config(shape.vision.stack),
+            "model_type": "clip_vision_model",
+            "image_size": shape.vision.image_size,
+            "patch_size": shape.vision.patch,
+            "projection_dim": shape.dim,
+        },
+    }
+
+
+def stack_config(stack: StackShape) -> dict[str, Any]:
+    return {
+        "hidden_size": stack.width,
+        "num_hidden_layers": stack.layers,
+        "num_attention_heads": stack.heads,
+        "intermediate_size": stack.hidden,
+        "hidden_act": stack.activation,
+        "layer_norm_eps": stack.epsilon,
+    }
+
+
+def preprocessor_config(encoder: DualEncoder) -> dict[str, Any]:
+    images = encoder.preprocessing
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": images.shorter},
+        "resample": 3,  # bicubic
+        "do_center_crop": True,
+        "crop_size": {"height": images.crop, "width": images.crop},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(images.mean),
+        "image_std": list(images.std),
+        "do_convert_rgb": True,
+    }
+
+
+def tokenizer_config(encoder: DualEncoder) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "CLIPTokenizer",
+        "model_max_length": encoder.tokenizer.length,
+        "bos_token": START,
+        "eos_token": END,
+        "pad_token": END,
+        "unk_token": END,
+    }

@@ -1,0 +1,212 @@
+"""What runs on a client's machine: its images are encoded once, and one process stays to answer the server's letters."""
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+
+from fedvl.config import read_toml
+from fedvl.data.own import open_own
+from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import confusion
+from fedvl.evaluation.metrics import summary
+from fedvl.experiment import resolve_experiment
+from fedvl.federation.deployment import PartyFile, Process, experiment_id, flower, read_json
+from fedvl.federation.keys import write_private
+from fedvl.federation.letters import Header, Kind, Letter, write
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.party import Party
+from fedvl.federation.wire import decode, encode
+from fedvl.models.checkpoint import load_model
+from fedvl.preparation import Display, Opener, Prepared, prepare
+from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors, save
+
+SHORT_SECONDS, MOST_SHORT = 60.0, 10  # a SuperNode that ends as soon as this, as often as this, will not live
+MOST_REFUSALS = 2  # the first may be of a server that is just starting
+SENDING_SECONDS = 2.0  # for the SuperNode to pass on the last answer
+
+
+class Ready(NamedTuple):
+    """An experiment with this client's images in place."""
+
+    name: str
+    prepared: Prepared
+    tested: bool
+
+
+class Client:
+    def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.file = read_json(
+            folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
+        )
+        self.ready = {
+            experiment_id(path): self._prepare(path, data, display)
+            for path in sorted(folder.glob("experiments/*.toml"))
+        }
+        if not self.ready:
+            raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
+        self.parties: dict[str, Party] = {}
+        self.finished = False
+
+    def _prepare(self, path: Path, data: str | None, display: Display) -> Ready:
+        """The client's own images, or its share of the experiment's dataset where none are given: a rehearsal."""
+        experiment = resolve_experiment(read_toml(path))
+        number = self.file.number
+        if data is None:
+            prepared = prepare(experiment, display)
+            prepared.engine.rows = [
+                rows if client == number else rows[:0] for client, rows in enumerate(prepared.engine.rows)
+            ]
+            return Ready(path.stem, prepared, True)
+        own = open_own(data, self.file.class_names, self.file.templates)
+        held = experiment.data.model_copy(update={"dataset": data, "partition": f"only:{number}"})
+        opener = Opener(dataset=lambda name, root: own.dataset, model=load_model)
+        return Ready(path.stem, prepare(experiment.model_copy(update={"data": held}), display, opener), own.tested)
+
+    # --- answering
+
+    def answer(self, letter: Letter) -> Letter:
+        header = letter.read_header()
+        if header.experiment not in self.ready:
+            return write(header.model_copy(update={"problem": "This experiment is not among those in its folder."}))
+        party = self.party(header)
+        self.say(f"round {header.round + 1}: {header.kind}")
+        reply = party.answer(letter)
+        if party.finished is not None:
+            self._finish(self.ready[header.experiment], header.run, party.finished)
+            del self.parties[header.run]
+        return reply
+
+    def party(self, header: Header) -> Party:
+        """The client in this run; several runs share its images, and nothing else."""
+        if header.run not in self.parties:
+            prepared = self.ready[header.experiment].prepared
+            experiment, engine = prepared.experiment, prepared.engine
+            torch.set_num_threads(experiment.federation.threads)
+            own = LocalEngine(
+                prepared.method, engine.data, engine.rows, experiment.training, experiment.federation, experiment.seed
+            )
+            self.parties[header.run] = Party(self.file.number, own, self.folder / "runs" / header.run)
+        return self.parties[header.run]
+
+    def _finish(self, ready: Ready, run: str, tensors: Tensors) -> None:
+        path = self.folder / "runs" / run / "model.safetensors"
+        save(path, tensors, {"method": ready.prepared.experiment.method.label})
+        self.say(f"The run is over; the model, with what is this client's own, is {path}.")
+        if ready.tested:
+            prepared = ready.prepared
+            found = confusion(prepared.asked, tensors, prepared.test, prepared.experiment.evaluation.batch_size)
+            self.say(f"Accuracy on this client's own test images: {summary(found)['accuracy']:.2f} %.")
+        self.finished = True
+
+    # --- the process that connects
+
+    def serve(self, stay: bool) -> None:
+        """Answer the server until the run is over, or for ever."""
+        secret, port = secrets.token_hex(32), free_port()
+        with self._secret_file(secret) as secret_file:
+            node = Supervised(self.folder, self.file.server, port, secret_file)
+            try:
+                flower().answer_letters(
+                    f"127.0.0.1:{port}", secret, self.answer, lambda: node.check() and (stay or not self.finished)
+                )
+                time.sleep(SENDING_SECONDS)
+            finally:
+                node.process.stop()
+
+    @contextmanager
+    def _secret_file(self, secret: str) -> Iterator[Path]:
+        path = self.folder / "secret"
+        path.unlink(missing_ok=True)
+        write_private(path, secret.encode())
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    # --- what would leave
+
+    def dry_run(self) -> list[dict[str, Any]]:
+        """For each experiment, the tensors that one round would send and those that would stay; nothing is sent."""
+        return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
+
+    def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
+        method, engine = ready.prepared.method, ready.prepared.engine
+        shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
+        sent: dict[str, Tensors] = {}
+        kinds: list[Kind] = ["report", "adopt", "train"] if method.consults(0) else ["train"]
+        with TemporaryDirectory() as folder:
+            party, state = Party(self.file.number, engine, Path(folder)), ""
+            for kind in kinds:
+                payload = shared
+                if kind == "adopt":
+                    payload = method.settle(0, sent["report"], None if method.sums_reports else sent["report"])
+                header = Header(
+                    run="0", experiment=identity, round=0, attempt=0, kind=kind, client=self.file.number, state=state
+                )
+                reply = party.answer(write(header, encode(payload)))
+                answer = reply.read_header()
+                if answer.problem:
+                    raise FedVLError(answer.problem)
+                state = answer.state or state
+                if reply.payload:
+                    sent[kind] = decode(reply.payload, engine.federation.max_message_bytes)
+        return {
+            "experiment": ready.name,
+            "method": ready.prepared.experiment.method.label,
+            "leaves": sent,
+            "stays": engine.private.get(self.file.number, {}),
+            "images": len(engine.rows[self.file.number]),
+        }
+
+
+class Supervised:
+    """The SuperNode of this machine, started again when it ends: the server may have been restarted."""
+
+    def __init__(self, folder: Path, server: str, port: int, secret_file: Path) -> None:
+        self.folder = folder
+        self.options = [
+            *("--superlink", server, "--port", str(port), "--isolation", "process"),
+            *("--root-certificates", str(folder / "ca.crt")),
+            *("--auth-supernode-private-key", str(folder / "key")),
+            *("--superexec-auth-secret-file", str(secret_file)),
+        ]
+        self.short_lives = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.process = Process("supernode", self.options, self.folder / "flower")
+        self.began = time.monotonic()
+
+    def check(self) -> bool:
+        if self.process.ended:
+            self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
+            reason = refusal(self.process.log.read_text(encoding="utf-8", errors="replace"))
+            if self.short_lives >= (MOST_REFUSALS if reason else MOST_SHORT):
+                raise FedVLError(f"{reason or 'It cannot stay connected.'} {self.process.log} has the details.")
+            self._start()
+        return True
+
+
+def refusal(log: str) -> str | None:
+    """Why the server would not let a SuperNode in, by the last words of its log."""
+    last = log[-3000:]
+    if "CERTIFICATE_VERIFY_FAILED" in last:
+        return "The server's certificate is not one of this federation; check the address, and ca.crt."
+    if "[code: 200" in last:
+        return "The server does not know this party's key; ask its operator for the folder of this federation."
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

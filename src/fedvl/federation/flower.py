@@ -1,0 +1,295 @@
+"""Flower between machines: its SuperLink, its SuperNodes, its runs and messages. Nothing else here imports flwr.
+
+Flower carries letters (``letters.py``) and vouches for who sent them; what is in them, and what becomes of it, is ours. Both
+ends run in processes that stay: the rounds in ``fedvl server``, a client's training in ``fedvl client``, each as the task
+runner of a SuperLink or SuperNode started with ``--isolation process``. So no process is started for a message, and a client
+never runs the code that Flower bundles with a run.
+
+    python -m fedvl.federation.flower superlink|supernode PARENT_PID OPTIONS...
+
+is Flower's own command, made to end with its parent. Flower lets anyone who reaches the SuperLink's port register keys and
+start code on all nodes; here its control interface answers only to who knows the secret of the server's folder.
+"""
+
+import hashlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hmac import compare_digest
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.serverapp import Grid
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedvl.errors import FedVLError
+from fedvl.federation.letters import Letter
+
+SECRET_HEADER = "fedvl-secret"
+SECRET_VARIABLE = "FEDVL_LINK_SECRET"
+POLL_SECONDS = 0.05
+LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
+RECORD = "letter"
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+# Flower wants a bundle of code with every run. Ours is empty: nodes run what is installed on them.
+BUNDLE = b"""[project]
+name = "fedvl"
+version = "1.0.0"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "fedvl"
+[tool.flwr.app.components]
+serverapp = "no:code"
+clientapp = "no:code"
+"""
+
+
+# --- letters as Flower's messages
+
+
+def pack(letter: Letter) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({"header": letter.header, "payload": letter.payload})})
+
+
+def unpack(message: Message) -> Letter:
+    """The letter of a message that a stranger may have made."""
+    if message.has_error():
+        raise FedVLError(f"its client failed: {str(message.error.reason)[:300]}")
+    record = message.content.get(RECORD)
+    header, payload = (
+        (record.get("header"), record.get("payload")) if isinstance(record, ConfigRecord) else (None, None)
+    )
+    if not isinstance(header, str) or not isinstance(payload, bytes):
+        raise FedVLError("its message is none of ours")
+    return Letter(header, payload)
+
+
+class GridPost:
+    """Letters to and from clients over the Grid of one Flower run; who is who goes by their registered keys."""
+
+    def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
+        self.grid = grid
+        self.nodes = dict(nodes)  # client -> node
+        self.clients = {node: client for client, node in nodes.items()}
+
+    def connected(self) -> set[int]:
+        with explained():
+            return {self.clients[node] for node in self.grid.get_node_ids() if node in self.clients}
+
+    def send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
+        """Send each client its letter, to be answered within so many seconds; the tickets under which answers will come."""
+        order = sorted(letters)
+        messages = [
+            Message(pack(letters[client]), dst_node_id=self.nodes[client], message_type="train", ttl=seconds)
+            for client in order
+        ]
+        with explained():
+            tickets = list(self.grid.push_messages(messages))
+        return {ticket: client for ticket, client in zip(tickets, order, strict=True) if ticket}
+
+    def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, int | None, Letter | FedVLError]]:
+        """What has come so far: ticket, the client that Flower says it is from, and the letter or why there is none."""
+        for ticket in tickets:  # one at a time, so that what Flower cannot read takes no other's answer along
+            try:
+                with explained():
+                    messages = list(self.grid.pull_messages([ticket]))
+            except FedVLError:
+                raise
+            except Exception as error:
+                yield ticket, None, FedVLError(f"its message is none of Flower's ({type(error).__name__})")
+                continue
+            for message in messages:
+                sender = self.clients.get(message.metadata.src_node_id)
+                try:
+                    yield ticket, sender, unpack(message)
+                except FedVLError as error:
+                    yield ticket, sender, error
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise FedVLError(
+            f"The SuperLink does not answer ({error}); committed rounds are safe: look at superlink.log, then resume."
+        ) from error
+
+
+# --- the server's end
+
+
+class Secret:
+    """Adds the secret that opens the control interface."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def intercept(self, context: Any, call_next: Callable[[Any], httpx.Response]) -> httpx.Response:
+        context.request.headers[SECRET_HEADER] = self.secret
+        return call_next(context)
+
+
+def register(address: str, authority: bytes, secret: str, public_keys: list[bytes]) -> list[int]:
+    """Make these OpenSSH public keys known to the SuperLink; the node of each."""
+    with explained():
+        control = ControlHttpClient.from_server_address(
+            address, False, authority, [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), Secret(secret)]
+        )
+        keys = [public_key_to_bytes(load_ssh_public_key(key)) for key in public_keys]  # type: ignore[arg-type]
+        nodes = [control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id for key in keys]
+        control.close()
+        return nodes
+
+
+@contextmanager
+def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridPost]:
+    """A new Flower run in which this process is the ServerApp. The caller sees to it that one is begun at a time."""
+    with explained():
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        control = ControlHttpClient.from_server_address(address, False, authority, [version, Secret(secret)])
+        content, _ = build_fab_from_files({"pyproject.toml": BUNDLE})
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+        control.close()
+        token = wait_for_task(task_client(address, authority, secret), TaskType.SERVER_APP) or ""
+        grid = HttpGrid(address, False, authority, token=token)
+        runtime = grid._runtime_client
+        given = runtime.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    grid.set_run(run_from_proto(given.run))
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+    heartbeat.start()
+    grid._retry_invoker.max_time = LINK_SECONDS
+    status = SubStatus.FAILED
+    try:
+        yield GridPost(grid, nodes)
+        status = SubStatus.COMPLETED
+    finally:
+        heartbeat.stop()
+        grid._retry_invoker.max_tries = 1
+        with suppress(httpx.HTTPError):
+            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        grid.close()
+
+
+def task_client(address: str, authority: bytes | None, secret: str) -> RuntimeHttpClient:
+    return RuntimeHttpClient.from_server_address(
+        address,
+        authority is None,
+        authority,
+        [
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            SuperExecAuthHttpInterceptor(master_secret=secret.encode(), protected_methods={ACQUIRE}),
+        ],
+    )
+
+
+def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[], bool] = lambda: True) -> str | None:
+    """The token of the next task of this kind; None if there is no need to go on."""
+    while go_on():
+        with suppress(httpx.TransportError):  # it may still be starting, or starting again
+            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+            if answer.HasField("task") and answer.token:
+                return str(answer.token)
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+# --- a client's end
+
+
+def answer_letters(
+    address: str, secret: str, answer: Callable[[Letter], Letter], go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Answer the messages that the SuperNode at this address of the same machine receives."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        return Message(pack(answer(unpack(message))), reply_to=message)
+
+    tasks = task_client(address, None, secret)
+    while token := wait_for_task(tasks, TaskType.CLIENT_APP, go_on):
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        client = RuntimeHttpClient.from_server_address(
+            address, True, None, [version, RuntimeTokenHttpInterceptor(token)]
+        )
+        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat.start()
+        with suppress(httpx.HTTPError):  # the SuperNode may end meanwhile; the server will ask again
+            message, context, _, _ = pull_task_input(client)
+            try:
+                reply = app(message, context)
+            except Exception as error:  # it ends this answer, never the client; what it says stays here
+                traceback.print_exc()
+                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=message)
+            push_message(client, reply, context)
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+        heartbeat.stop()
+        client.close()
+
+
+# --- Flower's own processes
+
+
+class Door:
+    """The SuperLink's outermost layer: control only with the secret."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(("/v1/fleet/", "/v1/runtime/", "/health")):
+            given = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
+            if not compare_digest(given, os.environ[SECRET_VARIABLE].encode()):
+                await send({"type": "http.response.start", "status": 403, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+        await self.app(scope, receive, send)
+
+
+def start(command: str, parent: int, options: list[str]) -> None:
+    start_parent_process_monitor(parent)
+    sys.argv = [f"flower-{command}", *options]
+    if command == "supernode":
+        from flwr.supernode.cli import flower_supernode
+
+        flower_supernode()
+    else:
+        from flwr.superlink import extensions
+        from flwr.superlink.cli.flower_superlink import flower_superlink
+        from starlette.middleware import Middleware
+
+        extensions.get_middleware = lambda: (Middleware(Door),)
+        flower_superlink()
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

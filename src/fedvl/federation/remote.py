@@ -1,0 +1,228 @@
+"""Clients on other machines: the engine that writes them letters and reads their answers.
+
+A client's private tensors stay with it. The server knows each set of them by a name only: a request names those to begin
+with, the answer those that resulted, and the names of what was counted are in the server's journal in place of the tensors.
+So a client's training becomes its present exactly when the round that it was for is committed, whoever is killed when.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from fedvl.config import FederationConfig
+from fedvl.errors import FedVLError
+from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
+from fedvl.federation.letters import Header, Kind, Letter, write
+from fedvl.federation.local import Trained
+from fedvl.federation.wire import decode, encode
+from fedvl.methods.base import Method, Update
+from fedvl.tensors import Tensors
+
+STATE = "state"
+PAUSE_SECONDS = 0.1  # between looks for answers
+LOOK_SECONDS = 2.0  # between looks for who is gone
+NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
+
+
+class Post(Protocol):
+    """What carries letters, and vouches for who sent them."""
+
+    def connected(self) -> set[int]: ...
+
+    def send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]: ...
+
+    def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, int | None, Letter | FedVLError]]: ...
+
+
+class Identity(NamedTuple):
+    """Which run, of which experiment, letters belong to."""
+
+    run: str
+    experiment: str
+
+
+class Answer(NamedTuple):
+    header: Header
+    tensors: Tensors
+
+
+class RemoteEngine:
+    """The clients of a federation as :class:`~fedvl.federation.round.Federation` wants them."""
+
+    def __init__(
+        self,
+        post: Post,
+        method: Method,
+        config: FederationConfig,
+        clients: int,
+        identity: Identity,
+        device: torch.device | str = "cpu",
+        notify: Callable[[dict[str, Any]], None] = lambda status: None,
+    ) -> None:
+        self.post, self.method, self.config, self.clients = post, method, config, clients
+        self.identity, self.device, self.notify = identity, device, notify
+        self.private: dict[int, Tensors] = {}  # the name of each client's private tensors, once it has any
+        self.last_seen: dict[int, float] = {}
+        self.problems: list[Refusal] = []
+        self.attempt = secrets.randbelow(2**30)  # no two requests of a run are alike, whenever the server was started
+        self.late: dict[str, Header] = {}  # requests whose deadline is over
+        self.round, self.reporters = 0, list[int]()  # of the latest exchange before a round
+        self.next_look = 0.0  # for those who are gone
+
+    # --- what a federation asks for
+
+    def train(
+        self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
+    ) -> list[Trained]:
+        sent = {client: encode(own[client]) for client in cohort} if own else dict.fromkeys(cohort, encode(shared))
+        answers = self._exchange("train", round_index, sent)
+        trained = []
+        for client in cohort:
+            if client in answers:
+                header, tensors = answers[client]
+                private = {STATE: name_as_tensor(header.state)} if header.state else {}
+                trained.append(Trained(Update(client, tensors, header.weight), private, header.loss))
+        return trained
+
+    def keep(self, trained: Iterable[Trained]) -> None:
+        for result in trained:
+            if result.private:
+                self.private[result.update.client] = result.private
+
+    def refused(self) -> list[Refusal]:
+        """What came and could not be used, since the last call."""
+        problems, self.problems = self.problems, []
+        return problems
+
+    def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
+        """The clients' reports, summed here if the method needs no more; this process does see each of them."""
+        answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), encode(shared)))
+        reports = [Report(client, answers[client].tensors) for client in sorted(answers)]
+        good, refusals = sound_reports(reports, self.method.report_shapes())
+        self.round, self.reporters = round_index, [report.client for report in good if report.client is not None]
+        for client in self.reporters:
+            self._note_state(answers[client].header)
+        refusals = [*self.refused(), *refusals]
+        return [sum_of_reports(good)] if good and self.method.sums_reports else good, refusals
+
+    def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
+        answers = {client: settlements.get(client, settlements.get(None)) for client in self.reporters}
+        payloads = {client: encode(answer) for client, answer in answers.items() if answer is not None}
+        for answer in self._exchange("adopt", self.round, payloads).values():
+            self._note_state(answer.header)
+
+    def finish(self, shared: Tensors, rounds: int) -> None:
+        """Give everyone the final tensors; a client that does not hear of it now has lost nothing but these."""
+        limited = min(self.config.deadline, NOTICE_SECONDS)
+        self._exchange("finish", rounds, dict.fromkeys(self.post.connected(), encode(shared)), limited)
+
+    # --- letters
+
+    def _note_state(self, header: Header) -> None:
+        if header.state:
+            self.private[header.client] = {STATE: name_as_tensor(header.state)}
+
+    def _request(self, kind: Kind, round_index: int, client: int) -> Header:
+        private = self.private.get(client)
+        return Header(
+            run=self.identity.run,
+            experiment=self.identity.experiment,
+            round=round_index,
+            attempt=self.attempt,
+            kind=kind,
+            client=client,
+            state=bytes(private[STATE].cpu().numpy()).hex() if private else "",
+        )
+
+    def _exchange(
+        self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], seconds: float | None = None
+    ) -> dict[int, Answer]:
+        """Write to clients and wait for all their answers, or until the deadline; what is no answer is a problem."""
+        end = time.monotonic() + (seconds or self.config.deadline)
+        there = self._wait_for(payloads, end)
+        self.attempt += 1
+        requests = {client: self._request(kind, round_index, client) for client in sorted(there)}
+        self._show(kind, round_index, list(requests))
+        letters = {client: write(request, payloads[client]) for client, request in requests.items()}
+        tickets = self.post.send(letters, max(end - time.monotonic(), 1.0)) if letters else {}
+        waiting = {ticket: requests[client] for ticket, client in tickets.items()}
+        answers: dict[int, Answer] = {}
+        while waiting:
+            for ticket, sender, letter in self.post.collect([*waiting, *self.late]):
+                request = waiting.pop(ticket, None)
+                if request is None:
+                    self._refuse_late(ticket, sender, letter)
+                    continue
+                answer = self._open(request, sender, letter)
+                if answer is not None:
+                    answers[request.client] = answer
+                self._show(kind, round_index, [late.client for late in waiting.values()])
+            if not waiting or time.monotonic() >= end or self._in_vain(waiting, answers):
+                break
+            time.sleep(PAUSE_SECONDS)
+        self.late |= waiting
+        return answers
+
+    def _wait_for(self, clients: Collection[int], end: float) -> set[int]:
+        """Those of the clients that are connected, once they are enough for a quorum, or at the end of the time."""
+        while True:
+            there = self.post.connected() & set(clients)
+            if len(there) >= min(self.config.quorum, len(clients)) or time.monotonic() >= end:
+                return there
+            time.sleep(PAUSE_SECONDS)
+
+    def _in_vain(self, waiting: Mapping[str, Header], answers: Mapping[int, Answer]) -> bool:
+        """Whether there is a quorum and nobody is left who could still answer: who is gone has lost its letter."""
+        if len(answers) < self.config.quorum or time.monotonic() < self.next_look:
+            return False
+        self.next_look = time.monotonic() + LOOK_SECONDS
+        return not self.post.connected() & {request.client for request in waiting.values()}
+
+    def _open(self, request: Header, sender: int | None, letter: Letter | FedVLError) -> Answer | None:
+        try:
+            if isinstance(letter, FedVLError):
+                raise letter
+            self.last_seen[request.client] = time.time()
+            header = letter.read_header()
+            if sender != request.client or not header.answers(request):
+                raise FedVLError("it answers a request of another run, round or client")
+            if header.problem:
+                raise FedVLError(f"it says: {header.problem}")
+            if header.idle:
+                return None
+            tensors = decode(letter.payload, self.config.max_message_bytes) if letter.payload else {}
+        except FedVLError as error:
+            self._refuse(request.client, str(error))
+            return None
+        return Answer(header, {name: tensor.to(self.device) for name, tensor in tensors.items()})
+
+    def _refuse_late(self, ticket: str, sender: int | None, letter: Letter | FedVLError) -> None:
+        request = self.late.pop(ticket, None)
+        if request is not None and isinstance(letter, FedVLError):
+            return  # nothing came, and nothing will: a drop-out of its round
+        if request is not None:
+            self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
+        elif sender is not None:
+            self._refuse(sender, "it answered twice, or what it was not asked")
+
+    def _refuse(self, client: int, reason: str) -> None:
+        """Written down in letters that a terminal can show: some of the reason may be the client's own words."""
+        self.problems.append(refusal(client, "".join(letter if letter.isprintable() else "?" for letter in reason)))
+
+    def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
+        self.notify(
+            {
+                "phase": kind,
+                "round": round_index + 1,
+                "waiting_for": sorted(waiting),
+                "connected": sorted(self.post.connected()),
+                "last_seen": {str(client): moment for client, moment in self.last_seen.items()},
+            }
+        )
+
+
+def name_as_tensor(name: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(name), dtype=torch.uint8)

@@ -1,0 +1,222 @@
+"""How a run between machines stands, read from the files of its folder: for the terminal, and as a page on this machine."""
+
+import fcntl
+import html
+import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedvl.config import read_toml
+from fedvl.errors import FedVLError
+from fedvl.report.tables import human_bytes
+from fedvl.tensors import Tensors, count_bytes
+
+REFRESH_SECONDS = 3
+REFUSALS_SHOWN = 20
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1a1a1a;background:#fff}
+table{border-collapse:collapse;width:100%;margin:1rem 0 2rem}
+th,td{text-align:left;padding:.35rem .7rem;border-bottom:1px solid #d8d8d8}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}h1{font-size:1.5rem}h2{font-size:1.1rem}
+@media (prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}th,td{border-color:#3a3a3a}}"""
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Everything that can be told of a run, whether it is under way, stopped or finished."""
+    if not (folder / "config.toml").is_file():
+        raise FedVLError(f"There is no run in {folder}; give the folder of one.")
+    settings = read_toml(folder / "config.toml")
+    records = read_lines(folder / "metrics.jsonl")
+    live = read_object(folder / "status.json")
+    finished = (folder / "result.json").is_file()
+    rounds = settings["federation"]["rounds"]
+    names = live.get("parties") or [f"client {number}" for number in range(settings["data"]["clients"])]
+    phase = f"round {live.get('round', len(records) + 1)} of {rounds}: {live.get('phase', 'starting')}"
+    if finished or not at_work(folder):
+        live.update(connected=[], waiting_for=[])
+        phase = "finished" if finished else f"stopped after round {len(records)} of {rounds}; go on with fedvl resume"
+    return {
+        "method": settings["method"]["name"],
+        "phase": phase,
+        "rounds": rounds,
+        "records": records,
+        "refused": [
+            {"round": record["round"], "party": name_of(names, item["client"]), "reason": item["reason"]}
+            for record in records
+            for item in record["refused"]
+        ],
+        "parties": [describe_party(number, name, live, records) for number, name in enumerate(names)],
+        "bytes_up": sum(record["bytes_up"] for record in records),
+        "bytes_down": sum(record["bytes_down"] for record in records),
+    }
+
+
+def describe_party(number: int, name: str, live: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    seen = live.get("last_seen", {}).get(str(number))
+    state = "connected" if number in live.get("connected", []) else "not connected"
+    return {
+        "name": name,
+        "state": "working" if number in live.get("waiting_for", []) else state,
+        "last_seen": f"{max(time.time() - seen, 0):.0f} s ago" if seen else "never",
+        "missed": sum(number in record["dropped"] for record in records),
+    }
+
+
+def at_work(folder: Path) -> bool:
+    """Whether a process holds the run, by its lock."""
+    try:
+        with open(folder / ".lock", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def name_of(names: list[str], client: int) -> str:
+    return names[client] if client < len(names) else str(client)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records so far; a line that is being written is not one yet."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+# --- the terminal
+
+
+def print_status(folder: Path) -> None:
+    found, console = read_status(folder), Console()
+    console.print(f"{found['method']}, {found['phase']}", highlight=False)
+    table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
+    for party in found["parties"]:
+        table.add_row(party["name"], party["state"], party["last_seen"], str(party["missed"]))
+    console.print(table)
+    table = Table("round", "accuracy", "loss", "answered", "up", "down", "seconds", box=None, pad_edge=False)
+    for cells in round_cells(found):
+        table.add_row(*cells)
+    console.print(table)
+    for item in found["refused"][-REFUSALS_SHOWN:]:
+        console.print(
+            f"Refused in round {item['round']}: {item['party']}, {item['reason']}", highlight=False, markup=False
+        )
+
+
+def round_cells(found: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            str(record["round"]),
+            f"{record['accuracy']:.2f} %" if "accuracy" in record else "",
+            f"{record['loss']:.4f}",
+            f"{len(record['cohort']) - len(record['dropped'])} of {len(record['cohort'])}",
+            human_bytes(record["bytes_up"]),
+            human_bytes(record["bytes_down"]),
+            f"{record['seconds']:.1f}",
+        ]
+        for record in found["records"]
+    ]
+
+
+def print_dry_run(rehearsal: dict[str, Any]) -> None:
+    console = Console()
+    console.print(f"{rehearsal['experiment']}: one round of {rehearsal['method']}; nothing was sent.", highlight=False)
+    table = Table("leaves", "in", "shape", "type", "bytes", box=None, pad_edge=False)
+    for kind, tensors in rehearsal["leaves"].items():
+        for name, tensor in sorted(tensors.items()):
+            table.add_row(
+                name,
+                kind,
+                " x ".join(map(str, tensor.shape)),
+                str(tensor.dtype)[6:],
+                f"{count_bytes({name: tensor}):,}",
+            )
+    console.print(table)
+    total = sum(count_bytes(tensors) for tensors in rehearsal["leaves"].values())
+    console.print(
+        f"{total:,} bytes in all, beside a weight, a loss and a salted SHA-256 of what stays.\n", highlight=False
+    )
+    table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
+    table.add_row("images and labels", "", str(rehearsal["images"]), "", "")
+    own: Tensors = rehearsal["stays"]
+    for name, tensor in sorted(own.items()):
+        table.add_row(
+            name, "", " x ".join(map(str, tensor.shape)), str(tensor.dtype)[6:], f"{count_bytes({name: tensor}):,}"
+        )
+    console.print(table)
+
+
+# --- the page
+
+
+def render(found: dict[str, Any]) -> str:
+    parties = [[p["name"], p["state"], p["last_seen"], str(p["missed"])] for p in found["parties"]]
+    refusals = [[str(r["round"]), r["party"], r["reason"]] for r in reversed(found["refused"][-REFUSALS_SHOWN:])]
+    title = html.escape(f"{found['method']}: {found['phase']}")
+    traffic = f"{human_bytes(found['bytes_up'])} up, {human_bytes(found['bytes_down'])} down so far"
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH_SECONDS}">
+<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style></head><body>
+<h1>{title}</h1><p>{traffic}</p>
+<h2>Parties</h2>{rows(["party", "state", "last seen", "rounds missed"], parties)}
+<h2>Rounds</h2>{rows(["round", "accuracy", "loss", "answered", "up", "down", "seconds"], round_cells(found)[::-1])}
+<h2>Refusals</h2>{rows(["round", "party", "reason"], refusals) if refusals else "<p>None.</p>"}
+</body></html>"""
+
+
+def rows(head: list[str], body: list[list[str]]) -> str:
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in body)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
+    read_status(folder)
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # A name that is not this machine's means that a page elsewhere sent the browser here.
+            if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost") or self.path != "/":
+                self.send_error(404)
+                return
+            body = render(read_status(folder)).encode("utf-8", "replace")
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Page)
+
+
+def serve_page(folder: Path, port: int) -> None:
+    try:
+        server = make_server(folder, port)
+    except OSError as error:
+        raise FedVLError(f"Cannot listen on 127.0.0.1:{port} ({error.strerror}); choose another --port.") from error
+    print(f"http://127.0.0.1:{server.server_port}/ follows {folder}; Ctrl-C ends it.", flush=True)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.server_close()

@@ -1,0 +1,169 @@
+"""What can be measured of a finished run: a number, a list (a step each) or points to draw.
+
+A name that is not in ``MEASURES`` is a figure of ``result.json``; ``rounds.NAME`` is that figure of every round, and
+``NAME@CONDITION`` that of one condition of the missing-modality protocol.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedvl.errors import FedVLError
+from fedvl.evaluation.answers import answer_all
+from fedvl.evaluation.embedding import MOST_POINTS, embedding_map
+from fedvl.evaluation.leakage import SIDE, attack
+from fedvl.experiment import read_experiment
+from fedvl.methods.base import Samples
+from fedvl.methods.fed_mp import FedMP
+from fedvl.preparation import Opener, Prepared, prepare
+from fedvl.report.reading import read_run
+from fedvl.seeding import numpy_generator
+from fedvl.tensors import Tensors, load
+
+Figure = float | list[float] | dict[str, Any]
+
+DOTS = 1000  # images in FST-CBDG's scatter of entropies
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda record: None
+
+
+class Reopened(NamedTuple):
+    prepared: Prepared
+    shared: Tensors
+    kept: Tensors
+
+
+class FinishedRun:
+    """A run folder, and what it was made of for measures that ask the model again."""
+
+    def __init__(self, folder: Path, opener: Opener) -> None:
+        self.folder, self.opener = folder, opener
+        run = read_run(folder)
+        self.result, self.rounds = run.result, run.rounds
+
+    @cached_property
+    def reopened(self) -> Reopened:
+        prepared = prepare(read_experiment(self.folder), Silent(), self.opener)
+        kept = self.folder / "kept.safetensors"
+        return Reopened(prepared, load(self.folder / "model.safetensors"), load(kept) if kept.is_file() else {})
+
+
+def measured(name: str, run: FinishedRun) -> Figure:
+    if name in MEASURES:
+        return MEASURES[name](run)
+    key, _, condition = name.partition("@")
+    if key.startswith("rounds."):
+        found: Any = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
+    elif condition:
+        found = next((row.get(key) for row in run.result.get("conditions", ()) if row["condition"] == condition), None)
+    else:
+        found = run.result.get(key)
+    if found is None:
+        raise FedVLError(f"This run has no '{name}' to measure; see result.json in {run.folder}.")
+    return found if isinstance(found, (list, dict)) else float(found)
+
+
+def curve(run: FinishedRun) -> list[float]:
+    """Accuracy over rounds, from the zero-shot model on."""
+    return [run.result["zero_shot_accuracy"], *run.result["per_round"]]
+
+
+def uploaded_parameters(run: FinishedRun) -> float:
+    """Numbers of 32 bits that a client sends in a round."""
+    return float(run.result["bytes_up_per_client_round"]) / 4
+
+
+def trained_percent(run: FinishedRun) -> float:
+    """What is trained, shared or kept, as a share of all parameters; a network on pixels is trained whole."""
+    prepared = run.reopened.prepared
+    if prepared.method.inputs == ("pixels",):
+        return 100.0
+    frozen = sum(parameter.numel() for parameter in prepared.method.task.encoder.parameters())
+    trained: int = run.result["trainable_parameters"] + run.result.get("private_parameters", 0)
+    return 100 * trained / (frozen + trained)
+
+
+def partition(run: FinishedRun) -> dict[str, Any]:
+    """Images of each class that each client holds."""
+    names = ("partition_counts", "partition_class_names", "partition_note")
+    counts = np.array(run.result["partition_counts"])
+    held = float((counts > 0).sum(1).mean())
+    return {
+        **{name: run.result[name] for name in names},
+        "value": held,
+        "value_is": "classes that a client holds, mean",
+    }
+
+
+def entropies(run: FinishedRun) -> dict[str, Any]:
+    """Entropy in bits of the zero-shot prediction without temperature, image by image, and its upper bound."""
+    prepared = run.reopened.prepared
+    images = some(prepared.test, run, DOTS)
+    scores = images.inputs["features"] @ prepared.asked.task.text_features.T
+    likelihood = torch.softmax(scores, dim=-1)
+    entropy = -(likelihood * likelihood.log2()).sum(-1)
+    bound = math.log2(scores.shape[1])
+    value = 100 * float(entropy.mean()) / bound
+    return {"y": entropy.tolist(), "bound": bound, "value": value, "value_is": "mean entropy, % of the bound"}
+
+
+def prediction_map(run: FinishedRun) -> dict[str, Any]:
+    """t-SNE of adapted test images with the answers by texts alone and by texts and prototypes (Fed-MP)."""
+    prepared, shared, kept = run.reopened
+    method, images = prepared.asked, some(prepared.test, run, MOST_POINTS)
+    if not isinstance(method, FedMP):
+        raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
+    tensors = method.tailor(shared, kept)
+    with torch.no_grad():
+        adapted = method.adapted(tensors, images.inputs).cpu().numpy()
+        by_text = method.predict(tensors, images.inputs).argmax(-1).cpu().numpy()
+    answers = answer_all(method, tensors, images, prepared.experiment.evaluation.batch_size)
+    labels = images.labels.cpu().numpy()
+    corrected = int((answers == labels).sum() - (by_text == labels).sum())
+    return {
+        **embedding_map(adapted, images),
+        "by_text": by_text.tolist(),
+        "with_prototypes": answers.tolist(),
+        "class_names": list(method.task.class_names),
+        "value": 100 * corrected / len(images),
+        "value_is": "answers that prototypes correct, less those that they spoil, %",
+    }
+
+
+def gradient_inversion(run: FinishedRun) -> dict[str, Any]:
+    """The first training image sought in what its client would send (CacheFL, figure 6)."""
+    prepared, shared, _ = run.reopened
+    data = prepared.experiment.data
+    split = run.opener.dataset(data.dataset, Path(data.root) if data.root else None).splits["train"]
+    picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
+    return attack(prepared.method, shared, picture, int(split.labels[0]))
+
+
+def some(test: Samples, run: FinishedRun, most: int) -> Samples:
+    """As many test images as a figure can show, drawn by the run's seed and in their order."""
+    rows = numpy_generator(run.result["seed"], "shown").choice(len(test), min(most, len(test)), replace=False)
+    return test.take(torch.from_numpy(np.sort(rows)).to(test.labels.device))
+
+
+MEASURES: dict[str, Callable[[FinishedRun], Figure]] = {
+    "curve": curve,
+    "uploaded_parameters": uploaded_parameters,
+    "trained_percent": trained_percent,
+    "partition": partition,
+    "entropies": entropies,
+    "prediction_map": prediction_map,
+    "gradient_inversion": gradient_inversion,
+}

@@ -1,0 +1,8 @@
+"""Fed-Inter: Fed-PRIME with its inter-client pool alone, which the server aligns; an ablation of its paper."""
+
+from fedvl.methods.fed_prime import FedPrime, PoolOptions
+
+
+class FedInter(FedPrime):
+    pools = ("inter",)
+    options_type = PoolOptions

@@ -1,0 +1,48 @@
+"""FedMSplit-P (after Chen and Zhang, 2022): each client begins with a mixture of all clients' models, part by part by likeness.
+
+The model and the pull are FedProx-P's. Its five parts are the prompts of each kind, the pooler and the classifier. In part m,
+client k sees client l with A_m[k, l] = softmax over l of <theta_k, theta_l> / sqrt(size); it begins a round with the mean of
+the clients' parts weighted by A_m[k, l] times the mean of A[k, l] over the parts. The server keeps the clients' last tensors for
+that. A test of one global model gets their mean, weighted by samples, as in the released code.
+
+That code mixes in place, so that a client's mixture depends on those made before it: here all are made of what clients sent.
+A client that has sent nothing yet begins with the mean of all.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedvl.methods.base import Update
+from fedvl.methods.fedprox_p import FedProxP
+from fedvl.tensors import Tensors
+
+
+def part_of(name: str) -> str:
+    return name if name.startswith("prompts.") else "pooler" if name.startswith("pooler.") else "classifier"
+
+
+class FedMSplitP(FedProxP):
+    def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
+        """The last tensors of every client, as CLIENT/NAME."""
+        return kept | {f"{u.client}/{name}": tensor.clone() for u in updates for name, tensor in u.tensors.items()}
+
+    def send(self, shared: Tensors, kept: Tensors, client: int) -> Tensors:
+        clients = sorted({int(name.split("/")[0]) for name in kept})
+        if client not in clients:
+            return shared
+        stacked = {name: torch.stack([kept[f"{other}/{name}"] for other in clients]).double() for name in shared}
+        own = clients.index(client)
+        likeness: dict[str, torch.Tensor] = {}
+        sizes: dict[str, int] = {}
+        for name, tensors in stacked.items():
+            part, flat = part_of(name), tensors.flatten(1)
+            likeness[part] = likeness.get(part, 0) + flat @ flat[own]
+            sizes[part] = sizes.get(part, 0) + flat.shape[1]
+        seen = {part: torch.softmax(total / sizes[part] ** 0.5, 0) for part, total in likeness.items()}
+        mean = torch.stack(list(seen.values())).mean(0)
+        weights = {part: row * mean / (row * mean).sum() for part, row in seen.items()}
+        return {
+            name: torch.einsum("k,k...->...", weights[part_of(name)], tensors).to(shared[name])
+            for name, tensors in stacked.items()
+        }

@@ -1,0 +1,92 @@
+"""What methods on a frozen fused encoder share: its tokens, its answer to prompts, and the pooler and classifier on top.
+
+Pooler and classifier are trained by the clients and averaged, weighted by their samples, as the released code of Fed-PRIME
+does: its slides call the classifier "updatable", and a test of one global model needs one. The pooler begins as the encoder's.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
+
+from fedvl.methods.base import Batch, Method
+from fedvl.methods.parts.losses import cross_entropy
+from fedvl.models.vilt import FusedEncoder
+from fedvl.tensors import Tensors
+
+ABSENT_IMAGE = 1.0  # every value of an image that is not there, after normalisation (missing-aware prompts)
+SPREAD = 0.02  # of the classifier before training, as in BERT
+SETTING: dict[str, dict[str, Any]] = {  # in which Fed-PRIME and its baselines are compared
+    "data": {"dataset": "emoji-mini", "partition": "iid", "clients": 20, "missing": "both:0.7"},
+    "model": {"name": "fedvl-tiny-vilt"},
+    "training": {"learning_rate": 0.05, "momentum": 0.0, "batch_size": 8},
+    "evaluation": {"protocol": "missing", "batch_size": 256},
+}
+RELEASED_STEPS = {"training": {**SETTING["training"], "batch_size": 64}, "federation": {"rounds": 250}}
+
+
+class Seen(NamedTuple):
+    """Samples as the first layer sees them."""
+
+    tokens: Tensor  # text, then image: n x T x width
+    mask: Tensor  # n x T: False for padding
+
+
+def embed(encoder: FusedEncoder, inputs: Tensors) -> Seen:
+    has_image = inputs["present"][:, 1, None, None, None]
+    pixels = torch.where(has_image, encoder.normalise(inputs["pixels"]), ABSENT_IMAGE)
+    tokens = torch.cat([encoder.embed_text(inputs["tokens"]), encoder.embed_image(pixels)], 1)
+    return Seen(tokens, torch.cat([encoder.text_mask(inputs["tokens"]), encoder.image_mask(pixels)], 1))
+
+
+def classifier_start(encoder: FusedEncoder, classes: int, generator: torch.Generator) -> Tensors:
+    """Pooler, and classifier: a layer of twice the width, LayerNorm, GELU, a layer of the classes."""
+    width = encoder.width
+    return {
+        "pooler.weight": encoder.pooler.weight.detach().clone(),
+        "pooler.bias": encoder.pooler.bias.detach().clone(),
+        "hidden.weight": SPREAD * torch.randn(2 * width, width, generator=generator),
+        "hidden.bias": torch.zeros(2 * width),
+        "norm.weight": torch.ones(2 * width),
+        "norm.bias": torch.zeros(2 * width),
+        "classes.weight": SPREAD * torch.randn(classes, 2 * width, generator=generator),
+        "classes.bias": torch.zeros(classes),
+    }
+
+
+def read(encoder: FusedEncoder, tensors: Tensors, seen: Seen, prompts: Tensor, position: int) -> Tensor:
+    """prompts: layers x n x P x width, in front of the tokens -> the pooled state of one position, n x width.
+
+    The last layer computes that position alone.
+    """
+    rows = torch.full((len(seen.tokens),), position, device=seen.tokens.device)
+    hidden = encoder.transformer(seen.tokens, key_mask=seen.mask, rows=rows, prepended=prompts)
+    state = encoder.ln_final(hidden)[:, 0]
+    return torch.tanh(state @ tensors["pooler.weight"].T + tensors["pooler.bias"])
+
+
+def classify(tensors: Tensors, state: Tensor) -> Tensor:
+    hidden = state @ tensors["hidden.weight"].T + tensors["hidden.bias"]
+    hidden = gelu(layer_norm(hidden, hidden.shape[-1:], tensors["norm.weight"], tensors["norm.bias"]))
+    return hidden @ tensors["classes.weight"].T + tensors["classes.bias"]
+
+
+class FusedMethod(Method):
+    """Base of the methods that put prompts into a fused encoder; a method says by ``represent`` how."""
+
+    inputs = ("tokens", "pixels", "present")
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": SETTING}
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        return self.placed(classifier_start(self.task.fused, len(self.task.class_names), generator))
+
+    def placed(self, tensors: Tensors) -> Tensors:
+        """Drawn on the processor, so that a GPU run sees the same numbers."""
+        return {name: tensor.to(self.task.fused.text_positions) for name, tensor in tensors.items()}
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return classify(tensors, self.represent(tensors, inputs))

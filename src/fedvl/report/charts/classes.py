@@ -1,0 +1,76 @@
+"""What is told class by class: recall against zero-shot, and what is taken for what."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvl.report.charts.parts import fitted_names
+from fedvl.report.svg import coordinate, drawing, element, label
+
+LARGEST_MATRIX = 30  # classes; beyond it the confusion matrix is a table of pairs
+
+Counts = NDArray[np.int64]
+
+
+def recall_bar(recall: float, reference: float | None) -> str:
+    """A strip from 0 to 100 that stretches with its cell: what both reach, the gain or loss, a tick at zero-shot."""
+    parts = [element("rect", x=0, y=0, width=100, height=10, css="track")]
+    shared = recall if reference is None else min(recall, reference)
+    parts.append(element("rect", x=0, y=0, width=shared, height=10, css="shared"))
+    if reference is not None:
+        css = "gain" if recall > reference else "loss"
+        parts.append(element("rect", x=shared, y=0, width=abs(recall - reference), height=10, css=css))
+        spot = min(99.5, max(0.5, reference))
+        parts.append(element("line", x1=spot, x2=spot, y1=0, y2=10, css="mark", vector_effect="non-scaling-stroke"))
+    return element(
+        "svg", "".join(parts), viewBox="0 0 100 10", preserveAspectRatio="none", css="strip", aria_hidden="true"
+    )
+
+
+def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
+    """Rows are true classes, columns are predictions; shade is the share of the row."""
+    classes = len(confusion)
+    cell = min(44.0, max(20.0, 480 / classes))
+    names, left = fitted_names(class_names)
+    # Column names stand upright, so the tallest of them sets the room above.
+    top = left + 16
+    parts = [label(0, 12, "true class ↓   predicted →", "axis-name")]
+    for index, name in enumerate(names):
+        middle = (index + 0.5) * cell
+        parts.append(label(left - 8, top + middle + 4, name, "tick", "end", class_names[index]))
+        x, y = left + middle + 4, top - 6
+        turn = f"rotate(-90 {coordinate(x)} {coordinate(y)})"
+        parts.append(label(x, y, name, "tick", "start", class_names[index], transform=turn))
+    side = cell - 1
+    for row in range(classes):
+        total, y = int(confusion[row].sum()), top + row * cell
+        parts.append(element("rect", x=left, y=y, width=classes * cell - 1, height=side, css="track"))
+        for column in np.flatnonzero(confusion[row]).tolist():
+            count, x = int(confusion[row, column]), left + column * cell
+            share = count / total
+            verb = "recognised" if row == column else f"taken for {class_names[column]}"
+            tip = f"{class_names[row]} {verb}: {count:,} of {total:,} ({100 * share:.1f} %)"
+            # Mistakes are few: the square root makes them visible beside the diagonal.
+            css, shade = ("right", share) if row == column else ("wrong", math.sqrt(share))
+            parts.append(element("rect", "", tip, x=x, y=y, width=side, height=side, css=css, fill_opacity=shade))
+            if share >= 0.005:
+                words, css = f"{100 * share:.0f}", "share on" if shade > 0.55 else "share"
+                parts.append(label(x + side / 2, y + side / 2 + 3.5, words, css, "middle"))
+    size = classes * cell
+    return drawing(
+        max(left + size, 180) + 6, top + size + 6, f"Confusion matrix of {classes} classes", parts, "confusion"
+    )
+
+
+def confused_pairs(confusion: Counts, limit: int) -> list[tuple[int, int, int, int]]:
+    """(true class, predicted class, count, size of the true class) of the commonest mistakes, commonest first."""
+    mistakes = np.array(confusion, dtype=np.int64)
+    np.fill_diagonal(mistakes, 0)
+    sizes = np.asarray(confusion).sum(axis=1)
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:limit]
+    pairs = (divmod(int(position), len(mistakes)) for position in order)
+    return [
+        (row, column, int(mistakes[row, column]), int(sizes[row])) for row, column in pairs if mistakes[row, column]
+    ]

@@ -1,0 +1,97 @@
+"""Curves over rounds, shots, clients or whatever else runs from left to right."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedvl.report.charts.parts import apart, colour
+from fedvl.report.svg import coordinate, drawing, element, label, scale, shorten, ticks
+
+TIPS = 200
+
+
+class Series(NamedTuple):
+    """One curve from left to right (without points it is not drawn but keeps its colour); a page can hide it by its class."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    css: str = ""
+
+
+def line_chart(
+    series: Sequence[Series],
+    reference: float | None,
+    width: float,
+    height: float,
+    y_label: str,
+    x_label: str = "round",
+    unit: str = "",
+    form: str = ".2f",
+    places: Sequence[str] = (),
+) -> str:
+    """Curves in colours by their number, and the zero-shot value as a dashed line; `places` names the whole numbers across."""
+    left, right, top, bottom = 46.0, width - 54.0, 24.0, height - 40.0
+    known = [y for one in series for _, y in one.points] + ([] if reference is None else [reference])
+    y_ticks = ticks(min(known), max(known))
+    stops = sorted({x for one in series for x, _ in one.points})
+    first, last = stops[0], stops[-1]
+
+    def across(index: float) -> float:
+        return scale(index, first, last, left + 8, right - 8)
+
+    def up(value: float) -> float:
+        return scale(value, y_ticks[0], y_ticks[-1], bottom, top)
+
+    parts = [label(0, 12, y_label, "axis-name")]
+    for tick in y_ticks:
+        parts.append(element("line", x1=left, x2=right, y1=up(tick), y2=up(tick), css="grid"))
+        parts.append(label(left - 6, up(tick) + 4, f"{tick:g}", "tick", "end"))
+    room = (right - left - 16) / max(1.0, last - first)
+    for tick in stops if places else ticks(first, last, wanted=int(width / 50), smallest_step=1):
+        if first <= tick <= last:
+            words = shorten(places[int(tick)], room) if places else f"{tick:g}"
+            parts.append(label(across(tick), bottom + 17, words, "tick", "middle", places[int(tick)] if places else ""))
+    parts.append(label((left + right) / 2, height - 4, x_label, "axis-name", "middle"))
+    if reference is not None:
+        parts.append(element("line", x1=left, x2=right, y1=up(reference), y2=up(reference), css="reference"))
+    styles = [(one, f"{colour(index)} {one.css}".strip()) for index, one in enumerate(series) if one.points]
+    parts += [_curve([(across(x), up(y)) for x, y in one.points], css, right - left) for one, css in styles]
+
+    ends = [(one.points[-1][1], f"series-end {css}") for one, css in styles]
+    ends += [] if reference is None else [(reference, "reference-end")]
+    for (value, css), y in zip(ends, apart([up(value) for value, _ in ends], 13), strict=True):
+        parts.append(label(right + 4, y + 4, f"{value:{form}}", css))
+
+    # One tall strip a stop is easier to point at than a dot.
+    step = math.ceil(len(stops) / TIPS)
+    strip = (right - left) / len(stops) * step
+    for stop in stops[::step]:
+        where = places[int(stop)] if places else f"{x_label.capitalize()} {stop:g}"
+        tip = f"{where}: {_values_at(stop, series, form, unit)}"
+        tip += "" if reference is None else f", zero-shot {reference:{form}}{unit}"
+        x = across(stop) - strip / 2
+        parts.append(element("rect", "", tip, x=x, y=top, width=strip, height=bottom - top, css="hit"))
+    return drawing(width, height, _said(series, y_label, x_label, form), parts, "lines")
+
+
+def _curve(spots: Sequence[tuple[float, float]], css: str, room: float) -> str:
+    path = "M" + "L".join(f"{coordinate(x)} {coordinate(y)}" for x, y in spots)
+    drawn = [element("path", d=path, css="series")] if len(spots) > 1 else []
+    if len(spots) * 9 <= room:
+        drawn += [element("circle", cx=x, cy=y, r=3, css="dot") for x, y in spots]
+    return element("g", "".join(drawn), css=css)
+
+
+def _values_at(stop: float, series: Sequence[Series], form: str, unit: str) -> str:
+    """What each curve says there; a curve that is alone needs no name."""
+    said = [(one.name, y) for one in series for x, y in one.points if x == stop]
+    return ", ".join(f"{name + ' ' if len(series) > 1 else ''}{y:{form}}{unit}" for name, y in said)
+
+
+def _said(series: Sequence[Series], y_label: str, x_label: str, form: str) -> str:
+    if len(series) == 1:
+        values = [y for _, y in series[0].points]
+        return f"{y_label} over {len(values)} {x_label}s: {values[0]:{form}} first, {values[-1]:{form}} last"
+    return f"{y_label} by {x_label}: " + "; ".join(
+        f"{one.name} ends at {one.points[-1][1]:{form}}" for one in series if one.points
+    )

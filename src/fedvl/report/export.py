@@ -1,0 +1,94 @@
+"""A run's event log for other programs: TensorBoard and MLflow, from what the run folder holds, after the fact.
+
+The engine knows nothing of either. A run that is still going on can be exported too; exporting it again adds nothing twice.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvl.config import read_toml
+from fedvl.errors import FedVLError
+from fedvl.report.reading import read_metrics
+
+
+class Log(NamedTuple):
+    name: str
+    settings: dict[str, str]  # section.key -> value
+    scalars: list[tuple[str, float, int]]  # name, value, round
+    final: dict[str, float]  # figures of the finished run; none before
+
+
+def read_log(folder: Path) -> Log:
+    """The settings, the rounds and, if it is finished, the result of a run folder."""
+    if not (folder / "config.toml").is_file():
+        raise FedVLError(f"There is no run in {folder}; give the folder of a run.")
+    config = read_toml(folder / "config.toml")
+    settings = {
+        f"{section}.{key}": str(value)
+        for section, part in config.items()
+        if isinstance(part, dict)
+        for key, value in part.items()
+    }
+    settings |= {key: str(value) for key, value in config.items() if not isinstance(value, dict)}
+    rounds, _ = read_metrics(folder / "metrics.jsonl")
+    scalars = [(name, value, record["round"]) for record in rounds for name, value in numbers(record)]
+    result = folder / "result.json"
+    final = dict(numbers(json.loads(result.read_bytes()))) if result.is_file() else {}
+    return Log(folder.resolve().name, settings, scalars, final)
+
+
+def numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("round", "schema"):
+            yield name, float(value)
+
+
+def to_tensorboard(log: Log, folder: Path) -> str:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise FedVLError('This needs TensorBoard; install it with pip install "fedvl[tensorboard]".') from error
+    place = folder / log.name
+    shutil.rmtree(place, ignore_errors=True)  # event files are appended to: a second export would show all twice
+    with SummaryWriter(str(place)) as writer:
+        for name, value, step in log.scalars:
+            writer.add_scalar(f"rounds/{name}", value, step)
+        last = max((step for _, _, step in log.scalars), default=0)
+        for name, value in log.final.items():
+            writer.add_scalar(f"final/{name}", value, last)
+        table = "\n".join(f"| {key} | {value} |" for key, value in log.settings.items())
+        writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}")
+    return f"tensorboard --logdir {folder}"
+
+
+def to_mlflow(log: Log, folder: Path) -> str:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing phones home
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError as error:
+        raise FedVLError('This needs MLflow; install it with pip install "fedvl[mlflow]".') from error
+    folder.mkdir(parents=True, exist_ok=True)
+    store = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=store)
+    found = client.get_experiment_by_name("fedvl")
+    experiment = (
+        found.experiment_id if found else client.create_experiment("fedvl", artifact_location=folder.resolve().as_uri())
+    )
+    for old in client.search_runs([experiment], f"attributes.run_name = '{log.name}'"):
+        client.delete_run(old.info.run_id)
+    run = client.create_run(experiment, run_name=log.name).info.run_id
+    metrics = [Metric(name, value, 0, step) for name, value, step in log.scalars]
+    metrics += [Metric(f"final_{name}", value, 0, 0) for name, value in log.final.items()]
+    client.log_batch(run, params=[Param(key, value) for key, value in log.settings.items()])
+    for first in range(0, len(metrics), 1000):  # as many as MLflow takes at once
+        client.log_batch(run, metrics=metrics[first : first + 1000])
+    client.set_terminated(run)
+    return f"mlflow ui --backend-store-uri {store}"
+
+
+EXPORTERS = {"tensorboard": to_tensorboard, "mlflow": to_mlflow}

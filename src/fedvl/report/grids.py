@@ -1,0 +1,160 @@
+"""Tables of a grid of runs: for the terminal, as CSV, as LaTeX (booktabs) and as a page."""
+
+import csv
+import io
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedvl.report.tables import MISSING, human_count, points
+
+Summary = Mapping[str, Any]
+Cell = Mapping[str, Any]
+
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}"
+    ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "th,td{padding:.3rem .7rem;border-bottom:1px solid #d9dee4;text-align:right;white-space:nowrap}"
+    "th:first-child,td:first-child{text-align:left}small{color:#57606a}"
+)
+LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "±": r"$\pm$"}
+LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+
+
+def write_tables(summary: Summary, out: Path) -> None:
+    from fedvl.tensors import write_whole  # with torch, which a page does not need
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):
+        write_whole(out / f"table.{name}", text(summary).encode())
+
+
+def by_place(summary: Summary) -> dict[tuple[str, str], Cell]:
+    return {(cell["row"], cell["column"]): cell for cell in summary["cells"]}
+
+
+def figure(value: float, like: float | None = None) -> str:
+    """One decimal where figures are percentages or the like (as ``like`` is), large ones in units of thousands."""
+    size = abs(value if like is None else like)
+    return human_count(value) if size >= 1e4 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
+
+
+def cell_text(cell: Cell | None) -> str:
+    """``74.0 ± 0.3*``, and in a reproduced table what the paper has and the difference."""
+    if cell is None:
+        return MISSING
+    text = figure(cell["mean"])
+    if cell["deviation"] is not None:
+        text += f" ± {figure(cell['deviation'], cell['mean'])}"
+    text += "*" if cell["significant"] else ""
+    if cell.get("paper") is not None:
+        text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
+    return text
+
+
+def footnote(summary: Summary) -> str:
+    """What the reader must know of the figures."""
+    counts = sorted({cell["n"] for cell in summary["cells"]})
+    seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
+    parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
+    if counts and counts[-1] >= 3:
+        parts.append(f"* p < 0.05, {summary['test']}.")
+    if summary["failures"]:
+        parts.append(f"{len(summary['failures'])} runs failed.")
+    return " ".join([*parts, *filter(None, [summary.get("note")])])
+
+
+def heading(summary: Summary) -> str:
+    """The title, and whether it is what the paper measured."""
+    return ". ".join(filter(None, (summary["title"], summary.get("label"))))
+
+
+def terminal_tables(summary: Summary, width: int) -> list[Table]:
+    """As many tables as are needed for the width; the longer of rows and columns goes down."""
+    cells = by_place(summary)
+    down, across = summary["rows"], summary["columns"]
+    turned = len(across) > len(down)
+    if turned:
+        down, across = across, down
+    texts: dict[str, list[Text]] = {}
+    for name in across:
+        found = [cells.get((name, other) if turned else (other, name)) for other in down]
+        texts[name] = [Text(cell_text(cell), style="bold" if cell and cell["best"] else "") for cell in found]
+    packs: list[list[str]] = []
+    left = 0
+    for name in across:
+        needed = max(len(name), *map(len, texts[name])) + 2  # and the space between columns
+        if not packs or needed > left:
+            packs.append([])
+            left = width - max(map(len, down))
+        packs[-1].append(name)
+        left -= needed
+    tables = []
+    for pack in packs:
+        table = Table("", box=None, pad_edge=False)
+        for name in pack:
+            table.add_column(Text(name), justify="right")
+        for index, other in enumerate(down):
+            table.add_row(Text(other), *(texts[name][index] for name in pack))
+        tables.append(table)
+    return tables
+
+
+def csv_table(summary: Summary) -> str:
+    """A line a place, with every digit: for other programs."""
+    names = ("row", "column", "measure", "mean", "deviation", "n", "p", "against", "paper")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(summary["cells"])
+    return text.getvalue()
+
+
+def latex_table(summary: Summary) -> str:
+    cells = by_place(summary)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(f'{heading(summary)} {footnote(summary)}'.strip())}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(summary['columns'])}}}",
+        r"\toprule",
+        " & ".join(["", *map(latex, summary["columns"])]) + r" \\",
+        r"\midrule",
+    ]
+    for row in summary["rows"]:
+        texts = [latex(row)]
+        for column in summary["columns"]:
+            cell = cells.get((row, column))
+            text = latex(cell_text(cell)).replace("*", "$^{*}$")
+            texts.append(rf"\textbf{{{text}}}" if cell and cell["best"] else text)
+        lines.append(" & ".join(texts) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def latex(text: str) -> str:
+    return "".join(LATEX.get(letter, letter) for letter in text).replace("—", "--").replace("\N{MINUS SIGN}", "$-$")
+
+
+def html_table(summary: Summary) -> str:
+    cells = by_place(summary)
+    head = "".join(f"<th>{escape(column)}</th>" for column in summary["columns"])
+    body = ""
+    for row in summary["rows"]:
+        body += f"<tr><td>{escape(row)}</td>"
+        for column in summary["columns"]:
+            cell = cells.get((row, column))
+            text = escape(cell_text(cell))
+            body += f"<td>{f'<b>{text}</b>' if cell and cell['best'] else text}</td>"
+        body += "</tr>\n"
+    title = escape(heading(summary) or "Comparison")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\n"
+        f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
+        f"<p><small>{escape(footnote(summary))}<br>{escape(summary['date'])}, fedvl {escape(summary['fedvl_version'])}, "
+        f"<code>{escape(summary['command'])}</code></small></p></html>\n"
+    )

@@ -1,0 +1,294 @@
+"""What the page of one run shows, as plain values for its template."""
+
+import re
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedvl.report.charts import classes, partition
+from fedvl.report.charts.comparing import Bar, bar_chart
+from fedvl.report.charts.lines import Series, line_chart
+from fedvl.report.charts.parts import COLOURS, colour
+from fedvl.report.charts.scatter import MODALITIES, Place, key_of, map_chart
+from fedvl.report.reading import Run, count_of, difference, flatten, number, series
+from fedvl.report.tables import (
+    MISSING,
+    Cell,
+    Row,
+    accuracy_rows,
+    cell_of,
+    cost_rows,
+    human_bytes,
+    human_seconds,
+    percent,
+    points,
+)
+
+SIZES = WIDE, NARROW = 848, 356
+HAVING = {"both": "text and image", "text": "text alone", "image": "image alone"}
+IMAGE_DATA = re.compile(r"data:image/(webp|png|jpeg);base64,[A-Za-z0-9+/=]+")
+ENDS = 12  # rows shown of each end of a long recall table; the rest unfolds
+LONG_RECALL_TABLE = 30
+PAIRS = 15
+CHANGED = 0.05  # points; less than this is shown as 0.0
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    return {
+        **_headline(run.result),
+        **_curves(run),
+        **_classes(run.result),
+        **_protocol(run.result),
+        **_troubles(run),
+        "examples": _examples(run.examples),
+        "costs": cost_rows(run.result, run.rounds),
+        "rounds": [_round_cells(entry) for entry in run.rounds],
+        "facts": _facts(run.result),
+        "config": list(flatten(run.result.get("config") or {})),
+        "command": str(run.result.get("command") or ""),
+        "notes": _notes(run),
+    }
+
+
+def drawn(svg: str) -> Markup:
+    """Charts escape every name that they draw."""
+    return Markup(svg)
+
+
+def _headline(result: dict[str, Any]) -> dict[str, Any]:
+    change = difference(result)
+    setting = [
+        _several(result.get("clients"), "client"),
+        _several(result.get("rounds"), "round"),
+        result.get("partition"),
+        f"{result['protocol']} protocol" if result.get("protocol") else None,
+        f"{result['preset']} preset" if result.get("preset") else None,
+        f"seed {result['seed']}" if result.get("seed") is not None else None,
+    ]
+    confusion = result.get("confusion")
+    return {
+        "method": str(result["method"]),
+        "dataset": str(result.get("dataset", MISSING)),
+        "model": str(result.get("model", MISSING)),
+        "setting": [str(part) for part in setting if part],
+        "accuracy": percent(result.get("accuracy")),
+        "zero_shot": None if change is None else percent(result["zero_shot_accuracy"]),
+        "change": None if change is None else points(change),
+        "change_kind": kind_of(change),
+        "scores": accuracy_rows(result),
+        "test_images": f"{int(np.sum(confusion)):,}" if confusion else None,
+    }
+
+
+def _several(value: object, noun: str) -> str | None:
+    known = number(value)
+    return None if known is None else f"{known:,.0f} {noun}{'' if known == 1 else 's'}"
+
+
+def kind_of(change: float | None) -> str:
+    """Which colour a difference has; one that is shown as 0.0 has none."""
+    if change is None or abs(change) < CHANGED:
+        return "same"
+    return "gain" if change > 0 else "loss"
+
+
+def _curves(run: Run) -> dict[str, Any]:
+    accuracy = series(run, "per_round", "accuracy")
+    loss = series(run, "per_round_loss", "loss")
+    reference = number(run.result.get("zero_shot_accuracy"))
+    return {
+        "accuracy_charts": [
+            drawn(line_chart([Series("", accuracy)], reference, width, height, "accuracy, %", unit=" %"))
+            for width, height in ((WIDE, 300), (NARROW, 250))
+            if accuracy
+        ],
+        "loss_charts": [
+            drawn(line_chart([Series("", loss)], None, width, height, "training loss", form=".3g"))
+            for width, height in ((WIDE, 200), (NARROW, 190))
+            if len(loss) > 1
+        ],
+        "has_reference": reference is not None,
+    }
+
+
+def _classes(result: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is shown class by class."""
+    counts, confusion = result.get("partition_counts"), result.get("confusion")
+    per_class: list[Any] = confusion or result.get("per_class_recall") or (counts or [[]])[0]
+    names = [str(name) for name in result.get("class_names") or range(len(per_class))]
+    held_names = [
+        str(name) for name in result.get("partition_class_names") or names
+    ]  # others than asked in an open set
+    recalls = _recalls(result, names)
+    held = counts and any(map(any, counts))  # where no sample has a label there is nothing to draw
+    found: dict[str, Any] = {
+        "partition": drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names)) if held else None,
+        "partition_captions": partition_captions(len(counts or ()), len(held_names), result.get("partition_note")),
+        "recalls": recalls,
+        "recall_ends": [],
+        "compared": any(row["kind"] is not None for row in recalls),
+        "tally": {kind: sum(row["kind"] == kind for row in recalls) for kind in ("gain", "loss", "same")},
+        "confusion": None,
+        "pairs": None,
+    }
+    if len(recalls) > LONG_RECALL_TABLE:
+        found["recall_ends"] = [recalls[:ENDS], recalls[-ENDS:]]
+    if confusion and len(confusion) <= classes.LARGEST_MATRIX:
+        found["confusion"] = drawn(classes.confusion_chart(np.asarray(confusion, dtype=np.int64), names))
+    elif confusion:
+        found["pairs"] = [
+            {
+                "true": names[row],
+                "predicted": names[column],
+                "count": f"{count:,}",
+                "of": f"{of:,}",
+                "share": percent(100 * count / of),
+            }
+            for row, column, count, of in classes.confused_pairs(np.asarray(confusion, dtype=np.int64), PAIRS)
+        ]
+    return found
+
+
+def partition_captions(clients: int, class_count: int, note: object) -> list[str]:
+    captions = ["The area of a bubble is the number of training samples."]
+    if max(clients, class_count) > partition.LARGEST_BUBBLES:
+        captions = ["The stronger the colour, the more training samples."]
+        if (group := partition.group_size(clients)) > 1:
+            captions.append(f"Each column adds up {group} neighbouring clients.")
+        if (group := partition.group_size(class_count)) > 1:
+            captions.append(f"Each row adds up {group} neighbouring classes and bears the name of the first.")
+    return [*captions, str(note)] if note else captions
+
+
+def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """Rows of the recall table, largest gain first; without zero-shot figures, highest recall first."""
+    recalls = result.get("per_class_recall") or []
+    references = result.get("zero_shot_per_class_recall") or []
+    if result["method"] == "zero-shot" or len(references) != len(recalls):
+        references = [None] * len(recalls)
+    rows = []
+    for name, value, against in zip(names, recalls, references, strict=False):
+        recall, reference = number(value), number(against)
+        if recall is None:  # a class without test images
+            continue
+        change = None if reference is None else recall - reference
+        row = {
+            "name": name,
+            "recall": cell_of(recall, "{:.1f}".format),
+            "reference": cell_of(reference, "{:.1f}".format),
+            "change": cell_of(change, lambda value: points(value, 1)),
+            "kind": None if change is None else kind_of(change),
+            "bar": drawn(classes.recall_bar(recall, reference)),
+        }
+        rows.append(((-(change or 0.0), -recall, name), row))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _protocol(result: dict[str, Any]) -> dict[str, Any]:
+    """What the personal and the missing-modality protocols add."""
+    own, before = result.get("per_client_accuracy") or [], result.get("zero_shot_per_client_accuracy") or []
+    references = before if len(before) == len(own) else [None] * len(own)
+    bars = [
+        Bar(f"client {client}", value, 0, number(reference))
+        for client, (accuracy, reference) in enumerate(zip(own, references, strict=True))
+        if (value := number(accuracy)) is not None
+    ]
+    return {
+        "client_charts": [drawn(bar_chart([("", bars)], width, percent, "zero-shot")) for width in SIZES if bars],
+        "clients_compared": any(bar.mark is not None for bar in bars),
+        "conditions": [
+            {
+                "name": str(row["condition"]),
+                "bar": drawn(classes.recall_bar(number(row["accuracy"]) or 0.0, None)),
+                "cells": [cell_of(row.get(key), "{:.2f}".format) for key in ("accuracy", "macro_f1")],
+            }
+            for row in result.get("conditions") or []
+        ],
+        **_map(result),
+    }
+
+
+def _map(result: dict[str, Any]) -> dict[str, Any]:
+    """The map of the test samples, if there is one, and what its colours and shapes mean."""
+    found = result.get("embedding") or {}
+    names = [str(name) for name in result.get("class_names") or ()]
+    labels = found.get("label") or []
+    if not labels or max(labels) >= len(names):
+        return {"map_charts": [], "map_classes": [], "map_shapes": []}
+    present = found.get("present") or ["both"] * len(labels)
+    shapes = [MODALITIES[modality] for modality in present]
+    places = [Place(*place) for place in zip(found["x"], found["y"], labels, shapes, strict=True)]
+    shown = sorted(set(labels))
+    return {
+        "map_charts": [drawn(map_chart(places, names, width, 0.62 * width)) for width in SIZES],
+        "map_classes": [(colour(label), names[label]) for label in shown] if len(shown) <= COLOURS else [],
+        "map_shapes": [(drawn(key_of(MODALITIES[kind])), HAVING[kind]) for kind in MODALITIES if kind in set(present)],
+    }
+
+
+def _examples(examples: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """Test images that training set right or wrong; a picture that is no embedded image is left out."""
+    return {
+        kind: [
+            {key: str(example.get(key, MISSING)) for key in ("true", "zero_shot", "answer", "image")}
+            for example in examples.get(kind) or []
+            if IMAGE_DATA.fullmatch(str(example.get("image")))
+        ]
+        for kind in ("gained", "lost")
+    }
+
+
+def _troubles(run: Run) -> dict[str, Any]:
+    """Updates refused, clients dropped, images skipped: how many, and which."""
+    skipped = run.result.get("skipped_images") or []
+    return {
+        "refused_count": count_of(run.result.get("refused_updates")),
+        "refusals": [
+            (entry["round"], refusal["client"], refusal["reason"])
+            for entry in run.rounds
+            for refusal in entry.get("refused") or []
+        ],
+        "dropped_count": sum(count_of(entry.get("dropped")) for entry in run.rounds),
+        "drops": [
+            (entry["round"], ", ".join(str(client) for client in entry["dropped"]))
+            for entry in run.rounds
+            if entry.get("dropped")
+        ],
+        "skipped_count": len(skipped),
+        "skipped": [(image["image"], image.get("split", MISSING), image["reason"]) for image in skipped],
+    }
+
+
+def _round_cells(entry: dict[str, Any]) -> list[Cell]:
+    return [
+        cell_of(entry["round"], "{:.0f}".format),
+        cell_of(entry.get("accuracy"), percent),
+        cell_of(entry.get("loss"), "{:.4f}".format),
+        cell_of(count_of(entry["cohort"]) if "cohort" in entry else None, "{:.0f}".format),
+        cell_of(count_of(entry.get("dropped")), "{:.0f}".format),
+        cell_of(count_of(entry.get("refused")), "{:.0f}".format),
+        cell_of(entry.get("bytes_up"), human_bytes),
+        cell_of(entry.get("bytes_down"), human_bytes),
+        cell_of(entry.get("seconds"), human_seconds),
+    ]
+
+
+def _facts(result: dict[str, Any]) -> list[Row]:
+    keys = {
+        "started": "Started",
+        "finished": "Finished",
+        "device": "Device",
+        "fedvl_version": "FedVL version",
+        "schema": "Schema of result.json",
+        "state_sha256": "SHA-256 of the shared tensors",
+    }
+    return [Row(label, str(result[key]), "") for key, label in keys.items() if result.get(key) is not None]
+
+
+def _notes(run: Run) -> list[str]:
+    notes = [str(note) for note in run.result.get("notes") or []]
+    if run.unreadable_lines:
+        lines = "1 line" if run.unreadable_lines == 1 else f"{run.unreadable_lines} lines"
+        notes.append(f"{lines} of metrics.jsonl could not be read and were left out.")
+    return notes

@@ -1,0 +1,108 @@
+"""The papers' tables and figures, run again: find a recipe, say what it needs, run it, set it against the paper."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvl.comparison import Outcome, summarise
+from fedvl.data.catalogue import find
+from fedvl.data.sources import default_data_root, how_to_get, place_of
+from fedvl.errors import FedVLError
+from fedvl.grid import QUICK, Grid, Stand
+from fedvl.models import EMBEDDED
+from fedvl.report.grids import write_tables
+from fedvl.report.page import write_report
+from fedvl.tensors import write_whole
+
+EMBEDDED_LABEL = "Embedded model and data, not the paper's."
+QUICK_LABEL = "Made tiny to see that it runs: the figures mean nothing."
+
+
+def arranged(
+    recipe: Grid,
+    embedded: bool,
+    quick: bool,
+    seeds: int | None = None,
+    rows: Sequence[str] = (),
+    settings: Mapping[str, Any] = {},
+) -> Grid:
+    """The recipe as it is to be run: where, how small, and which part."""
+    grid = recipe.on_embedded() if embedded else recipe
+    if quick:
+        grid = grid.under(Stand(settings=QUICK, seeds=1)).under(recipe.quick)
+    chosen = [name for name in grid.rows if any(part.lower() in name.lower() for part in rows)] if rows else None
+    if chosen == []:
+        raise FedVLError(f"No row of this recipe holds {' or '.join(map(repr, rows))}; it has {', '.join(grid.rows)}.")
+    return grid.under(Stand(settings=dict(settings), rows=chosen, seeds=seeds))
+
+
+def wanting(grid: Grid) -> list[str]:
+    """What is not on this machine, a sentence each: datasets, models and further files."""
+    needs: dict[tuple[str, str], Path | None] = {}
+    for case in grid.cases():
+        data, root = case.settings.get("data", {}), case.settings.get("data", {}).get("root")
+        needs["dataset", data.get("dataset", "cifar10-mini")] = Path(root) if root else None
+        needs["model", case.settings.get("model", {}).get("name", "fedvl-tiny")] = None
+        if weights := case.settings.get("method", {}).get("weights"):
+            needs["weights", weights] = None
+    sentences = [
+        missing_dataset(name, root) if kind == "dataset" else missing_file(kind, name)
+        for (kind, name), root in needs.items()
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def missing_dataset(name: str, root: Path | None) -> str:
+    if Path(name).exists():
+        return ""
+    entry, root = find(name), root or default_data_root()
+    return "" if entry.embedded or place_of(entry, root) else how_to_get(entry, root)
+
+
+def missing_file(kind: str, name: str) -> str:
+    if name in EMBEDDED or Path(name).expanduser().exists():
+        return ""
+    if kind == "weights":
+        return (
+            f"{name} is not here: ImageNet's ResNet-18 under torchvision's names as safetensors; put it there, or name another by "
+            f"--set method.weights=FILE (or leave these rows out with --rows)."
+        )
+    return (
+        ""
+        if in_hub_cache(name)
+        else (
+            f"The model {name} is not here; fetch it by `hf download {name}`, or name its folder by --set model.name=FOLDER."
+        )
+    )
+
+
+def in_hub_cache(name: str) -> bool:
+    """Whether the hub's own cache has the model; nothing is asked of the network."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return bool(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, HfHubHTTPError):
+        return False
+
+
+def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> dict[str, Any]:
+    """The summary with the paper's figures beside ours, in the form that figures are drawn from."""
+    summary = summarise(outcome, command)
+    for cell in summary["cells"]:
+        beside = outcome.grid.columns[cell["column"]].beside
+        paper = recipe.paper_figure(cell["row"], beside or cell["column"])
+        difference = None if paper is None else cell["mean"] - paper
+        cell.update(paper=paper, ours=cell["mean"], difference=difference)
+    details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
+    return {**details, **summary}
+
+
+def write_reproduction(summary: Mapping[str, Any], out: Path) -> None:
+    write_tables(summary, out)
+    write_whole(out / "result.json", json.dumps(summary, indent=1).encode())
+    write_report(out)

@@ -1,0 +1,1 @@
+"""The open-vocabulary query service and its page."""

@@ -1,0 +1,261 @@
+"""The service: sessions of class names, images in, ranked names out, line by line."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from fedvl import __version__
+from fedvl.answering import FinishedRun
+from fedvl.data.images import MAX_PIXELS
+from fedvl.errors import FedVLError
+from fedvl.serve.guard import HEADERS, Guard, refuse
+from fedvl.serve.limits import LIMITS, Limits
+from fedvl.serve.metrics import Metrics
+from fedvl.serve.sessions import FullError, Session, Sessions, Upload, answers, as_text
+from fedvl.serve.worker import BusyError, Worker
+
+PAGE = Path(__file__).parent / "page"
+FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
+UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"files": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+                    "required": ["files"],
+                }
+            }
+        },
+    }
+}
+RESULTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One JSON object a line for each file, in order: number, image, and either ranked (name and score, "
+        "likeliest first), entropy, prototype_of and zero_shot, or refused with the reason.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+}
+
+
+class Problem(BaseModel):
+    detail: str
+
+
+class NewSession(BaseModel):
+    """All can be left out: the run's own class names are asked about then."""
+
+    model_config = ConfigDict(extra="forbid")
+    classes: list[str] | None = Field(None, description="Names to choose among, in any language the model knows.")
+    templates: list[str] | None = Field(None, description="Sentences with {} where a name goes.")
+    client: int | None = Field(
+        None, ge=0, le=10**9, description="Ask this client's personal model, if the run has one."
+    )
+    top: int = Field(5, ge=1, description="Names told of each image.")
+
+
+class ClientWeight(BaseModel):
+    client: int
+    weight: float
+
+
+class Prototypes(BaseModel):
+    name: str
+    images: list[int]
+
+
+class SessionView(BaseModel):
+    id: str
+    classes: list[str]
+    client_weights: list[ClientWeight]
+    prototypes: list[Prototypes]
+    images: int
+    refused: int
+    batch_size: int
+    remembers: bool
+    expires_in_seconds: float
+
+
+class InMemory(MultiPartParser):
+    """Files of a form never touch the disk; their size is bounded by the guard."""
+
+    spool_max_size = LIMITS.request_bytes
+
+
+def make_app(
+    run: FinishedRun, token: str | None = None, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
+) -> FastAPI:
+    worker = Worker(run, limits.pending_images)
+    sessions = Sessions(limits, clock)
+    metrics = Metrics()
+    naming = ThreadPoolExecutor(1, thread_name_prefix="fedvl-names")  # reads class names while others are answered
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        naming.shutdown(cancel_futures=True)
+        worker.stop()
+
+    # FastAPI's own documentation pages load scripts from elsewhere, so they are off; /openapi.json says the same.
+    app = FastAPI(title="FedVL", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    problems: dict[int | str, dict[str, Any]] = {
+        status: {"model": Problem} for status in (400, 401, 403, 404, 408, 411, 413, 421, 422, 503)
+    }
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"] if part != "body")
+        return refuse(422, f"{place or 'The request'}: {problem['msg']}.".encode(errors="replace").decode())
+
+    @app.exception_handler(FedVLError)
+    async def say(request: Request, error: FedVLError) -> JSONResponse:
+        return refuse(422, str(error))
+
+    @app.exception_handler(BusyError)
+    @app.exception_handler(FullError)
+    async def busy(request: Request, error: Exception) -> JSONResponse:
+        metrics.busy += 1
+        return refuse(503, "The service is busy; ask again in a while.", limits.retry_seconds)
+
+    def found(identifier: str) -> Session:
+        session = sessions.find(identifier)
+        if session is None:
+            raise HTTPException(404, "There is no such session, or it was forgotten; begin another.")
+        return session
+
+    def view(session: Session) -> SessionView:
+        weights = session.user.client_weights
+        return SessionView(
+            id=session.id,
+            classes=list(session.user.names),
+            client_weights=[ClientWeight(client=client, weight=weight) for client, weight in weights.items()],
+            prototypes=[Prototypes(name=name, images=images) for name, images in session.examples.items()],
+            images=session.images,
+            refused=session.refused,
+            batch_size=session.batch_size,
+            remembers=session.user.remembers,
+            expires_in_seconds=limits.idle_seconds,
+        )
+
+    @app.post("/sessions", status_code=201, responses=problems)
+    async def begin(asked: NewSession) -> SessionView:
+        """Begin a session: a model is made for these names."""
+        check(asked, run, limits)
+        with sessions.room(len(asked.classes or run.class_names)):
+            made = naming.submit(run.user, asked.classes, asked.templates, asked.client)
+            user = await asyncio.wrap_future(made)
+            return view(sessions.begin(user, asked.top, run.batch_size(user)))
+
+    @app.get("/sessions/{identifier}", responses=problems)
+    async def show(identifier: str) -> SessionView:
+        """What a session leans on and what it remembers; prototypes are given as numbers of images."""
+        return view(found(identifier))
+
+    @app.delete("/sessions/{identifier}", status_code=204, responses=problems)
+    async def end(identifier: str) -> None:
+        """Forget a session."""
+        if not sessions.end(identifier):
+            raise HTTPException(404, "There is no such session, or it was forgotten already.")
+
+    @app.post(
+        "/sessions/{identifier}/images",
+        openapi_extra=UPLOAD,
+        responses={**problems, **RESULTS},
+        response_class=StreamingResponse,
+    )
+    async def images(identifier: str, request: Request) -> StreamingResponse:
+        """Ask about images: any number of files in one form. Results come line by line."""
+        session = found(identifier)
+        files = await read_files(request, limits)
+        fit = [data for _, data in files if len(data) <= limits.file_bytes]
+        encodings = iter(worker.encode(fit))
+        uploads = [
+            Upload(name, next(encodings))
+            if len(data) <= limits.file_bytes
+            else Upload(name, None, f"it has more than {limits.file_bytes // 1_000_000} MB.")
+            for name, data in files
+        ]
+
+        async def lines() -> AsyncIterator[bytes]:
+            began = time.monotonic()
+            async for batch in answers(session, uploads, worker):
+                sessions.touch(session)
+                metrics.count(batch, time.monotonic() - began)
+                yield as_text(batch)
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    @app.get("/run", responses=problems)
+    async def about() -> dict[str, Any]:
+        """What is served, and what it takes at most."""
+        return {
+            "method": run.name,
+            "model": run.encoder.name,
+            "dataset": run.experiment.data.dataset,
+            "clients": run.experiment.data.clients,
+            "classes": run.class_names,
+            "new_classes": run.answers_new_classes,
+            "personal": run.experiment.evaluation.protocol == "personal",
+            "limits": {**vars(limits), "pixels": MAX_PIXELS},
+        }
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def measured() -> str:
+        return metrics.text(len(sessions), worker)
+
+    for path, file in FILES.items():
+        app.add_api_route(path, page_file(file), include_in_schema=False)
+    app.add_middleware(Guard, token=token, limits=limits)
+    return app
+
+
+def page_file(name: str) -> Callable[[], FileResponse]:
+    return lambda: FileResponse(PAGE / name, headers=HEADERS)
+
+
+def check(asked: NewSession, run: FinishedRun, limits: Limits) -> None:
+    names, templates = asked.classes or run.class_names, asked.templates or []
+    if len(names) > limits.names:
+        raise FedVLError(f"A session has {limits.names:,} class names at most, not {len(names):,}.")
+    if len(templates) > limits.templates:
+        raise FedVLError(f"A session has {limits.templates} templates at most, not {len(templates)}.")
+    if len(names) * len(templates) > limits.texts:
+        raise FedVLError(f"Names times templates make {limits.texts:,} texts at most; give fewer templates.")
+    if any(len(text) > limits.name_characters for text in (*names, *templates)):
+        raise FedVLError(f"A class name or template has {limits.name_characters} characters at most.")
+    if asked.top > limits.top:
+        raise FedVLError(f"At most {limits.top} names are told of each image.")
+
+
+async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
+    """Names and contents of the files of a form."""
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise HTTPException(400, "Send images as files of a form (multipart/form-data).")
+    try:
+        parser = InMemory(request.headers, request.stream(), max_files=limits.files, max_fields=limits.files)
+        form = await parser.parse()
+    except TimeoutError as error:
+        raise HTTPException(408, "The files did not arrive in time; send fewer at once.") from error
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise HTTPException(400, f"The form cannot be read ({str(error).rstrip('.')[:200]}).") from error
+    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+    if not files:
+        raise HTTPException(400, "There is no file in the form.")
+    return [(file.filename or "", await file.read()) for file in files]

@@ -1,0 +1,128 @@
+"""Who is asking: one session a user, forgotten after a while; what each is told, image by image."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedvl.answering import User
+from fedvl.data.images import BadImage
+from fedvl.serve.limits import Limits
+from fedvl.serve.worker import Encoded, Worker
+
+
+class FullError(Exception):
+    """No further session can be had now."""
+
+
+@dataclass
+class Session:
+    user: User
+    top: int
+    batch_size: int
+    used: float  # when it was last asked something
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    images: int = 0  # told so far, refused ones included
+    refused: int = 0
+    examples: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # the numbers of the images that were remembered, by class
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # requests of one session are answered one after the other
+
+
+class Sessions:
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._limits, self._clock = limits, clock
+        self._sessions: dict[str, Session] = {}
+        self._made: list[int] = []  # how many names those sessions have that are being made
+
+    def __len__(self) -> int:
+        self._forget()
+        return len(self._sessions)
+
+    @contextmanager
+    def room(self, names: int) -> Iterator[None]:
+        """Hold room for one more session while it is being made."""
+        self._forget()
+        held = [len(session.user.names) for session in self._sessions.values()] + self._made
+        if len(held) >= self._limits.sessions or sum(held) + names > self._limits.names_in_all:
+            raise FullError
+        self._made.append(names)
+        try:
+            yield
+        finally:
+            self._made.remove(names)
+
+    def begin(self, user: User, top: int, batch_size: int) -> Session:
+        session = Session(user, top, batch_size, self._clock())
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, identifier: str) -> Session | None:
+        self._forget()
+        session = self._sessions.get(identifier)
+        if session:
+            self.touch(session)
+        return session
+
+    def end(self, identifier: str) -> bool:
+        return self._sessions.pop(identifier, None) is not None
+
+    def touch(self, session: Session) -> None:
+        session.used = self._clock()
+
+    def _forget(self) -> None:
+        oldest = self._clock() - self._limits.idle_seconds
+        for session in list(self._sessions.values()):
+            if session.used < oldest and not session.turn.locked():
+                del self._sessions[session.id]
+
+
+class Upload(NamedTuple):
+    name: str
+    encoded: "Future[Encoded] | None"
+    refused: str = ""  # why, for a file that was not even given to the encoder
+
+
+async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -> AsyncIterator[list[dict[str, Any]]]:
+    """What is said of each file, in order, batch by batch as the run's evaluation would ask them."""
+    waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
+    async with session.turn:
+        lines: list[dict[str, Any]] = []
+        batch: list[tuple[dict[str, Any], Any]] = []
+        for upload, encoding in zip(uploads, waiting, strict=True):
+            encoded = await encoding if encoding else BadImage(upload.refused)
+            line: dict[str, Any] = {"number": session.images, "image": upload.name}
+            session.images += 1
+            lines.append(line)
+            if isinstance(encoded, BadImage):
+                line["refused"] = encoded.reason
+                session.refused += 1
+            else:
+                batch.append((line, encoded))
+            if len(batch) == session.batch_size:
+                await ask(session, batch, worker)
+                yield lines
+                lines, batch = [], []
+        if batch:
+            await ask(session, batch, worker)
+        if lines:
+            yield lines
+
+
+async def ask(session: Session, batch: Sequence[tuple[dict[str, Any], Any]], worker: Worker) -> None:
+    rows = [row for _, row in batch]
+    replies = await asyncio.wrap_future(worker.call(lambda: session.user.ask(rows, session.top)))
+    for (line, _), reply in zip(batch, replies, strict=True):
+        line |= reply.told()
+        if reply.example_of is not None:
+            session.examples.setdefault(reply.example_of, []).append(line["number"])
+
+
+def as_text(lines: Sequence[dict[str, Any]]) -> bytes:
+    """One JSON object a line (NDJSON)."""
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()

@@ -1,0 +1,126 @@
+"""The one thread that uses the model: images of all sessions are encoded together, as many as there are up to a batch."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from fedvl.answering import FinishedRun
+from fedvl.data.images import BadImage
+from fedvl.tensors import Tensors
+
+BATCH = 64
+READERS = 2  # threads that decode the next batch while one is encoded
+
+Encoded = Tensors | BadImage
+log = logging.getLogger("fedvl.serve")
+
+
+class BusyError(Exception):
+    """More images wait than are allowed."""
+
+
+class Image(NamedTuple):
+    data: bytes
+    encoded: "Future[Encoded]"
+
+
+class Worker:
+    def __init__(self, run: FinishedRun, pending_limit: int) -> None:
+        self.pending = 0  # images that were taken on and have no answer yet
+        self.batches = 0
+        self.encoded = 0
+        self.seconds = 0.0  # spent in encoding
+        self._run, self._limit = run, pending_limit
+        self._images: deque[Image] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fedvl-read")
+        self._thread = threading.Thread(target=self._work, name="fedvl-model", daemon=True)
+        self._thread.start()
+
+    def encode(self, images: Sequence[bytes]) -> "list[Future[Encoded]]":
+        """Take on all of these images or none; each future gives what the model makes of its image, or why it cannot."""
+        with self._changed:
+            if self.pending + len(images) > self._limit:
+                raise BusyError
+            self.pending += len(images)
+            taken = [Image(data, Future()) for data in images]
+            self._images.extend(taken)
+            self._changed.notify()
+        return [image.encoded for image in taken]
+
+    def call(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Run a function in the model's thread, before the next batch is encoded."""
+        future: Future[Any] = Future()
+        with self._changed:
+            self._calls.append((function, future))
+            self._changed.notify()
+        return future
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        self._thread.join()
+        self._readers.shutdown(cancel_futures=True)
+
+    def _work(self) -> None:
+        reading: list[tuple[Image, Future[Any]]] = []  # decoded while the batch before is encoded
+        while True:
+            with self._changed:
+                while not (self._stopped or self._calls or self._images or reading):
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                calls = [self._calls.popleft() for _ in range(len(self._calls))]
+                taken = [self._images.popleft() for _ in range(min(BATCH, len(self._images)))]
+            for function, future in calls:
+                settle(future, function)
+            ahead = [(image, self._readers.submit(self._run.read, image.data)) for image in taken]
+            if reading:
+                self._encode(reading)
+            reading = ahead
+
+    def _encode(self, reading: "list[tuple[Image, Future[Any]]]") -> None:
+        pixels, good = [], []
+        for image, read in reading:
+            try:
+                pixels.append(read.result())
+                good.append(image)
+            except BadImage as refusal:
+                self._finish(image, refusal)
+            except Exception:
+                log.exception("An image could not be read.")
+                self._finish(image, BadImage("the service failed to read it; its log says why."))
+        if not good:
+            return
+        began = time.perf_counter()
+        try:
+            rows = self._run.encode(pixels)
+        except Exception:  # such as too little memory: these images fail, the service goes on
+            log.exception("A batch could not be encoded.")
+            rows = [BadImage("the service failed to encode it; its log says why.")] * len(good)
+        self.seconds += time.perf_counter() - began
+        self.batches += 1
+        self.encoded += len(good)
+        for image, row in zip(good, rows, strict=True):
+            self._finish(image, row)
+
+    def _finish(self, image: Image, encoded: Encoded) -> None:
+        with self._changed:
+            self.pending -= 1
+        settle(image.encoded, lambda: encoded)
+
+
+def settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
+    """Give a future its result or exception, unless nobody waits for it any more."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except BaseException as error:  # it belongs to whoever waits for the result
+            future.set_exception(error)

@@ -1,0 +1,102 @@
+"""How a run stands, from the files of its folder."""
+
+import json
+import threading
+import time
+from http.client import HTTPConnection
+
+import pytest
+
+from fedvl.config import Experiment
+from fedvl.errors import FedVLError
+from fedvl.federation.journal import locked
+from fedvl.federation.status import make_server, read_status, render
+
+RECORD = {
+    "round": 1,
+    "cohort": [0, 1, 2],
+    "dropped": [2],
+    "refused": [{"client": 2, "reason": "it says: <b>no</b>"}],
+    "loss": 1.5,
+    "bytes_up": 2000,
+    "bytes_down": 3000,
+    "seconds": 4.0,
+    "accuracy": 61.25,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    experiment = Experiment.model_validate({"data": {"clients": 3}, "federation": {"rounds": 5}})
+    (tmp_path / "config.toml").write_text(experiment.to_toml())
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(RECORD) + '\n{"round": 2, "coh')  # a line that is being written
+    status = {
+        "parties": ["north", "south", "west"],
+        "phase": "train",
+        "round": 2,
+        "waiting_for": [1],
+        "connected": [0, 1],
+        "last_seen": {"0": time.time() - 7},
+    }
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    with locked(tmp_path):
+        yield tmp_path
+
+
+def test_everything_is_told(run):
+    found = read_status(run)
+    assert found["phase"] == "round 2 of 5: train"
+    assert [(p["name"], p["state"], p["missed"]) for p in found["parties"]] == [
+        ("north", "connected", 0),
+        ("south", "working", 0),
+        ("west", "not connected", 1),
+    ]
+    assert [p["last_seen"] == "never" for p in found["parties"]] == [False, True, True]
+    assert found["refused"] == [{"round": 1, "party": "west", "reason": "it says: <b>no</b>"}]
+    assert (found["bytes_up"], found["bytes_down"]) == (2000, 3000)
+
+
+def test_before_the_first_round_and_after_the_last(run):
+    (run / "metrics.jsonl").unlink()
+    (run / "status.json").unlink()
+    assert read_status(run)["phase"] == "round 1 of 5: starting"
+    (run / "result.json").write_text("{}")
+    assert read_status(run)["phase"] == "finished"
+
+
+def test_a_run_that_no_process_holds_has_stopped(run):
+    (run / ".lock").unlink()
+    found = read_status(run)
+    assert found["phase"] == "stopped after round 1 of 5; go on with fedvl resume"
+    assert {party["state"] for party in found["parties"]} == {"not connected"}
+
+
+def test_what_a_client_says_is_text_on_the_page(run):
+    page = render(read_status(run))
+    assert "<b>no</b>" not in page
+    assert "&lt;b&gt;no&lt;/b&gt;" in page
+    assert "61.25 %" in page
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FedVLError, match="There is no run"):
+        read_status(tmp_path)
+
+
+def test_the_page_answers_this_machine_only(run):
+    server = make_server(run, 0)
+    assert server.server_address[0] == "127.0.0.1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        answers = {}
+        for host, path in (("127.0.0.1", "/"), ("evil.example", "/"), ("127.0.0.1", "/config.toml")):
+            connection = HTTPConnection("127.0.0.1", server.server_port)
+            connection.request("GET", path, headers={"Host": f"{host}:{server.server_port}"})
+            answers[host, path] = connection.getresponse().status
+            connection.close()
+        assert list(answers.values()) == [200, 404, 404]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,74 @@
+"""Finished runs on the embedded images, and a service of one: what tests of answering, serving and exporting share."""
+
+import contextlib
+import io
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from benchmarks.runs import Silent
+from fedvl.data.deal import PROTOCOLS
+from fedvl.data.sources import open_dataset
+from fedvl.experiment import begin, complete, resolve_experiment
+
+ROUND = {"federation": {"rounds": 1, "threads": 1}}
+RUNS: dict[str, dict[str, Any]] = {
+    "fed-mp": {"method": {"name": "fed-mp"}, "data": {"clients": 3, "shots": 10}, **ROUND},
+    "linear": {"method": {"name": "linear"}, "data": {"shots": 10}, **ROUND},
+    "fedpp": {
+        "method": {"name": "fedpp", "visual_prompts": False, "context": 4},
+        "data": {"clients": 3, "shots": 10, "minimum": 0},
+        "training": {"local_epochs": 1},
+        **ROUND,
+    },
+}
+
+
+def finish(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run an experiment into a folder; its result."""
+    folder.mkdir()
+    begin(resolve_experiment(settings), folder)
+    return complete(folder, Silent())
+
+
+def asked_rows(result: dict[str, Any]) -> list[int]:
+    """The test images of a run in the order in which it was asked about them."""
+    experiment = resolve_experiment(result["config"])
+    dataset = open_dataset(experiment.data.dataset, None)
+    labels = [dataset.splits[name].labels for name in ("train", "test")]
+    protocol = PROTOCOLS[experiment.evaluation.protocol]
+    return protocol(*labels, len(dataset.class_names), experiment.data, experiment.seed).asked.tolist()
+
+
+def png(row: int) -> bytes:
+    """A test image of cifar10-mini as a file."""
+    content = io.BytesIO()
+    open_dataset("cifar10-mini", None).splits["test"].read(row).save(content, "PNG")
+    return content.getvalue()
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of a service in this process."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()  # whoever comes before the server is up waits
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def client_of(app: Any, **headers: str) -> Iterator[httpx.Client]:
+    with serving(app) as address, httpx.Client(base_url=address, headers=headers, timeout=60) as client:
+        yield client

@@ -1,0 +1,257 @@
+"""Fed-PRIME: what a sample takes from the pools, what draws keys to queries, and what the server makes of the pools."""
+
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+from small import FUSED, RAGGED, run_quietly, small_batch, small_federation, small_method, small_samples
+
+from fedvl.experiment import resolve_experiment
+from fedvl.methods.base import Update
+from fedvl.methods.fed_prime import Choice, FedPrimeOptions
+from fedvl.methods.parts.fused import Seen, embed
+from fedvl.seeding import torch_generator
+
+
+def seen(*maxima):
+    """Samples whose largest token values are these; a padded token is larger still, and must not count."""
+    tokens = torch.stack(
+        [torch.stack([torch.tensor(m), torch.full((8,), -5.0), torch.full((8,), 9.0)]) for m in maxima]
+    )
+    return Seen(tokens, torch.tensor([[True, True, False]]).expand(len(maxima), -1))
+
+
+def axis(*weights):
+    return [float(weight) for weight in weights] + [0.0] * (8 - len(weights))
+
+
+def pools(method, **others):
+    tensors = method.start(torch.Generator().manual_seed(0))
+    return {
+        **tensors,
+        "projection.inter": torch.eye(8),
+        "inter": 2 * torch.eye(8)[:5],
+        "uses": torch.zeros(5),
+        **others,
+    }
+
+
+# --- selection
+
+
+def test_a_sample_takes_the_prompts_whose_keys_are_nearest_to_its_query():
+    method = small_method("fed-prime", top_k=2)
+    choice = method.choose(pools(method), "inter", seen(axis(1, 3, 0, 2), axis(0, 0, 4, 0, 3)), torch.ones(2))
+    assert choice.taken.argmax(-1).tolist() == [[1, 3], [2, 4]]
+    assert choice.chosen.tolist() == [[0, 1, 0, 1, 0], [0, 0, 1, 0, 1]]
+    expected = [[1 / 14**0.5, 3 / 14**0.5, 0, 2 / 14**0.5, 0], [0, 0, 0.8, 0, 0.6]]  # keys are unit vectors
+    torch.testing.assert_close(choice.cosines, torch.tensor(expected))
+
+
+def test_the_query_is_projected():
+    method = small_method("fed-prime", top_k=1)
+    turned = torch.eye(8).roll(2, 0)  # axis 0 becomes axis 2
+    choice = method.choose(pools(method, **{"projection.inter": turned}), "inter", seen(axis(1)), torch.ones(1))
+    assert choice.taken.argmax(-1).tolist() == [[2]]
+
+
+def test_a_batch_takes_what_most_of_it_choose_and_padding_has_no_say():
+    method = small_method("fed-prime", top_k=2, selection="batch")
+    samples = seen(axis(3, 2), axis(0, 3, 2), axis(0, 0, 0, 2, 3), axis(0, 0, 0, 2, 3))
+    choice = method.choose(pools(method), "inter", samples, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    # prompt 1 has two votes, 0, 2, 3 and 4 have one each: the first of them
+    assert choice.taken.argmax(-1).tolist() == [[1, 0]] * 4
+    everyone = method.choose(pools(method), "inter", samples, torch.ones(4))
+    assert everyone.taken.argmax(-1).tolist() == [[1, 3]] * 4  # 1, 3 and 4 have two
+
+
+def test_a_pool_smaller_than_top_k_is_taken_whole():
+    method = small_method("fed-prime")
+    small = pools(method, inter=torch.eye(8)[:3], uses=torch.zeros(3))
+    assert method.choose(small, "inter", seen(axis(1)), torch.ones(1)).chosen.tolist() == [[1, 1, 1]]
+    assert method.predict(small, small_samples(method, 4).inputs).shape == (4, 4)
+
+
+def test_prompts_stand_before_the_tokens_and_the_texts_first_token_is_read():
+    method = small_method("fed-prime", prompts=3, top_k=1)
+    tensors = method.start(torch.Generator().manual_seed(0))
+    inputs = {name: tensor[-3:] for name, tensor in small_samples(method).inputs.items()}  # all have images
+    looked = embed(method.task.fused, inputs)
+    everyone = torch.ones(3)
+    numbers = {name: method.choose(tensors, name, looked, everyone).chosen.argmax(1) for name in ("intra", "inter")}
+    prompts = torch.stack([tensors[name][number] for name, number in numbers.items()], 1)
+    pixels = method.task.fused.normalise(inputs["pixels"])
+    hidden, pooled = method.task.fused.encode(inputs["tokens"], pixels, prompts)
+    torch.testing.assert_close(method.represent(tensors, inputs), pooled)
+    first = small_method("fed-prime", prompts=3, top_k=1, pooled="first")
+    torch.testing.assert_close(first.represent(tensors, inputs), method.task.fused.pool(hidden, 0))
+
+
+# --- losses
+
+
+def relevance(kind, cosines, chosen, mask=(1.0, 1.0)):
+    method = small_method("fed-prime", key_loss=kind)
+    return method.relevance(Choice(cosines, torch.tensor(chosen)[:, None].float()), torch.tensor(mask))
+
+
+def test_relevance_loss_by_hand():
+    cosines = torch.tensor([[0.5, -0.2, 0.1], [0.9, 0.3, -0.4]])
+    chosen = [[1, 0, 0], [0, 0, 1]]
+
+    def log_sigmoid(x):
+        return -math.log(1 + math.exp(-x))
+
+    first = log_sigmoid(0.5) + log_sigmoid(0.2) + log_sigmoid(-0.1)  # S_pos + S_neg
+    second = log_sigmoid(-0.9) + log_sigmoid(-0.3) + log_sigmoid(-0.4)
+    assert relevance("logistic", cosines, chosen).item() == pytest.approx(-(first + second) / 2)
+    assert relevance("logistic", cosines, chosen, (1.0, 0.0)).item() == pytest.approx(-first)  # padding is no sample
+    assert relevance("pull", cosines, chosen).item() == pytest.approx(-(0.5 - 0.4) / 2)
+
+
+@pytest.mark.parametrize(("kind", "others"), [("logistic", -1), ("pull", 0)])
+def test_a_step_draws_chosen_keys_to_the_query_and_pushes_the_others_off(kind, others):
+    method = small_method("fed-prime", key_loss=kind, top_k=2)
+    generator = torch.Generator().manual_seed(3)
+    tensors = pools(method, inter=torch.randn(5, 8, generator=generator))
+    sample = seen(axis(1, 3, 0, 2))
+
+    def look(pool):
+        choice = method.choose({**tensors, "inter": pool}, "inter", sample, torch.ones(1))
+        return method.relevance(choice, torch.ones(1)), choice
+
+    before = look(tensors["inter"])[1]
+    gradient = torch.func.grad(lambda pool: look(pool)[0])(tensors["inter"])
+    after = look(tensors["inter"] - 0.01 * gradient)[1]
+    moved = (after.cosines - before.cosines)[0]
+    assert (moved[before.chosen[0] > 0] > 1e-5).all()
+    rest = moved[before.chosen[0] == 0]
+    assert (rest < -1e-5).all() if others else (rest.abs() < 1e-6).all()
+
+
+def test_the_objective_is_task_loss_plus_lambda_times_relevance_of_both_pools():
+    plain, weighted = small_method("fed-prime", key_loss="none"), small_method("fed-prime", key_weight=0.25)
+    tensors = plain.start(torch.Generator().manual_seed(0))
+    batch = small_batch(plain, torch.arange(5, 12))
+    task, changed = plain.objective(tensors, batch)
+    scores = plain.predict(tensors, batch.inputs)
+    torch.testing.assert_close(task, torch.nn.functional.cross_entropy(scores, batch.labels))
+    choices = plain.choose_all(tensors, embed(plain.task.fused, batch.inputs), batch.mask)
+    total = sum(weighted.relevance(choice, batch.mask) for choice in choices.values())
+    torch.testing.assert_close(weighted.objective(tensors, batch)[0], task + 0.25 * total)
+    torch.testing.assert_close(changed["uses"], choices["inter"].chosen.mean(0))
+    assert changed["uses"].sum() == pytest.approx(5)  # each sample takes five
+
+
+# --- the server
+
+
+def update(client, inter, uses, weight=1.0, **others):
+    tensors = {"intra": torch.zeros(2, 8), "inter": inter, "uses": torch.tensor(uses), **others}
+    return Update(client, tensors, weight)
+
+
+def test_only_prompts_that_were_chosen_are_aligned_and_the_pool_changes_its_size():
+    method = small_method("fed-prime")
+    sent = 3 * torch.eye(8)[:4]
+    shared = {"intra": torch.zeros(2, 8), "inter": sent, "uses": torch.tensor([7.0, 1.0, 0.0, 2.0])}
+    near = 0.01 * torch.ones(4, 8)
+    merged = method.merge(
+        shared,
+        [
+            update(0, (sent + near)[[1, 0, 2, 3]], [7.5, 1.25, 0.0, 2.0], intra=torch.full((2, 8), 3.0)),  # 1 and 0
+            update(1, sent - near, [7.0, 2.0, 0.5, 2.0], 2.0),  # 1 and 2; it stands at 0 and 3 as before
+            update(2, sent + 5, [7.0, 1.0, 0.0, 2.0]),  # none
+        ],
+    )
+    found = {int(row.argmax()): (row, size) for row, size in zip(merged["inter"], merged["uses"].tolist(), strict=True)}
+    assert sorted(found) == [0, 1, 2]
+    assert [found[prompt][1] for prompt in range(3)] == [1.0, 2.0, 1.0]
+    torch.testing.assert_close(found[1][0], sent[1])  # the mean of both clients'
+    torch.testing.assert_close(found[0][0], sent[0] + 0.01)
+    torch.testing.assert_close(merged["intra"], torch.full((2, 8), 0.75))  # averaged by weight
+
+
+def test_a_pool_that_nobody_chose_from_stays():
+    method = small_method("fed-prime")
+    shared = {"intra": torch.zeros(2, 8), "inter": torch.eye(8)[:2], "uses": torch.ones(2)}
+    merged = method.merge(shared, [update(0, torch.zeros(2, 8), [1.0, 1.0])])
+    assert torch.equal(merged["inter"], shared["inter"])
+
+
+def test_rounds_go_on_with_a_pool_of_another_size_and_the_loss_falls():
+    federation = small_federation(small_method("fed-prime"), {"learning_rate": 0.3, "batch_size": 4}, rounds=5)
+    run_quietly(federation)
+    assert federation.shared["inter"].shape == (len(federation.shared["uses"]), 8)
+    assert len(federation.shared["uses"]) != 20
+    assert all(not record["refused"] for record in federation.records)
+    assert federation.records[-1]["loss"] < federation.records[0]["loss"] - 0.05
+
+
+def test_local_intra_pools_stay_with_their_clients_and_answer_for_them_alone():
+    method = small_method("fed-prime", intra="local")
+    federation = small_federation(method, rounds=1)
+    assert "intra" not in federation.shared
+    run_quietly(federation)
+    private = federation.engine.private
+    assert sorted(private) == [0, 2, 3, 4]
+    inputs = small_samples(method).inputs
+    answers = [method.predict({**federation.shared, **private[client]}, inputs) for client in (0, 3)]
+    assert not torch.allclose(*answers)
+    outside = method.predict(federation.shared, inputs)  # a user who has no pool
+    only_inter = small_method("fed-inter").predict(federation.shared, inputs)
+    assert torch.equal(outside, only_inter)
+
+
+def test_frozen_projections_are_the_same_for_all_and_never_sent():
+    method, again = (small_method("fed-prime", projections="frozen") for _ in range(2))
+    tensors = method.start(torch.Generator().manual_seed(0))
+    assert not any(name.startswith("projection") for name in tensors)
+    inputs = small_samples(method).inputs
+    assert torch.equal(method.predict(tensors, inputs), again.predict(tensors, inputs))
+
+
+@pytest.mark.parametrize(("name", "pools"), [("fed-inter", {"inter", "uses"}), ("fed-intra", {"intra"})])
+def test_ablations_have_one_pool(name, pools):
+    tensors = small_method(name).start(torch_generator(0, "start"))
+    assert tensors.keys() & {"inter", "intra", "uses"} == pools
+    assert {key for key in tensors if key.startswith("projection")} == {f"projection.{name.removeprefix('fed-')}"}
+
+
+# --- all methods of the kind
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_clients_with_only_text_only_images_one_sample_or_nothing_take_part(name):
+    method = small_method(name)
+    federation = small_federation(method, rounds=2)
+    present = small_samples(method).inputs["present"]
+    assert present[: RAGGED[0]].tolist() == [[True, False]] * RAGGED[0]
+    assert present[-RAGGED[-1] :].tolist() == [[False, True]] * RAGGED[-1]
+    run_quietly(federation)
+    for record in federation.records:
+        assert record["dropped"] == [1]  # it has nothing
+        assert record["refused"] == []
+        assert math.isfinite(record["loss"])
+    trained = {
+        result.update.client: result.update for result in federation.engine.train(0, range(5), federation.shared)
+    }
+    assert {client: sent.weight for client, sent in trained.items()} == {0: 7, 2: 1, 3: 12, 4: 5}
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_presets_describe_a_whole_run(name, preset):
+    experiment = resolve_experiment({"method": {"name": name, "preset": preset}})
+    assert experiment.model.name == "fedvl-tiny-vilt"
+    assert experiment.evaluation.protocol == "missing"
+    assert experiment.training.learning_rate == 0.05
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 0}, {"prompts": 0}, {"selection": "best"}, {"key_weight": -1}, {"intra": "sent"}, {"size": 3}]
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(ValidationError):
+        FedPrimeOptions(**options)

@@ -1,0 +1,95 @@
+"""A method in a file of the user's own: the worked example of the documentation, as a user would follow it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fedvl.comparison import perform_case
+from fedvl.errors import FedVLError
+from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
+from fedvl.grid import Case
+from fedvl.measures import FinishedRun, Silent
+from fedvl.methods import load_method
+from fedvl.preparation import Opener
+from fedvl.tensors import file_sha256
+
+PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
+SMALL = {"federation": {"rounds": 2}, "data": {"clients": 2, "partition": "iid"}}
+
+
+@pytest.fixture(scope="module")
+def opener() -> Opener:
+    return Opener.once()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "mine.py"
+    file.write_text(code, encoding="utf-8")
+    return file
+
+
+def described(mine: Path, **options: float) -> dict:
+    return {"method": {"name": str(mine), **options}, **SMALL}
+
+
+def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener) -> None:
+    folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", Silent(), opener)
+    result = json.loads((folder / "result.json").read_bytes())
+    assert result["method"] == "mine"
+    assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder / "mine.py")
+    assert result["accuracy"] > result["zero_shot_accuracy"]
+    assert result["per_round_loss"][1] < result["per_round_loss"][0]
+
+
+def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener) -> None:
+    """The head ends nearer to the texts, where it began, under a stronger pull."""
+    moved = {}
+    for pull in (0.0, 10.0):
+        case = Case("mine", "", 0, "accuracy", described(mine, pull=pull))
+        folder, _ = perform_case(case, tmp_path / "runs", Silent(), opener)
+        run = FinishedRun(folder, opener).reopened
+        moved[pull] = float((run.shared["weight"] - run.prepared.method.task.text_features).norm())
+    assert 0 < moved[10.0] < moved[0.0]
+
+
+def test_resume_uses_the_copy_of_the_run(mine: Path, tmp_path: Path, opener: Opener) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    begin(resolve_experiment(described(mine)), folder)
+    mine.unlink()
+    assert complete(folder, Silent(), opener)["rounds"] == 2
+
+
+def test_a_changed_copy_is_refused(mine: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    begin(resolve_experiment(described(mine)), folder)
+    with (folder / "mine.py").open("a", encoding="utf-8") as file:
+        file.write("# another thought\n")
+    with pytest.raises(FedVLError, match="has changed since the run began"):
+        read_experiment(folder)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = 1\n", "defines 0 subclasses"),
+        ("from fedvl.methods.base import Method\nclass A(Method): ...\nclass B(Method): ...\n", "defines 2 subclasses"),
+        ("import nothing_of_this_name\n", "cannot be loaded: ModuleNotFoundError"),
+        ("def (:\n", "cannot be loaded: SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_method_is_told_so(code: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(code, encoding="utf-8")
+    with pytest.raises(FedVLError, match=told):
+        load_method(str(file))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FedVLError, match="There is no method file"):
+        load_method(str(tmp_path / "absent.py"))

@@ -1,0 +1,133 @@
+"""Checkpoints that are not as they were written: 155 of 155 found, the round before used, nothing loaded in silence.
+
+The same for the cache of features is in tests/data/test_features.py.
+"""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from forked import SMALL, in_child
+
+from fedvl.errors import FedVLError
+from fedvl.federation import journal as journals
+from fedvl.federation.journal import Journal
+
+ROUNDS = 3
+
+
+def commit_rounds(folder, experiment="this", rounds=ROUNDS, add=0.0):
+    journal = Journal(folder, experiment)
+    for number in range(1, rounds + 1):
+        tensors = {"shared/w": torch.full((50,), number + add), "0/own": torch.arange(4)}
+        journal.commit(number, tensors, {"round": number, "cohort": [0, 1], "loss": 0.5})
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound") / "journal"
+    commit_rounds(folder)
+    return folder
+
+
+def damages():
+    """(which file, what is done to its bytes): 25 truncations and 50 flipped bits of each of the last round's two files."""
+    generator = np.random.default_rng(0)
+    for suffix in ("safetensors", "json"):
+        for share in (0.0, 1e-9, *generator.random(23)):
+            yield suffix, "cut", share
+        for share in generator.random(50):
+            yield suffix, "flip", share
+
+
+@pytest.mark.parametrize("suffix, what, share", list(damages()))
+def test_a_truncated_or_flipped_checkpoint_is_found_and_the_round_before_serves(sound, tmp_path, suffix, what, share):
+    folder = tmp_path / "journal"
+    shutil.copytree(sound, folder)
+    path = folder / f"{ROUNDS:06d}.{suffix}"
+    content = bytearray(path.read_bytes())
+    if what == "cut":
+        del content[int(share * len(content)) :]
+    else:
+        bit = int(share * 8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    expect_the_round_before(folder)
+
+
+def expect_the_round_before(folder):
+    journal = Journal(folder, "this")
+    tensors, records = journal.latest()
+    assert tensors["shared/w"].tolist() == [ROUNDS - 1] * 50
+    assert len(records) == ROUNDS - 1
+    assert journal.notes == [f"Round {ROUNDS} was found damaged in the journal and was run again."]
+    assert not (folder / f"{ROUNDS:06d}.json").exists()
+
+
+def other_version(folder, monkeypatch):
+    monkeypatch.setattr(journals, "FORMAT", journals.FORMAT + 1)
+    commit_rounds(folder / "new")
+    monkeypatch.undo()
+    for path in (folder / "new").glob("000003.*"):
+        path.replace(folder / path.name)
+
+
+def other_experiment(folder, monkeypatch):
+    commit_rounds(folder / "new", experiment="another", add=50.0)
+    for path in (folder / "new").glob("000003.*"):
+        path.replace(folder / path.name)
+
+
+def other_round(folder, monkeypatch):
+    for path in folder.glob("000002.*"):
+        shutil.copy(path, folder / path.name.replace("2", "3"))
+
+
+def no_tensors(folder, monkeypatch):
+    (folder / "000003.safetensors").unlink()
+
+
+@pytest.mark.parametrize("damage", [other_version, other_experiment, other_round, no_tensors])
+def test_a_whole_checkpoint_of_something_else_is_not_believed(sound, tmp_path, monkeypatch, damage):
+    folder = tmp_path / "journal"
+    shutil.copytree(sound, folder)
+    damage(folder, monkeypatch)
+    expect_the_round_before(folder)
+
+
+def test_a_journal_that_is_gone_is_a_run_from_the_beginning(tmp_path):
+    assert Journal(tmp_path / "journal", "this").latest() is None
+
+
+def test_nothing_is_removed_where_no_round_can_be_used(sound, tmp_path):
+    folder = tmp_path / "journal"
+    shutil.copytree(sound, folder)
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(FedVLError, match="of another experiment or of another version"):
+        Journal(folder, "another").latest()
+    first = json.loads((folder / "000001.json").read_bytes())
+    (folder / "000001.json").write_text(json.dumps({**first, "record": {"round": 1, "loss": 0.1}}))
+    with pytest.raises(FedVLError, match="restore that folder from a copy, or delete it"):
+        Journal(folder, "this").latest()
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_user_goes_on_from_a_damaged_checkpoint_is_told_and_cannot_mix_experiments(tmp_path):
+    whole = in_child(tmp_path, "run", *SMALL, "--out", "run").result
+    run = tmp_path / "run"
+    for name in ("result.json", "report.html"):
+        (run / name).unlink()
+    settings = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(settings.replace("seed = 0", "seed = 1", 1))
+    mixed = in_child(tmp_path, "resume", "run")
+    assert mixed.code == 2
+    assert "of another experiment" in mixed.error
+    (run / "config.toml").write_text(settings)
+    path = run / "journal" / "000004.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    resumed = in_child(tmp_path, "resume", "run", "--json", "--quiet").result
+    assert resumed["state_sha256"] == whole["state_sha256"]
+    assert "Round 4 was found damaged in the journal and was run again." in resumed["notes"]
+    assert whole["notes"] == [note for note in resumed["notes"] if "journal" not in note]

@@ -1,0 +1,106 @@
+"""Several runs on one page."""
+
+import json
+
+import pytest
+
+from fedvl.errors import FedVLError
+from fedvl.report.page import write_report, write_side_by_side
+from fedvl.report.reading import read_run
+from fedvl.report.side_by_side import describe_runs, run_names
+from fedvl.report.tables import MINUS
+
+HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
+
+
+@pytest.fixture
+def pair(sample_of, save, tmp_path):
+    """Two runs of three classes; the second gains 10 points on "a", loses 15 on "b", and has another rate."""
+    folders = []
+    for name, recalls, rate in (("one", [50.0, 90.0, 70.0], 0.1), ("two", [60.0, 75.0, 70.0], 0.2)):
+        result, metrics = sample_of(rounds=3)
+        result |= {
+            "class_names": ["a", "b", "c"],
+            "per_class_recall": recalls,
+            "confusion": None,
+            "partition_counts": None,
+        }
+        result["config"] = {"training": {"rate": rate}, "seed": 0, "method": {name: 1}}
+        result["method"] = f"method {name}"
+        folders.append(save(tmp_path / name, result, metrics))
+    return folders
+
+
+def test_names_are_as_short_as_tells_runs_apart(tmp_path):
+    from fedvl.report.reading import Run
+
+    def names(*folders):
+        return run_names([Run(tmp_path / folder, {}, []) for folder in folders])
+
+    assert names("x/a", "x/b") == ["a", "b"]
+    assert names("x/a", "y/a") == ["x/a", "y/a"]
+    assert [name.rpartition(" ")[2] for name in names("a", "a")] == ["(1)", "(2)"]
+
+
+def test_classes_are_set_against_the_first_run(pair):
+    (table,) = describe_runs([read_run(folder) for folder in pair])["class_tables"]
+    assert table["members"] == [0, 1]
+    others = [row["others"][0] for row in table["rows"]]
+    assert [cell["cell"].text for cell in others] == ["+10.0", f"{MINUS}15.0", "0.0"]
+    assert [cell["kind"] for cell in others] == ["gain", "loss", "same"]
+    # 70 % of the colour at 30 points.
+    assert [cell["share"] for cell in others] == ["23%", "35%", "0%"]
+
+
+def test_settings_are_sorted_into_different_shared_and_lonely(pair):
+    found = describe_runs([read_run(folder) for folder in pair])
+    assert found["different"] == [("training.rate", [("0.1", False), ("0.2", True)])]
+    assert found["same"] == [("seed", "0")]
+    assert found["alone"] == [(0, "method.one", "1"), (1, "method.two", "1")]
+
+
+def test_a_run_without_rounds_is_a_level_line(pair, sample_of, save, tmp_path):
+    result, _ = sample_of(rounds=0, method="zero-shot")
+    result["accuracy"] = 51.5
+    runs = [read_run(folder) for folder in (*pair, save(tmp_path / "zero", result, []))]
+    assert "zero 51.50 %" in str(describe_runs(runs)["curves"][0])
+
+
+def test_three_datasets_make_a_radar_of_methods(sample_of, save, tmp_path):
+    folders = []
+    for number, dataset in enumerate(("pets", "food", "cars", "cars")):
+        result, metrics = sample_of(rounds=1)
+        result |= {"dataset": dataset, "accuracy": 60.0 + number}
+        folders.append(save(tmp_path / str(number), result, metrics))
+    runs = [read_run(folder) for folder in folders]
+    assert describe_runs(runs[:2])["radar"] == []
+    radar = str(describe_runs(runs)["radar"][0])
+    assert "fst-cbdg, cars: 62.5" in radar  # two runs of one place are averaged
+    assert "fst-cbdg, pets: 60.0" in radar
+
+
+def test_hostile_names_stay_text(pair, tmp_path):
+    for folder in pair:
+        result = json.loads((folder / "result.json").read_text())
+        result |= {"method": HOSTILE, "dataset": HOSTILE, "command": HOSTILE, "class_names": [HOSTILE, "b", "c"]}
+        result["config"] = {HOSTILE: {"x": HOSTILE}, "folder": folder.name + HOSTILE}
+        (folder / "result.json").write_text(json.dumps(result))
+    text = write_side_by_side(pair, tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert text.count("<script") == 1
+    assert "<img" not in text
+    assert "onerror=alert(2)&gt;" in text
+
+
+def test_a_run_that_is_not_finished_is_an_error_and_leaves_no_page(pair, tmp_path):
+    with pytest.raises(FedVLError, match="fedvl resume"):
+        write_side_by_side([*pair, tmp_path / "nothing"], tmp_path / "compare.html")
+    assert not (tmp_path / "compare.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_an_error(pair, tmp_path):
+    with pytest.raises(FedVLError, match="--out"):
+        write_side_by_side(pair, tmp_path / "no" / "compare.html")
+
+
+def test_one_folder_gets_its_own_report(pair):
+    assert write_report(pair[0]) == pair[0] / "report.html"

@@ -1,0 +1,77 @@
+"""Exported folders against transformers: the same class for every picture, by the README's own lines."""
+
+import json
+import re
+import runpy
+
+import pytest
+import torch
+from finished import asked_rows, finish, png
+from transformers import AutoTokenizer, CLIPModel
+
+from fedvl.answering import FinishedRun
+from fedvl.errors import FedVLError
+from fedvl.export import export
+from fedvl.models.checkpoint import load_model
+
+
+def told_by_readme(folder, image, monkeypatch, capsys):
+    """What the lines of code in the exported README print for a picture."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 14
+    (folder / "photo.jpg").write_bytes(image)
+    (folder / "use.py").write_text(code)
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    return runpy.run_path("use.py"), capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("name", ["fed-mp", "linear", "fedpp"])
+def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypatch, capsys, name):
+    run = FinishedRun(folder_of(name))
+    client = 1 if name == "fedpp" else None
+    export(run, tmp_path / "out", client=client)
+    conversation = run.user(client=client).conversation
+    for row in asked_rows(run.result)[:3]:
+        used, printed = told_by_readme(tmp_path / "out", png(row), monkeypatch, capsys)
+        (encoded,) = run.encode([run.read(png(row))])
+        inputs = {form: tensor[None] for form, tensor in encoded.items()}
+        with torch.no_grad():
+            expected = conversation.method.predict(conversation.tensors, inputs)
+        torch.testing.assert_close(used["scores"], expected, atol=0.05, rtol=0.01)  # FedVL keeps features in 16 bits
+        assert printed == run.user(client=client).names[int(expected.argmax())]
+
+
+def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
+    run = FinishedRun(folder_of("fed-mp"))
+    export(run, tmp_path / "out", ["cat", "ship", "猫"])
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
+    theirs, tokenizer = CLIPModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = ["a photo of a cat.", "Ein Schiff, 12 naïve 猫"]
+    tokens = tokenizer(texts, padding=True, return_tensors="pt")
+    assert tokens["input_ids"].tolist() == run.encoder.tokenise(texts).tolist()
+    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        image = theirs.visual_projection(theirs.vision_model(pixels).pooler_output)
+        text = theirs.text_projection(theirs.text_model(**tokens).pooler_output)
+        torch.testing.assert_close(image, run.encoder.encode_image(pixels), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(text, run.encoder.encode_text(run.encoder.tokenise(texts)), atol=1e-4, rtol=1e-4)
+    again = load_model(str(tmp_path / "out"))
+    for key, tensor in run.encoder.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor)
+
+
+def test_what_cannot_be_exported_says_why(folder_of, tmp_path):
+    settings = {"data": {"shots": 2, "clients": 2, "minimum": 0}, "federation": {"rounds": 1, "threads": 1}}
+    finish(tmp_path / "cache", {"method": {"name": "cachefl"}, **settings})
+    with pytest.raises(FedVLError, match="'cachefl' are no linear function"):
+        export(FinishedRun(tmp_path / "cache"), tmp_path / "out")
+    run = FinishedRun(folder_of("linear"))
+    run.forms = ("patches",)
+    with pytest.raises(FedVLError, match="reads more of an image"):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(FedVLError, match="exists already"):
+        export(FinishedRun(folder_of("linear")), tmp_path / "taken")
