@@ -7,6 +7,7 @@ import base64
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -14,6 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -21,10 +23,12 @@ PATIENCE = 30  # seconds until something that is waited for counts as missing
 
 
 def find_chromium() -> str:
-    """Its path; a test that needs it fails where there is none, rather than passing unseen."""
+    """Its path; a test that needs it fails where there is none, unless tools/test said that none can be had."""
     for name in NAMES:
         if path := shutil.which(name):
             return path
+    if os.environ.get("FEDVL_NO_BROWSER"):
+        pytest.skip("Chromium could not be installed on this machine")
     raise AssertionError("There is no Chromium here; install it, for example with apt-get install chromium.")
 
 

@@ -30,7 +30,7 @@ from benchmarks.runs import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import answer_all
 from fedvl.federation.client import Supervised, free_port
-from fedvl.federation.deployment import add_experiment, create, fitting
+from fedvl.federation.deployment import add_experiment, create, experiment_id, fitting
 from fedvl.federation.keys import make_certificates
 from fedvl.federation.round import Federation
 from fedvl.preparation import prepare
@@ -254,3 +254,15 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(t
     assert all(node.check() for _ in range(9))
     with pytest.raises(FedVLError, match="cannot stay connected"):
         node.check()
+
+
+def test_server_and_client_must_have_the_same_settings_and_weights(tmp_path):
+    path = tmp_path / "experiment.toml"
+
+    def identity(settings, weights):
+        path.write_text(settings)
+        encoder = SimpleNamespace(fingerprint=weights)
+        return experiment_id(path, SimpleNamespace(method=SimpleNamespace(task=SimpleNamespace(encoder=encoder))))
+
+    assert identity("seed = 0", "abc") == identity("seed = 0", "abc")
+    assert len({identity("seed = 0", "abc"), identity("seed = 1", "abc"), identity("seed = 0", "abd")}) == 3

@@ -27,7 +27,6 @@ from parties import (
 
 from fedvl.tensors import digest
 
-
 # --- the same result
 
 

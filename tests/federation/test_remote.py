@@ -34,7 +34,6 @@ from fedvl.federation.remote import Identity, RemoteEngine
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
 
-
 # --- answers that are none
 
 

@@ -97,20 +97,29 @@ def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own
     federation = small_federation(small_method("fedmsplit-p"), rounds=2)
     engine, train, seen = federation.engine, federation.engine.train, []
 
-    def listening(round_index, cohort, shared):
-        trained = train(round_index, cohort, shared)
-        seen.append((round_index, list(cohort), shared, [result.update.tensors for result in trained]))
+    def listening(round_index, cohort, shared, own):
+        trained = train(round_index, cohort, shared, own)
+        seen.append((own, {result.update.client: result.update.tensors for result in trained}))
         return trained
 
     engine.train = listening
     run_quietly(federation)
-    first = {cohort[0]: sent[0] for number, cohort, _, sent in seen if number == 0 and sent}
-    second = {cohort[0]: shared for number, cohort, shared, _ in seen if number == 1}
+    (_, first), (second, _) = seen
     kept = {f"{client}/{name}": tensor for client, tensors in first.items() for name, tensor in tensors.items()}
     for client in first:
         expected = federation.method.send(second[1], kept, client)  # client 1 has no data: it was sent the mean of all
         assert all(torch.equal(second[client][name], expected[name]) for name in expected)
     assert not torch.equal(second[0]["pooler.weight"], second[3]["pooler.weight"])
+
+
+def test_clients_that_begin_apart_are_trained_together_as_one_by_one():
+    def trained(**how):
+        federation = small_federation(small_method("fedmsplit-p"), {"batch_size": 2}, rounds=2, **how)
+        return run_quietly(federation).shared
+
+    together, alone = trained(chunk=5), trained(one_by_one=True)
+    for name in together:
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=1e-5)
 
 
 # --- on the embedded model

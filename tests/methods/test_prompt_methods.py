@@ -93,7 +93,7 @@ def test_nothing_of_one_client_reaches_another(name):
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_batched_equals_one_by_one_to_1e_5_with_chunks_of_classes(name, monkeypatch):
-    monkeypatch.setattr("fedvl.methods.parts.prompts.ClassTexts.__init__.__defaults__", (2,))
+    monkeypatch.setattr("fedvl.methods.parts.prompts.ClassTexts.__init__.__defaults__", (2, ""))
     method = small_method(name)
     assert len(method.texts.chunks) == 2
     final = [run_quietly(small_federation(method, one_by_one=alone)).shared for alone in (False, True)]

@@ -53,7 +53,7 @@ def test_predict_in_three_forms_says_the_same(folder_of, photos):
         best = line["ranked"][0]
         assert (row["name"], float(row["score"])) == (best["name"], best["score"])
         assert row["zero_shot_name"] == line["zero_shot"][0]["name"]
-    assert "refused: it is not an image" in " ".join(table.split())
+    assert table.count("refused:") == 1
 
 
 def test_predict_asks_in_the_batches_of_the_run(folder_of, fed_mp, tmp_path):

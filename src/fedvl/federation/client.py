@@ -47,10 +47,10 @@ class Client:
         self.file = read_json(
             folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
         )
-        self.ready = {
-            experiment_id(path): self._prepare(path, data, display)
-            for path in sorted(folder.glob("experiments/*.toml"))
-        }
+        self.ready: dict[str, Ready] = {}
+        for path in sorted(folder.glob("experiments/*.toml")):
+            ready = self._prepare(path, data, display)
+            self.ready[experiment_id(path, ready.prepared)] = ready
         if not self.ready:
             raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
         self.parties: dict[str, Party] = {}
@@ -76,7 +76,7 @@ class Client:
     def answer(self, letter: Letter) -> Letter:
         header = letter.read_header()
         if header.experiment not in self.ready:
-            return write(header.model_copy(update={"problem": "This experiment is not among those in its folder."}))
+            return write(header.model_copy(update={"problem": "Its folder has no such experiment, or its model has other weights."}))
         party = self.party(header)
         self.say(f"round {header.round + 1}: {header.kind}")
         reply = party.answer(letter)

@@ -141,8 +141,9 @@ def fitting(settings: dict[str, Any], clients: int) -> Experiment:
     return experiment
 
 
-def experiment_id(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def experiment_id(path: Path, prepared: Prepared) -> str:
+    """What server and client must have alike: every setting, and every weight of the frozen model."""
+    return hashlib.sha256(path.read_bytes() + prepared.method.task.encoder.fingerprint.encode()).hexdigest()
 
 
 def choose_experiment(folder: Path, name: str | None) -> Path:
@@ -304,7 +305,7 @@ def complete_with_machines(run_folder: Path, display: Display) -> dict[str, Any]
         prepared.notes.append(
             "Accuracy is that of the shared tensors alone: what clients train for themselves stays there."
         )
-    identity = Identity(note["run"], experiment_id(run_folder / "config.toml"))
+    identity = Identity(note["run"], experiment_id(run_folder / "config.toml", prepared))
     names = [member.name for member in federation.parties]
     with opened_link(folder, federation) as link, ExitStack() as stack:
         with held(folder / ".begin"):

@@ -177,8 +177,14 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
         control.close()
-        token = wait_for_task(task_client(address, authority, secret), TaskType.SERVER_APP) or ""
+        end = time.monotonic() + LINK_SECONDS
+        token = wait_for_task(
+            task_client(address, authority, secret), TaskType.SERVER_APP, lambda: time.monotonic() < end
+        )
+        if token is None:
+            raise FedVLError("The SuperLink does not begin the run; look at superlink.log, then resume.")
         grid = HttpGrid(address, False, authority, token=token)
+        grid._retry_invoker.max_time = LINK_SECONDS
         runtime = grid._runtime_client
         given = runtime.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
@@ -186,7 +192,6 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
     grid.set_run(run_from_proto(given.run))
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heartbeat.start()
-    grid._retry_invoker.max_time = LINK_SECONDS
     status = SubStatus.FAILED
     try:
         yield GridPost(grid, nodes)
