@@ -36,7 +36,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fedvl.config import Experiment, FederationConfig, TrainingConfig
-from fedvl.data.deal import closed
+from fedvl.data.deal import Labels, closed
 from fedvl.data.features import encode_split
 from fedvl.data.partition import few_shot
 from fedvl.data.sources import open_dataset
@@ -111,7 +111,8 @@ def describe(data: Data, partition: str, method: str, rate: float | None = None,
 
 def deal(data: Data, experiment: Experiment, seed: int) -> list[torch.Tensor]:
     classes = len(data.task.class_names)
-    dealt = closed(data.train.labels.numpy(), data.test.labels.numpy(), classes, experiment.data, seed)
+    labels = Labels(data.train.labels.numpy(), data.test.labels.numpy(), classes)
+    dealt = closed(labels, experiment.data, seed)
     return [torch.from_numpy(client) for client in dealt.clients]
 
 

@@ -13,7 +13,6 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +49,6 @@ Row = dict[str, Any]
 OPENER = preparation.Opener.once()
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def stage(self, name: str) -> Callable[[int, int], None]:
-        return lambda done, total: None
-
-    def rounds(self, total: int, records: list[Row], zero_shot_accuracy: float) -> Callable[[Row], None]:
-        return lambda record: None
-
-
 def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
     """The contestant's own settings under those of the table."""
     layered: Row = {}
@@ -78,7 +67,7 @@ def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: 
 
 
 def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prepared:
-    return preparation.prepare(resolve_experiment(settings(arguments, *where)), Quiet(), OPENER)
+    return preparation.prepare(resolve_experiment(settings(arguments, *where)), preparation.Silent(), OPENER)
 
 
 def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:

@@ -25,7 +25,6 @@ import torch
 from PIL import Image
 
 import fedvl.tensors
-from benchmarks.runs import Silent
 from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
 from fedvl.experiment import resolve_experiment, run
@@ -37,7 +36,7 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
-from fedvl.preparation import Opener
+from fedvl.preparation import Opener, Silent
 
 CLASSES = ("bird", "car", "cat", "dog", "frog", "ship")
 ROUNDS = 12

@@ -2,27 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import fedvl.preparation as preparation
 from fedvl.experiment import resolve_experiment
 from fedvl.federation.round import Federation
-from fedvl.preparation import Opener, Prepared
+from fedvl.preparation import Opener, Prepared, Silent
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 OPENER = Opener.once()
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def stage(self, name: str) -> Callable[[int, int], None]:
-        return lambda done, total: None
-
-    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
-        return lambda record: None
 
 
 class Finished(NamedTuple):

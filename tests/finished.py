@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import uvicorn
 
-from benchmarks.runs import Silent
-from fedvl.data.deal import PROTOCOLS
+from fedvl.data.deal import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
 from fedvl.experiment import begin, complete, resolve_experiment
+from fedvl.preparation import Silent
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
 RUNS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def asked_rows(result: dict[str, Any]) -> list[int]:
     dataset = open_dataset(experiment.data.dataset, None)
     labels = [dataset.splits[name].labels for name in ("train", "test")]
     protocol = PROTOCOLS[experiment.evaluation.protocol]
-    return protocol(*labels, len(dataset.class_names), experiment.data, experiment.seed).asked.tolist()
+    return protocol(Labels(*labels, len(dataset.class_names)), experiment.data, experiment.seed).asked.tolist()
 
 
 def png(row: int) -> bytes:

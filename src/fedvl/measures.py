@@ -20,7 +20,7 @@ from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.experiment import read_experiment
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
-from fedvl.preparation import Opener, Prepared, prepare
+from fedvl.preparation import Opener, Prepared, Silent, prepare
 from fedvl.report.reading import read_run
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import Tensors, load
@@ -28,16 +28,6 @@ from fedvl.tensors import Tensors, load
 Figure = float | list[float] | dict[str, Any]
 
 DOTS = 1000  # images in FST-CBDG's scatter of entropies
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def stage(self, name: str) -> Callable[[int, int], None]:
-        return lambda done, total: None
-
-    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
-        return lambda record: None
 
 
 class Reopened(NamedTuple):

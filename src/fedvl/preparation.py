@@ -14,7 +14,7 @@ from PIL import Image
 from torch.nn.functional import normalize, pad
 
 from fedvl.config import Experiment
-from fedvl.data.deal import PROTOCOLS, number_domains
+from fedvl.data.deal import PROTOCOLS, Labels, number_domains
 from fedvl.data.forms import domains_of, read_forms
 from fedvl.data.missing import conditions_of, draw_present, lacking
 from fedvl.data.partition import few_shot
@@ -46,6 +46,16 @@ class Display(Protocol):
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]: ...
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda record: None
 
 
 class Opener(NamedTuple):
@@ -169,9 +179,8 @@ def prepare(experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW
         read["test"], labels["test"] = read["test"].take(few), labels["test"][few]
     protocol = PROTOCOLS[experiment.evaluation.protocol]
     domains = number_domains(*(domains_of(dataset.splits[name], read[name].kept) for name in ("train", "test")))
-    deal = protocol(
-        labels["train"], labels["test"], len(dataset.class_names), experiment.data, experiment.seed, domains
-    )
+    known = Labels(labels["train"], labels["test"], len(dataset.class_names), domains)
+    deal = protocol(known, experiment.data, experiment.seed)
     train, all_test = (
         Samples({form: read[name].forms[form] for form in forms}, torch.from_numpy(own).to(device))
         for name, forms, own in (

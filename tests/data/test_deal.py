@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedvl.config import DataConfig
-from fedvl.data.deal import closed, number_domains, open_vocabulary, personal
+from fedvl.data.deal import Labels, closed, number_domains, open_vocabulary, personal
 from fedvl.errors import FedVLError
 
 CLASSES = 12
@@ -13,7 +13,7 @@ TEST = np.tile(np.arange(CLASSES), 25)
 
 
 def opened(seed=0, train=TRAIN, test=TEST, **data):
-    return open_vocabulary(train, test, CLASSES, DataConfig(**{"clients": 3, "shots": 10, **data}), seed)
+    return open_vocabulary(Labels(train, test, CLASSES), DataConfig(**{"clients": 3, "shots": 10, **data}), seed)
 
 
 def test_no_client_has_a_class_of_another_or_of_the_questions():
@@ -68,7 +68,7 @@ def test_too_few_classes_or_no_question():
 
 
 def test_closed_asks_the_whole_test_about_all_classes():
-    deal = closed(TRAIN, TEST, CLASSES, DataConfig(clients=5, shots=8, partition="iid"), 0)
+    deal = closed(Labels(TRAIN, TEST, CLASSES), DataConfig(clients=5, shots=8, partition="iid"), 0)
     assert np.array_equal(deal.asked, np.arange(len(TEST)))
     assert np.array_equal(deal.trained_classes, deal.asked_classes)
     assert np.bincount(TRAIN[np.concatenate(deal.clients)]).tolist() == [8] * CLASSES
@@ -79,7 +79,7 @@ def test_by_domains_every_client_holds_and_asks_about_one_domain():
     train, test = np.array([0, 1] * 15), np.array([0, 1] * 5)
     domains = number_domains(["b"] * 20 + ["a"] * 10, ["b"] * 6 + ["a"] * 4)
     data = DataConfig(clients=3, partition="domains")
-    deal = personal(train, test, 2, data, 0, domains)
+    deal = personal(Labels(train, test, 2, domains), data, 0)
     assert sorted(np.concatenate(deal.clients)) == list(range(30))
     # Domains by name: "a" has the first two of three clients, "b" the last.
     assert [set(domains.train[rows]) for rows in deal.clients] == [{0}, {0}, {1}]
@@ -90,6 +90,6 @@ def test_by_domains_every_client_holds_and_asks_about_one_domain():
 def test_domains_are_asked_for_where_there_are_none_or_too_few_clients():
     data = DataConfig(clients=2, partition="domains")
     with pytest.raises(FedVLError, match="has none; use iid"):
-        closed(TRAIN, TEST, CLASSES, data, 0)
+        closed(Labels(TRAIN, TEST, CLASSES), data, 0)
     with pytest.raises(FedVLError, match="a client for each of 3 domains"):
-        closed(np.zeros(6, int), np.zeros(3, int), 1, data, 0, number_domains("aabbcc", "abc"))
+        closed(Labels(np.zeros(6, int), np.zeros(3, int), 1, number_domains("aabbcc", "abc")), data, 0)

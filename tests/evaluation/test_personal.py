@@ -6,7 +6,7 @@ import torch
 from small import small_federation, small_task
 
 from fedvl.config import DataConfig
-from fedvl.data.deal import closed, personal
+from fedvl.data.deal import Labels, closed, personal
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.methods.base import Method, Options, Samples
 
@@ -40,7 +40,7 @@ def test_each_client_is_judged_by_its_own_tensors_and_clients_count_alike():
 def test_the_test_split_is_dealt_whole_and_by_the_clients_own_classes():
     train, test = np.repeat(np.arange(5), 40), np.tile(np.arange(5), 30)
     data = DataConfig(clients=4, partition="quantity:0.5")
-    deal, plain = personal(train, test, 5, data, 0), closed(train, test, 5, data, 0)
+    deal, plain = personal(Labels(train, test, 5), data, 0), closed(Labels(train, test, 5), data, 0)
     assert sorted(np.concatenate(deal.parts).tolist()) == list(range(150))
     for rows, part in zip(deal.clients, deal.parts, strict=True):
         assert set(test[part].tolist()) <= set(train[rows].tolist())

@@ -26,14 +26,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from benchmarks.runs import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import answer_all
 from fedvl.federation.client import Supervised, free_port
 from fedvl.federation.deployment import add_experiment, create, experiment_id, fitting
 from fedvl.federation.keys import make_certificates
 from fedvl.federation.round import Federation
-from fedvl.preparation import prepare
+from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
 

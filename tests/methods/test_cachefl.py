@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.catalogue import catalogue
-from fedvl.data.deal import closed
+from fedvl.data.deal import Labels, closed
 from fedvl.data.features import encode_split
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
@@ -223,7 +223,7 @@ def test_training_beats_the_untrained_cache_and_zero_shot_on_real_images():
     task = Task(dataset.class_names, embed_classes(dataset, encoder, "default", "cpu"), encoder, 10)
     method = CacheFL(CacheOptions.model_validate(experiment.method.options), task)
     train, test = splits["train"], splits["test"]
-    dealt = closed(train.labels.numpy(), test.labels.numpy(), 10, experiment.data, seed=0)
+    dealt = closed(Labels(train.labels.numpy(), test.labels.numpy(), 10), experiment.data, seed=0)
     rows = [torch.from_numpy(client) for client in dealt.clients]
     engine = LocalEngine(method, train, rows, experiment.training, experiment.federation, 0)
     federation = Federation(method, engine, experiment.federation, 0, method.start(torch_generator(0, "start")))

@@ -17,7 +17,7 @@ from fedvl.experiment import run as run_experiment
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
-from fedvl.preparation import prepare
+from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import count_bytes, count_elements, load
 
@@ -315,14 +315,6 @@ def test_the_threshold_is_the_papers_for_its_datasets_unless_set():
     assert (threshold("my-photos"), threshold("my-photos", preset="released")) == (0.2, 0.1)
     asked = {"method": {"name": "fed-mp", "uncertainty": 0.2}, "data": {"dataset": "food101"}}
     assert "method.uncertainty=0.2" in command_for(resolve_experiment(asked))  # food101's own is another
-
-
-class Silent:
-    def stage(self, name):
-        return lambda done, total: None
-
-    def rounds(self, total, records, zero_shot_accuracy):
-        return lambda record: None
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,10 @@ from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
 from fedvl.methods.fedka import FedKA, FedKAOptions, discriminate
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy, reverse_gradient
 from fedvl.models.resnet import forward
-from fedvl.preparation import prepare
+from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
 
 NETWORKS = ("fedavg-nn", "fedprox-nn", "fedka")
-
-
-class Silent:
-    def stage(self, name):
-        return lambda done, total: None
-
-    def rounds(self, total, records, zero_shot_accuracy):
-        return lambda record: None
 
 
 def open_method(method_type=FedAvgNN, options_type=NetworkOptions, **options):

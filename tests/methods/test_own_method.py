@@ -10,9 +10,9 @@ from fedvl.comparison import perform_case
 from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
 from fedvl.grid import Case
-from fedvl.measures import FinishedRun, Silent
+from fedvl.measures import FinishedRun
 from fedvl.methods import load_method
-from fedvl.preparation import Opener
+from fedvl.preparation import Opener, Silent
 from fedvl.tensors import file_sha256
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"

@@ -7,11 +7,10 @@ import pytest
 from PIL import Image
 
 from benchmarks.kills import SMALL
-from benchmarks.runs import Silent
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment, run
-from fedvl.preparation import MOST_CLASSES, Opener
+from fedvl.preparation import MOST_CLASSES, Opener, Silent
 from fedvl.report.page import write_report
 
 OPENER = Opener(open_dataset, SMALL.model)

@@ -23,6 +23,15 @@ class Domains(NamedTuple):
     test: Integers
 
 
+class Labels(NamedTuple):
+    """What is known of the rows of both splits: labels below ``classes``, -1 for none, and domains if there are any."""
+
+    train: Integers
+    test: Integers
+    classes: int
+    domains: Domains | None = None
+
+
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
     """Domains by number; None for a dataset that knows none."""
     if not train or not test:
@@ -44,59 +53,45 @@ class Deal:
     parts: list[Integers] = field(default_factory=list)  # of ``asked``, by client, where each asks about its own
 
 
-def closed(
-    train_labels: Integers,
-    test_labels: Integers,
-    classes: int,
-    data: DataConfig,
-    seed: int,
-    domains: Domains | None = None,
-) -> Deal:
+def closed(labels: Labels, data: DataConfig, seed: int) -> Deal:
     """All clients together know all classes, and the whole test split is asked."""
-    return _closed(train_labels, test_labels, classes, data, seed, domains)[0]
+    return _closed(labels, data, seed)[0]
 
 
-def personal(
-    train_labels: Integers,
-    test_labels: Integers,
-    classes: int,
-    data: DataConfig,
-    seed: int,
-    domains: Domains | None = None,
-) -> Deal:
+def personal(labels: Labels, data: DataConfig, seed: int) -> Deal:
     """Every client asks about its own part of the test split, which is dealt by the draw of the training split."""
-    deal, drawn = _closed(train_labels, test_labels, classes, data, seed, domains)
-    by = domains.test if domains and data.partition == "domains" else test_labels
-    return replace(deal, parts=partition_test(drawn, by).clients)
+    deal, drawn = _closed(labels, data, seed)
+    return replace(deal, parts=partition_test(drawn, _dealt_by(labels, data).test).clients)
 
 
-def _closed(
-    train_labels: Integers, test_labels: Integers, classes: int, data: DataConfig, seed: int, domains: Domains | None
-) -> tuple[Deal, Partition]:
-    kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
-    if data.partition == "domains" and domains is None:
-        raise FedVLError("Partition 'domains' needs samples of several domains, and this dataset has none; use iid.")
-    by = domains.train if domains and data.partition == "domains" else train_labels
-    drawn = partition(by[kept], data.partition, data.clients, seed, data.minimum)
-    everything = np.arange(classes)
+def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Deal, Partition]:
+    kept = _kept(labels, data, seed)
+    drawn = partition(_dealt_by(labels, data).train[kept], data.partition, data.clients, seed, data.minimum)
+    everything = np.arange(labels.classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
-    return Deal(rows, everything, np.arange(len(test_labels)), everything, nothing, drawn.note), drawn
+    return Deal(rows, everything, np.arange(len(labels.test)), everything, nothing, drawn.note), drawn
 
 
-def open_vocabulary(
-    train_labels: Integers,
-    test_labels: Integers,
-    classes: int,
-    data: DataConfig,
-    seed: int,
-    domains: Domains | None = None,
-) -> Deal:
+def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
+    return few_shot(labels.train, data.shots, seed) if data.shots else np.arange(len(labels.train))
+
+
+def _dealt_by(labels: Labels, data: DataConfig) -> Labels | Domains:
+    """What a partition goes by: domains if it is of domains, and else labels."""
+    if data.partition != "domains":
+        return labels
+    if labels.domains is None:
+        raise FedVLError("Partition 'domains' needs samples of several domains, and this dataset has none; use iid.")
+    return labels.domains
+
+
+def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Deal:
     """Every client has classes of its own, and a new user asks about classes that nobody has (Fed-MP, section 5.1)."""
-    owned, asked_classes = open_split(classes, data.clients, seed)
-    kept = few_shot(train_labels, data.shots, seed) if data.shots else np.arange(len(train_labels))
-    rows = [kept[np.isin(train_labels[kept], mine)] for mine in owned]
-    pool = np.flatnonzero(np.isin(test_labels, asked_classes))
+    owned, asked_classes = open_split(labels.classes, data.clients, seed)
+    kept = _kept(labels, data, seed)
+    rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
+    pool = np.flatnonzero(np.isin(labels.test, asked_classes))
     if not len(pool):
         raise FedVLError(
             "No test image belongs to the classes that were held back for the questions; use more test images."

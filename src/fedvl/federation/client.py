@@ -76,7 +76,11 @@ class Client:
     def answer(self, letter: Letter) -> Letter:
         header = letter.read_header()
         if header.experiment not in self.ready:
-            return write(header.model_copy(update={"problem": "Its folder has no such experiment, or its model has other weights."}))
+            return write(
+                header.model_copy(
+                    update={"problem": "Its folder has no such experiment, or its model has other weights."}
+                )
+            )
         party = self.party(header)
         self.say(f"round {header.round + 1}: {header.kind}")
         reply = party.answer(letter)
