@@ -1,10 +1,11 @@
 """Letters over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
 
 import json
+import random
 
 import pytest
 import torch
-from small import run_quietly
+from small import RAGGED, run_quietly
 
 pytest.importorskip("flwr")
 
@@ -83,23 +84,34 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("name", ["fst-cbdg", "fed-mp", "cachefl", "fedpp", "linear"])
+@pytest.mark.parametrize("name", ["fst-cbdg", "fed-mp", "cachefl", "fedpp", "fed-prime"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_client_killed_in_any_phase_is_as_one_that_was_not_there(name, phase, tmp_path):
-    faults = {(3, 1, "train"): PHASES[phase]} if PHASES[phase] else {}
+@pytest.mark.parametrize("victim", [client for client, size in enumerate(RAGGED) if size])
+def test_a_client_killed_in_any_phase_is_as_one_that_was_not_there(name, phase, victim, tmp_path):
+    faults = {(victim, 1, "train"): PHASES[phase]} if PHASES[phase] else {}
     remote, grid = remote_federation(name, tmp_path, faults, deadline=0.2)
     if PHASES[phase] is None:
-        grid.online.discard(3)
-        remote.run(lambda *_: {}, lambda record: grid.online.add(3) if record["round"] == 2 else None)
-        expected = without(name, (3, 0), (3, 1))
+        grid.online.discard(victim)
+        remote.run(lambda *_: {}, lambda record: grid.online.add(victim) if record["round"] == 2 else None)
+        expected = without(name, (victim, 0), (victim, 1))
         if name == "fedpp":  # it missed the exchange before the first round as well, and has nothing to train on
-            assert [3 in record["dropped"] for record in remote.records] == [True] * len(remote.records)
+            assert [victim in record["dropped"] for record in remote.records] == [True] * len(remote.records)
             return
     else:
         run_quietly(remote)
-        expected = without(name, (3, 1))
+        expected = without(name, (victim, 1))
     assert same(remote, expected)
     assert [record["dropped"] for record in remote.records] == [record["dropped"] for record in expected.records]
+
+
+@pytest.mark.parametrize("draw", range(8))
+def test_letters_that_are_lost_at_random_cost_no_more_than_their_clients_round(draw, tmp_path):
+    chance = random.Random(draw)
+    clients = [client for client in range(CLIENTS) if client != 3]  # one gets all its letters: a round needs an answer
+    lost = [(client, number) for client in clients for number in range(6) if chance.random() < 0.2]
+    faults = {(client, number, "train"): silent for client, number in lost}
+    remote, _ = remote_federation("fst-cbdg", tmp_path, faults, deadline=0.2, rounds=6)
+    assert same(run_quietly(remote), without("fst-cbdg", *lost, rounds=6))
 
 
 def test_nobody_is_waited_for_who_is_gone(tmp_path):
