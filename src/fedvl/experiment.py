@@ -121,16 +121,18 @@ def run_prepared(prepared: Prepared, engine: Engine, folder: Path, display: Disp
         device=prepared.test.labels.device,
     )
     rounds = experiment.federation.rounds if federation.trains else 0
-    evaluate_seconds = 0.0
+    judged: list[tuple[Judged, float]] = []  # and the seconds that it took
+
+    def judge(shared: Tensors, kept: Tensors) -> Judged:
+        began = time.perf_counter()
+        found = prepared.judge(shared, kept)
+        judged.append((found, time.perf_counter() - began))
+        return found
 
     def evaluate(shared: Tensors, kept: Tensors, round_number: int) -> dict[str, Any]:
-        nonlocal evaluate_seconds
         if round_number % experiment.evaluation.every and round_number != rounds:
             return {}
-        began = time.perf_counter()
-        accuracy = prepared.judge(shared, kept).figures["accuracy"]
-        evaluate_seconds += time.perf_counter() - began
-        return {"accuracy": accuracy, **prepared.label_figures()}
+        return {"accuracy": judge(shared, kept).figures["accuracy"], **prepared.label_figures()}
 
     if federation.trains:
         federation.restore()
@@ -143,17 +145,24 @@ def run_prepared(prepared: Prepared, engine: Engine, folder: Path, display: Disp
             show(record)
 
         federation.run(evaluate, after_round)
+    if not judged:  # nothing was trained, or all of it before this process began
+        judge(federation.shared, federation.kept)
     flops = prepared.engine.local_flops(federation.shared) if federation.trains else 0
-    result = describe(prepared, federation, flops, evaluate_seconds)
+    result = describe(prepared, federation, zero_shot, judged, flops)
     finish(folder, result, federation)
     return result
 
 
-def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_seconds: float) -> dict[str, Any]:
+def describe(
+    prepared: Prepared,
+    federation: Federation,
+    zero_shot: Judged | None,
+    judged: list[tuple[Judged, float]],
+    flops: int,
+) -> dict[str, Any]:
+    """The result of a run; ``judged``: how the rounds of this process answered, the last of them last, and the seconds."""
     experiment, records = prepared.experiment, federation.records
-    began = time.perf_counter()
-    answered, zero_shot = prepared.judge(federation.shared, federation.kept), prepared.judge_zero_shot()
-    answer_seconds = (time.perf_counter() - began) / len(prepared.test)
+    answered, answer_seconds = judged[-1]
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     return {
         "schema": RESULT_SCHEMA,
@@ -184,9 +193,9 @@ def describe(prepared: Prepared, federation: Federation, flops: int, evaluate_se
         "seconds": {
             "encode": prepared.encode_seconds,
             "train": sum(record["seconds"] for record in records),
-            "evaluate": evaluate_seconds,
+            "evaluate": sum(seconds for _, seconds in judged),
         },
-        "seconds_per_image": answer_seconds + encode_seconds_per_image(prepared),
+        "seconds_per_image": answer_seconds / len(prepared.test) + encode_seconds_per_image(prepared),
         "refused_updates": sum(len(record["refused"]) for record in records),
         "state_sha256": digest(federation.shared),
         "class_names": list(prepared.asked.task.class_names),

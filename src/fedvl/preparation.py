@@ -113,12 +113,15 @@ class Prepared:
         return self._judged(ZeroShot(Options(), self.asked.task), lambda client: {}, {})
 
     def judge_conditions(self, shared: Tensors, kept: Tensors) -> list[dict[str, Any]]:
-        """Accuracy and macro-F1 under each condition of the missing-modality protocol."""
-        rows = []
-        for condition, samples in self.conditions.items():
-            figures = replace(self, test=samples).judge(shared, kept).figures
-            rows.append({"condition": condition, "accuracy": figures["accuracy"], "macro_f1": figures["macro_f1"]})
-        return rows
+        """Accuracy and macro-F1 under each condition of the missing-modality protocol; conditions alike are asked once."""
+        figures = {
+            id(samples): replace(self, test=samples).judge(shared, kept).figures
+            for samples in {id(samples): samples for samples in self.conditions.values()}.values()
+        }
+        return [
+            {"condition": condition, **{name: figures[id(samples)][name] for name in ("accuracy", "macro_f1")}}
+            for condition, samples in self.conditions.items()
+        ]
 
     def trained_private(self) -> Tensors:
         """What a client trains for itself beside the shared tensors."""
@@ -268,7 +271,9 @@ def missing_modalities(
         return Samples(lacking(samples.inputs, present, padded), samples.labels)
 
     train = lack(train, data.missing, "train", clients if data.missing_by == "client" else None)
-    return train, {name: lack(test, spec, "test") for name, spec in conditions_of(data.missing).items()}
+    asked = conditions_of(data.missing)
+    made = {spec: lack(test, spec, "test") for spec in set(asked.values())}
+    return train, {name: made[spec] for name, spec in asked.items()}
 
 
 def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
