@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedvl.federation.client import free_port
-from fedvl.federation.deployment import SWITCHES, FederationFile, create, fitting, flower, opened_link, read_json
+from fedvl.deployment.client import free_port
+from fedvl.deployment.server import SWITCHES, FederationFile, create, fitting, flower, opened_link, read_json
 from fedvl.federation.letters import Letter
 
 NAMES = ["a", "b", "c"]
@@ -82,7 +82,7 @@ def ours(folder: Path, rounds: int) -> dict[str, Any]:
 
 def echo(party: str, port: str) -> None:
     """A client that does nothing."""
-    from fedvl.federation.client import Supervised
+    from fedvl.deployment.client import Supervised
 
     folder = Path(party)
     secret = folder / "secret"

@@ -231,7 +231,7 @@ def perform(folder: Path, as_json: bool, quiet: bool) -> None:
 
     with locked(folder), TerminalDisplay(quiet) as display:
         if (folder / "federation.json").is_file():  # its clients are on other machines
-            from fedvl.federation.deployment import complete_with_machines
+            from fedvl.deployment.server import complete_with_machines
 
             result = complete_with_machines(folder, display)
         else:

@@ -54,7 +54,7 @@ def init(
     """Make certificates, keys, the experiment, and a folder to hand to each party."""
     from fedvl.cli import without_none
     from fedvl.config import overlay, parse_assignment, read_toml
-    from fedvl.federation.deployment import create, fitting
+    from fedvl.deployment.server import create, fitting
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
@@ -91,8 +91,8 @@ def server(
     """Run an experiment with clients on other machines; go on after a crash with fedvl resume."""
     from fedvl.cli import make_run_folder, perform
     from fedvl.config import read_toml
+    from fedvl.deployment.server import begin_run, choose_experiment
     from fedvl.experiment import resolve_experiment
-    from fedvl.federation.deployment import begin_run, choose_experiment
 
     end_on_termination()
     chosen = choose_experiment(folder, experiment)
@@ -117,9 +117,9 @@ def client(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
+    from fedvl.deployment.client import Client
+    from fedvl.deployment.status import print_dry_run
     from fedvl.display import TerminalDisplay
-    from fedvl.federation.client import Client
-    from fedvl.federation.status import print_dry_run
 
     end_on_termination()
     with TerminalDisplay(quiet) as display:
@@ -139,7 +139,7 @@ def status(
     port: Annotated[int, typer.Option(help="Port of the page; any free one if 0.")] = 0,
 ) -> None:
     """Show how a run stands: rounds, clients, bytes, refusals, accuracy so far."""
-    from fedvl.federation.status import print_status, serve_page
+    from fedvl.deployment.status import print_status, serve_page
 
     if page:
         serve_page(folder, port)

@@ -29,9 +29,9 @@ from pydantic import BaseModel, ConfigDict
 from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
+from fedvl.deployment.keys import make_certificates, make_party_key, write_private
 from fedvl.errors import FedVLError
 from fedvl.experiment import read_experiment, resolve_experiment, run_prepared
-from fedvl.federation.keys import make_certificates, make_party_key, write_private
 from fedvl.federation.remote import Identity, RemoteEngine
 from fedvl.methods import load_method
 from fedvl.models.checkpoint import load_model

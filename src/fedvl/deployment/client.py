@@ -13,12 +13,12 @@ import torch
 
 from fedvl.config import read_toml
 from fedvl.data.own import open_own
+from fedvl.deployment.keys import write_private
+from fedvl.deployment.server import PartyFile, Process, experiment_id, flower, read_json
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import confusion
 from fedvl.evaluation.metrics import summary
 from fedvl.experiment import resolve_experiment
-from fedvl.federation.deployment import PartyFile, Process, experiment_id, flower, read_json
-from fedvl.federation.keys import write_private
 from fedvl.federation.letters import Header, Kind, Letter, write
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.party import Party

@@ -26,11 +26,11 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedvl.deployment.client import Supervised, free_port
+from fedvl.deployment.keys import make_certificates
+from fedvl.deployment.server import add_experiment, create, experiment_id, fitting
 from fedvl.errors import FedVLError
 from fedvl.evaluation.answers import answer_all
-from fedvl.federation.client import Supervised, free_port
-from fedvl.federation.deployment import add_experiment, create, experiment_id, fitting
-from fedvl.federation.keys import make_certificates
 from fedvl.federation.round import Federation
 from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
@@ -239,7 +239,7 @@ class Ending:
 )
 def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
     (tmp_path / "says").write_text(says)
-    monkeypatch.setattr("fedvl.federation.client.Process", Ending)
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
     assert node.check()
     with pytest.raises(FedVLError, match=sentence):
@@ -248,7 +248,7 @@ def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, 
 
 def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
     (tmp_path / "says").write_text("Traceback")
-    monkeypatch.setattr("fedvl.federation.client.Process", Ending)
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
     assert all(node.check() for _ in range(9))
     with pytest.raises(FedVLError, match="cannot stay connected"):

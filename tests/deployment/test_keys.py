@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedvl.federation.keys import make_certificates, make_party_key
+from fedvl.deployment.keys import make_certificates, make_party_key
 
 
 def test_the_server_is_certified_for_its_host_and_this_machine(tmp_path):
