@@ -1,5 +1,6 @@
 """Certificates that a client accepts for the right name only, and keys in the form that Flower reads."""
 
+import importlib
 import stat
 
 import pytest
@@ -10,7 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+import fedvl.deployment
 from fedvl.deployment.keys import make_certificates, make_party_key
+from fedvl.errors import FedVLError
 
 
 def test_the_server_is_certified_for_its_host_and_this_machine(tmp_path):
@@ -33,3 +36,9 @@ def test_private_keys_are_readable_by_their_owner_only(tmp_path):
     private = load_ssh_private_key((tmp_path / "key").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.public_key() == load_ssh_public_key(public.encode())
+
+
+def test_without_flower_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FedVLError, match=r"pip install .fedvl\[flower\]"):
+        importlib.reload(fedvl.deployment)

@@ -118,8 +118,8 @@ def client(
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
     from fedvl.deployment.client import Client
-    from fedvl.deployment.status import print_dry_run
     from fedvl.display import TerminalDisplay
+    from fedvl.report.status import print_dry_run
 
     end_on_termination()
     with TerminalDisplay(quiet) as display:
@@ -139,7 +139,7 @@ def status(
     port: Annotated[int, typer.Option(help="Port of the page; any free one if 0.")] = 0,
 ) -> None:
     """Show how a run stands: rounds, clients, bytes, refusals, accuracy so far."""
-    from fedvl.deployment.status import print_status, serve_page
+    from fedvl.report.status import print_status, serve_page
 
     if page:
         serve_page(folder, port)

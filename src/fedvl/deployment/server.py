@@ -82,10 +82,8 @@ class PartyFile(Frozen):
 
 def flower() -> ModuleType:
     os.environ.update(SWITCHES)
-    try:
-        from fedvl.federation import flower
-    except ImportError as error:
-        raise FedVLError('A federation between machines needs Flower; pip install "fedvl[flower]".') from error
+    from fedvl.federation import flower
+
     return flower
 
 

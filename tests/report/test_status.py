@@ -8,9 +8,9 @@ from http.client import HTTPConnection
 import pytest
 
 from fedvl.config import Experiment
-from fedvl.deployment.status import make_server, read_status, render
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import locked
+from fedvl.report.status import make_server, read_status, render
 
 RECORD = {
     "round": 1,
