@@ -34,7 +34,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     live = read_object(folder / "status.json")
     finished = (folder / "result.json").is_file()
     rounds = settings["federation"]["rounds"]
-    names = live.get("parties") or [f"client {number}" for number in range(settings["data"]["clients"])]
+    names = live.get("parties", [])  # none where all clients are in one process
     phase = f"round {live.get('round', len(records) + 1)} of {rounds}: {live.get('phase', 'starting')}"
     if finished or not at_work(folder):
         live.update(connected=[], waiting_for=[])
@@ -79,7 +79,7 @@ def at_work(folder: Path) -> bool:
 
 
 def name_of(names: list[str], client: int) -> str:
-    return names[client] if client < len(names) else str(client)
+    return names[client] if client < len(names) else f"client {client}"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -107,10 +107,11 @@ def read_object(path: Path) -> dict[str, Any]:
 def print_status(folder: Path) -> None:
     found, console = read_status(folder), Console()
     console.print(f"{found['method']}, {found['phase']}", highlight=False)
-    table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
-    for party in found["parties"]:
-        table.add_row(party["name"], party["state"], party["last_seen"], str(party["missed"]))
-    console.print(table)
+    if found["parties"]:
+        table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
+        for party in found["parties"]:
+            table.add_row(party["name"], party["state"], party["last_seen"], str(party["missed"]))
+        console.print(table)
     table = Table("round", "accuracy", "loss", "answered", "up", "down", "seconds", box=None, pad_edge=False)
     for cells in round_cells(found):
         table.add_row(*cells)
@@ -175,7 +176,7 @@ def render(found: dict[str, Any]) -> str:
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH_SECONDS}">
 <meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1><p>{traffic}</p>
-<h2>Parties</h2>{rows(["party", "state", "last seen", "rounds missed"], parties)}
+<h2>Parties</h2>{rows(["party", "state", "last seen", "rounds missed"], parties) if parties else "<p>All in one process.</p>"}
 <h2>Rounds</h2>{rows(["round", "accuracy", "loss", "answered", "up", "down", "seconds"], round_cells(found)[::-1])}
 <h2>Refusals</h2>{rows(["round", "party", "reason"], refusals) if refusals else "<p>None.</p>"}
 </body></html>"""
