@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.runs import run
+from fedvl.seeding import torch_generator
 
 METHODS = ("fedavg-p", "fedprox-p", "fedmsplit-p", "fed-inter", "fed-intra", "fed-prime")
 PATTERNS = ("text", "image", "both")
@@ -44,6 +45,7 @@ def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: s
     }
     finished = run(settings)
     federation = finished.federation
+    start = finished.prepared.method.start(torch_generator(seed, "start"))
     return {
         "dataset": Path(dataset).stem,
         "partition": arguments.partition,
@@ -54,6 +56,11 @@ def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: s
         "conditions": finished.prepared.judge_conditions(federation.shared, federation.kept),
         "loss": [record["loss"] for record in federation.records][:: max(1, arguments.rounds // 10)],
         "pool": len(federation.shared.get("inter", ())),
+        "moved": {
+            name: float((tensor - start[name]).norm() / start[name].norm())
+            for name, tensor in federation.shared.items()
+            if tensor.shape == start[name].shape and start[name].any()  # an aligned pool has other prompts
+        },
         "seconds": finished.seconds,
     }
 
@@ -118,6 +125,9 @@ def main() -> None:
             rows.append(row)
             told = "  ".join(f"{c['condition']} {c['accuracy']:.1f}" for c in row["conditions"])
             print(*case, f"{told}  loss {row['loss'][-1]:.3f}  {row['seconds']:.1f} s", flush=True)
+            print(
+                "moved, share of length:", {name: round(share, 4) for name, share in row["moved"].items()}, flush=True
+            )
             if arguments.out:
                 with open(arguments.out, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
