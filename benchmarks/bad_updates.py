@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
+from fedvl.deployment.wire import decode, encode
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal
-from fedvl.federation.wire import decode, encode
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors
 

@@ -36,9 +36,9 @@ import torch
 from torch.nn.functional import normalize
 
 from fedvl.config import Experiment, FederationConfig, TrainingConfig
-from fedvl.data.deal import Labels, closed
 from fedvl.data.features import encode_split
 from fedvl.data.partition import few_shot
+from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment

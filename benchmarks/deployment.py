@@ -23,8 +23,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.deployment.client import free_port
+from fedvl.deployment.messages import Letter
 from fedvl.deployment.server import SWITCHES, FederationFile, create, fitting, flower, opened_link, read_json
-from fedvl.federation.letters import Letter
 
 NAMES = ["a", "b", "c"]
 APP = Path(__file__).parent / "flower_numpy"

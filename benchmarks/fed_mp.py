@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.runs import norm, run
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.evaluation.answers import Conversation
+from fedvl.evaluation.predict import Conversation
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task

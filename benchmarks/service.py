@@ -23,11 +23,11 @@ from typing import Any
 import httpx
 import torch
 
-from fedvl.answering import FinishedRun
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
 from fedvl.experiment import begin, complete, resolve_experiment
 from fedvl.preparation import Silent
+from fedvl.serve.model import FinishedRun
 
 BATCH = 64
 THINGS = ("cat", "ship", "frog", "horse", "truck")

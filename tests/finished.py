@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from fedvl.data.deal import PROTOCOLS, Labels
+from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
 from fedvl.experiment import begin, complete, resolve_experiment
 from fedvl.preparation import Silent

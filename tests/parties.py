@@ -8,12 +8,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from small import RAGGED, run_quietly, small_federation, small_method
 
-from fedvl.federation.flower import GridPost, pack, unpack
-from fedvl.federation.letters import Header, Letter
+from fedvl.deployment.flower import GridPost, pack, unpack
+from fedvl.deployment.messages import Header, Letter
+from fedvl.deployment.party import Party
+from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.deployment.wire import decode, encode
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.party import Party
-from fedvl.federation.remote import Identity, RemoteEngine
-from fedvl.federation.wire import decode, encode
 from fedvl.methods import method_names
 from fedvl.tensors import digest
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fedvl.comparison import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
+from fedvl.compare.grid import Grid, Stand, folder_name, read_grid
+from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment
-from fedvl.grid import Grid, Stand, folder_name, read_grid
 from fedvl.preparation import Opener
-from fedvl.report.grids import csv_table, html_table, latex_table, terminal_tables
+from fedvl.report.comparison_tables import csv_table, html_table, latex_table, terminal_tables
 
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from fedvl.data.catalogue import find
+from fedvl.data.embedded import CIFAR_BATCHES, EMBEDDED, emoji_records
 from fedvl.data.images import decode
-from fedvl.data.packaged import CIFAR_BATCHES, EMBEDDED, emoji_records
 
 SEED = 20240607
 CIFAR_PER_CLASS = {"train": 200, "test": 100}

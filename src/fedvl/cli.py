@@ -10,7 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from fedvl import __version__
-from fedvl.commands import comparison, federation, logs, reporting, service
+from fedvl.commands import compare as comparison
+from fedvl.commands import federation
+from fedvl.commands import log as logs
+from fedvl.commands import report as reporting
+from fedvl.commands import serve as service
 from fedvl.errors import FedVLError
 
 app = typer.Typer(

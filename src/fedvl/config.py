@@ -79,6 +79,7 @@ class FederationConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
     quorum: int = Field(1, ge=1)  # usable updates without which a round does not count
     attempts: int = Field(3, ge=1)  # draws of clients for one round before the run stops for want of a quorum
+    drift: bool = False  # whether a round's record says how far its clients moved apart
     chunk: int = Field(10, ge=1)  # clients trained in one kernel; part of the run's description, never of free memory
     one_by_one: bool = False  # the same arithmetic without batching: the oracle of the batched path
     threads: int = Field(

@@ -17,14 +17,13 @@ from fedvl import __version__
 from fedvl.config import Experiment, MethodConfig, explain, overlay, read_toml, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import represent_all
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.metrics import recall_by_class
+from fedvl.evaluation.predict import represent_all
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods import file_digest, load_method
-from fedvl.methods.base import Method
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import OPEN_ANEW, Display, Judged, Opener, Prepared, prepare
 from fedvl.seeding import torch_generator
@@ -43,7 +42,11 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     if asked.preset not in method.presets:
         raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
     layered: dict[str, Any] = {}
-    for layer in (method.presets[asked.preset], known_of_dataset(method, resolve([settings]).data.dataset), settings):
+    for layer in (
+        method.presets[asked.preset],
+        known_of_dataset(asked.name, resolve([settings]).data.dataset),
+        settings,
+    ):
         overlay(layered, layer)
     experiment = resolve([layered])
     try:
@@ -84,11 +87,10 @@ def complete(folder: Path, display: Display, opener: Opener = OPEN_ANEW) -> dict
     return run(read_experiment(folder), folder, display, opener)
 
 
-def known_of_dataset(method: type[Method], dataset: str) -> dict[str, Any]:
+def known_of_dataset(method: str, dataset: str) -> dict[str, Any]:
     """The method's options as its paper sets them for this dataset, by the catalogue; a file goes by its name."""
     entry = lookup(Path(dataset).stem)
-    values = {option: getattr(entry, field, None) for option, field in method.catalogue_options.items()}
-    return {"method": {option: value for option, value in values.items() if value is not None}}
+    return {"method": dict(entry.methods.get(method, {}))} if entry else {}
 
 
 def run(experiment: Experiment, folder: Path, display: Display, opener: Opener = OPEN_ANEW) -> dict[str, Any]:

@@ -14,19 +14,19 @@ from PIL import Image
 from torch.nn.functional import normalize, pad
 
 from fedvl.config import Experiment
-from fedvl.data.deal import PROTOCOLS, Labels, number_domains
-from fedvl.data.forms import domains_of, read_forms
+from fedvl.data.inputs import domains_of, read_forms
 from fedvl.data.missing import conditions_of, draw_present, lacking
 from fedvl.data.partition import few_shot
+from fedvl.data.protocols import PROTOCOLS, Labels, number_domains
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import classify
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
-from fedvl.federation.local import LocalEngine
+from fedvl.evaluation.predict import classify
+from fedvl.federation.local import LABELS, LocalEngine
 from fedvl.methods import load_method
-from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.base import Method, Options, Samples, Task, of_clients
 from fedvl.methods.parts.pseudo_labels import label_figures, relabelled
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
@@ -103,7 +103,7 @@ class Prepared:
 
     def judge(self, shared: Tensors, kept: Tensors) -> Judged:
         """How the model that these tensors make answers the test; in the personal protocol, each client's own."""
-        tensors = self.asked.tailor(shared, kept)
+        tensors = self.asked.tailor(shared, of_clients(kept))
         return self._judged(self.asked, lambda client: {**tensors, **self._private_of(client)}, tensors)
 
     def judge_zero_shot(self) -> Judged | None:
@@ -132,7 +132,7 @@ class Prepared:
         """How many pseudo-labels are trained on and how many of them are true; nothing where true labels are given."""
         labels, truths = [], []
         for client, rows in enumerate(self.engine.rows):
-            made = self.method.pseudo_labels(self.engine.private.get(client, {}))
+            made = self.engine.private.get(client, {}).get(LABELS)
             if made is None and self.experiment.data.labels != "true":
                 made = self.engine.data.labels[rows]
             if made is not None:

@@ -62,7 +62,7 @@ def test_a_grid_beside_runs_is_told_apart(tmp_path):
 def test_a_page_needs_no_torch(tmp_path):
     run_folder(tmp_path / "one")
     code = (
-        "import sys; from pathlib import Path; from fedvl.commands.reporting import report; "
+        "import sys; from pathlib import Path; from fedvl.commands.report import report; "
         "report([Path('one')]); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

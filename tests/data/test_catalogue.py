@@ -60,13 +60,19 @@ def test_templates_of_the_papers() -> None:
 
 
 def test_settings_of_cachefl_and_fed_mp() -> None:
-    alphas = {entry.name: entry.cachefl_alpha for entry in catalogue().values() if entry.cachefl_alpha}
+    alphas = {
+        entry.name: entry.methods["cachefl"]["alpha"] for entry in catalogue().values() if "cachefl" in entry.methods
+    }
     assert alphas == {
         "imagenet": 0.6, "caltech101": 3, "dtd": 2, "eurosat": 2, "fgvc-aircraft": 5, "food101": 1.17, "flowers102": 10,
         "oxford-pets": 1.17, "stanford-cars": 3, "sun397": 1.17, "ucf101": 3,
     }  # fmt: skip
-    assert all(find(name).cachefl_beta == 1 for name in alphas)
-    entropies = {entry.name: entry.fedmp_entropy for entry in catalogue().values() if entry.fedmp_entropy}
+    assert all(find(name).methods["cachefl"]["beta"] == 1 for name in alphas)
+    entropies = {
+        entry.name: entry.methods["fed-mp"]["uncertainty"]
+        for entry in catalogue().values()
+        if "fed-mp" in entry.methods
+    }
     assert entropies == {
         "caltech101": 0.2, "ucf101": 0.2, "flowers102": 0.2, "fgvc-aircraft": 0.3, "food101": 0.3, "stanford-cars": 0.1,
     }  # fmt: skip

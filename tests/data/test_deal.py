@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedvl.config import DataConfig
-from fedvl.data.deal import Labels, closed, number_domains, open_vocabulary, personal
+from fedvl.data.protocols import Labels, closed, number_domains, open_vocabulary, personal
 from fedvl.errors import FedVLError
 
 CLASSES = 12

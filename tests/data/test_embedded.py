@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedvl.data import packaged
+from fedvl.data import embedded as packaged
 from fedvl.data.catalogue import find
-from fedvl.data.packaged import EMBEDDED
+from fedvl.data.embedded import EMBEDDED
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 

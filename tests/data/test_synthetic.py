@@ -9,15 +9,15 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
-from fedvl.data.synthetic import (
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Task
+from fedvl.methods.cachefl import CacheFL, CacheOptions
+from fedvl.methods.parts.synthetic import (
     features_around,
     features_of_pictures,
     generate_pictures,
     pictures_folder,
 )
-from fedvl.errors import FedVLError
-from fedvl.methods.base import Task
-from fedvl.methods.cachefl import CacheFL, CacheOptions
 
 
 class MeanColour(torch.nn.Module):

@@ -30,7 +30,7 @@ from fedvl.deployment.client import Supervised, free_port
 from fedvl.deployment.keys import make_certificates
 from fedvl.deployment.server import add_experiment, create, experiment_id, fitting
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import answer_all
+from fedvl.evaluation.predict import answer_all
 from fedvl.federation.round import Federation
 from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small import small_method, small_samples
 
-from fedvl.evaluation.answers import answer_all, confusion
+from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.methods.base import Answer, Method, Options, Samples
 
 

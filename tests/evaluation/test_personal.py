@@ -6,7 +6,7 @@ import torch
 from small import small_federation, small_task
 
 from fedvl.config import DataConfig
-from fedvl.data.deal import Labels, closed, personal
+from fedvl.data.protocols import Labels, closed, personal
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.methods.base import Method, Options, Samples
 

@@ -145,8 +145,10 @@ def test_rates_fall_from_epoch_to_epoch_for_each_client_by_its_own_batches():
 class Odd(Counting):
     """Trains on every other sample; a client of one has none at position 1."""
 
-    def positions(self, private):
-        return torch.arange(1, len(private["uses"]), 2)
+    per_sample = ("uses", "labels")
+
+    def join(self, samples, generator):
+        return {**super().join(samples, generator), "labels": torch.arange(len(samples)) % 2 - 1}
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])

@@ -26,11 +26,11 @@ from parties import (
     without,
 )
 
+from fedvl.deployment.flower import GridPost
+from fedvl.deployment.messages import Letter, write
+from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
-from fedvl.federation.flower import GridPost
 from fedvl.federation.journal import Journal
-from fedvl.federation.letters import Letter, write
-from fedvl.federation.remote import Identity, RemoteEngine
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
 

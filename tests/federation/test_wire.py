@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedvl.deployment.wire import MOST_HEADER_BYTES, decode, encode
 from fedvl.errors import FedVLError
-from fedvl.federation.wire import MOST_HEADER_BYTES, decode, encode
 
 TENSORS = {
     "weight": torch.arange(12.0).view(3, 4).T,  # not contiguous

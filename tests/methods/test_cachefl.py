@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.catalogue import catalogue
-from fedvl.data.deal import Labels, closed
 from fedvl.data.features import encode_split
+from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment
@@ -74,7 +74,7 @@ def test_equation_8_by_hand():
 
 def test_equation_9_weights_clients_by_their_samples():
     method = tiny()
-    assert method.weight(3, {}) == 3.0
+    assert not method.counts_clients_equally
     updates = [Update(0, {"keys": torch.zeros(2, 2)}, 1.0), Update(1, {"keys": torch.full((2, 2), 4.0)}, 3.0)]
     torch.testing.assert_close(method.merge({"keys": torch.eye(2)}, updates)["keys"], torch.full((2, 2), 3.0))
 
@@ -165,7 +165,7 @@ def test_alpha_and_beta_come_from_the_catalogue_unless_said_otherwise():
         return resolve_experiment({"method": {"name": "cachefl", **own}, "data": {"dataset": dataset}}).method.options
 
     flowers = catalogue()["flowers102"]
-    assert (options("flowers102")["alpha"], options("flowers102")["beta"]) == (flowers.cachefl_alpha, 1.0)
+    assert (options("flowers102")["alpha"], options("flowers102")["beta"]) == (flowers.methods["cachefl"]["alpha"], 1.0)
     assert options("flowers102", alpha=2.5)["alpha"] == 2.5
     assert options("cifar10-mini")["alpha"] == CacheOptions().alpha == 1.17
 

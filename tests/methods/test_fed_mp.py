@@ -10,12 +10,12 @@ from small import RAGGED, run_quietly, small_federation, small_method, small_sam
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import answer_all, confusion
 from fedvl.evaluation.metrics import summary
+from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.experiment import command_for, resolve_experiment
 from fedvl.experiment import run as run_experiment
-from fedvl.federation.round import Federation
-from fedvl.methods.base import Batch, Samples, Task, Update
+from fedvl.federation.round import Federation, last_updates
+from fedvl.methods.base import Batch, Samples, Task, Update, of_clients
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
@@ -95,34 +95,34 @@ def test_weights_and_merge_by_hand():
     shared = gate_of([0.0, 0.0])
     method = method_for([[2.0, 0.0], [0.0, 5.0]])
     second = math.exp(far) / (math.exp(near) + math.exp(far))
-    assert method.client_weights(kept) == pytest.approx({0: 1 - second, 1: second})
-    merged = method.tailor(shared, kept)
+    assert method.client_weights(of_clients(kept)) == pytest.approx({0: 1 - second, 1: second})
+    merged = method.tailor(shared, of_clients(kept))
     torch.testing.assert_close(merged["gate.1.bias"], torch.tensor([second, 0.0]))  # clients have the bias 0 and 1
     linear = method_for([[2.0, 0.0], [0.0, 5.0]], weights="linear")
-    assert linear.client_weights(kept_of([[1.0, 0.0]], [[0.0, 0.5]])) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert linear.client_weights(of_clients(kept_of([[1.0, 0.0]], [[0.0, 0.5]]))) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_linear_weights_are_never_wild():
     """Similarities of 0.5 and -0.499 would give the weights 500 and -499."""
     linear = method_for([[1.0, 0.0]], weights="linear")
-    assert linear.client_weights(kept_of([[0.5, 0.0]], [[-0.499, 0.0]])) == {0: 1.0, 1: 0.0}
-    assert linear.client_weights(kept_of([[0.0, 1.0]], [[-0.5, 0.0]])) == {0: 0.5, 1: 0.5}
+    assert linear.client_weights(of_clients(kept_of([[0.5, 0.0]], [[-0.499, 0.0]]))) == {0: 1.0, 1: 0.0}
+    assert linear.client_weights(of_clients(kept_of([[0.0, 1.0]], [[-0.5, 0.0]]))) == {0: 0.5, 1: 0.5}
 
 
 def test_long_vectors_buy_no_more_than_a_perfect_match():
     method = method_for([[1.0, 0.0]])
-    honest = method.client_weights(kept_of([[0.2, 0.0]], [[1.0, 0.0]]))
-    assert method.client_weights(kept_of([[0.2, 0.0]], [[900.0, 0.0]])) == honest
+    honest = method.client_weights(of_clients(kept_of([[0.2, 0.0]], [[1.0, 0.0]])))
+    assert method.client_weights(of_clients(kept_of([[0.2, 0.0]], [[900.0, 0.0]]))) == honest
 
 
 def test_the_mean_tells_the_server_as_much_as_one_vector_a_class():
     """The remedy costs nothing: the same weights and, bit for bit, the same model; only the message is smaller."""
     runs = {share: run_quietly(small_federation(small_method("fed-mp", share=share))) for share in ("mean", "classes")}
     user = FedMP(FedMPOptions(), replace(small_task(), text_embeddings=torch.randn(3, 6)))
-    weights = [user.client_weights(run.kept) for run in runs.values()]
+    weights = [user.client_weights(of_clients(run.kept)) for run in runs.values()]
     assert weights[0] == weights[1]
     assert len(set(weights[0].values())) == 4  # each client counts differently
-    models = [user.tailor(run.shared, run.kept) for run in runs.values()]
+    models = [user.tailor(run.shared, of_clients(run.kept)) for run in runs.values()]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     up = {share: run.records[-1]["bytes_up"] for share, run in runs.items()}
     classes = sum(len(run_rows.unique()) for run_rows in small_samples(small_method("fed-mp")).labels.split(RAGGED))
@@ -133,12 +133,12 @@ def test_two_users_get_different_models_from_one_run():
     federation = run_quietly(small_federation(small_method("fed-mp")))
     task = federation.method.task
     users = [FedMP(FedMPOptions(), replace(task, text_embeddings=texts)) for texts in task.text_embeddings.split(2)]
-    models = [user.tailor(federation.shared, federation.kept) for user in users]
+    models = [user.tailor(federation.shared, of_clients(federation.kept)) for user in users]
     for name, shared in federation.shared.items():
         assert not torch.equal(models[0][name], models[1][name])
         assert not torch.equal(models[0][name], shared)
     plain = FedMP(FedMPOptions(adaptive=False), users[0].task)
-    assert plain.tailor(federation.shared, federation.kept) is federation.shared
+    assert plain.tailor(federation.shared, of_clients(federation.kept)) is federation.shared
 
 
 def test_rounds_go_on_from_the_plain_mean_whatever_a_client_holds():
@@ -149,9 +149,8 @@ def test_rounds_go_on_from_the_plain_mean_whatever_a_client_holds():
 
 
 def test_the_server_keeps_the_last_gate_of_clients_that_sat_out():
-    method = small_method("fed-mp")
-    first = method.remember({}, [Update(c, {"w": torch.full((1,), float(c))}, 1.0) for c in (0, 1)])
-    second = method.remember(first, [Update(1, {"w": torch.tensor([5.0])}, 1.0)])
+    first = last_updates({}, [Update(c, {"w": torch.full((1,), float(c))}, 1.0) for c in (0, 1)])
+    second = last_updates(first, [Update(1, {"w": torch.tensor([5.0])}, 1.0)])
     assert {name: tensor.item() for name, tensor in second.items()} == {"0/w": 0.0, "1/w": 5.0}
     assert first["1/w"].item() == 1.0
 
@@ -335,14 +334,14 @@ def real(tmp_path_factory):
 
 def accuracy(prepared, run, **options):
     asked = FedMP(prepared.asked.options.model_copy(update=options), prepared.asked.task)
-    return summary(confusion(asked, asked.tailor(run.shared, run.kept), prepared.test, 18))["accuracy"]
+    return summary(confusion(asked, asked.tailor(run.shared, of_clients(run.kept)), prepared.test, 18))["accuracy"]
 
 
 def test_real_images_of_unseen_classes(real):
     for prepared, run in real:
         assert len(prepared.asked.task.class_names) == 4
         assert not set(prepared.asked.task.class_names) & set(prepared.method.task.class_names)
-        weights = prepared.asked.client_weights(run.kept)
+        weights = prepared.asked.client_weights(of_clients(run.kept))
         assert sum(weights.values()) == pytest.approx(1)
         assert all(abs(weight - 1 / 3) < 0.1 for weight in weights.values())  # eq. 9 is nearly even
         zero_shot = prepared.judge_zero_shot().figures["accuracy"]
@@ -354,8 +353,8 @@ def test_a_run_folder_holds_what_answers_any_user(real, tmp_path):
     prepared, in_memory = real[0]
     result = run_experiment(prepared.experiment, tmp_path, Silent())
     shared, kept = load(tmp_path / "model.safetensors"), load(tmp_path / "kept.safetensors")
-    expected = prepared.asked.tailor(in_memory.shared, in_memory.kept)
-    tailored = prepared.asked.tailor(shared, kept)
+    expected = prepared.asked.tailor(in_memory.shared, of_clients(in_memory.kept))
+    tailored = prepared.asked.tailor(shared, of_clients(kept))
     assert all(torch.equal(tailored[name], expected[name]) for name in expected)
     assert result["accuracy"] == pytest.approx(accuracy(prepared, in_memory))
     assert result["bytes_up_per_client_round"] - result["bytes_down_per_client_round"] == 4 * 256  # one vector

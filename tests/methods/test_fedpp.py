@@ -10,9 +10,11 @@ from small import RAGGED, run_quietly, small_encoder, small_federation, small_me
 from benchmarks.runs import run
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Report, sound_reports
+from fedvl.federation.drift import drift
 from fedvl.federation.journal import Journal
 from fedvl.methods.base import Batch, Update
 from fedvl.methods.fedpp import FedPP, FedPPOptions
+from fedvl.methods.parts.selection import Selection
 from fedvl.seeding import torch_generator
 from fedvl.tensors import count_bytes, digest
 
@@ -25,9 +27,8 @@ def quick(**options):
 
 
 def told(method, table):
-    """The method, if its predictions were these."""
-    method.table = lambda round_index, tensors, inputs: table
-    return method
+    """The selection, if the method's predictions were these."""
+    return method.consultation._replace(predict=lambda round_index, tensors, inputs: table)
 
 
 def select(method, tables, clients=2):
@@ -41,8 +42,9 @@ def select(method, tables, clients=2):
         own.append({**private, **changed})
         sent.append(report)
     total = {name: sum(report[name] for report in sent) for name in sent[0]}
-    answers = [method.settle(0, total, None if method.sums_reports else report) for report in sent]
-    labels = [method.adopt(private, answer)["labels"].tolist() for private, answer in zip(own, answers, strict=True)]
+    selection = method.consultation
+    answers = [selection.settle(0, total, None if selection.summed else report) for report in sent]
+    labels = [selection.adopt(private, answer)["labels"].tolist() for private, answer in zip(own, answers, strict=True)]
     return sent, answers, labels
 
 
@@ -92,7 +94,7 @@ def test_a_bad_report_is_refused_and_named():
         3: {"counts": torch.ones(5), "images": torch.ones(1)},
         4: {"counts": torch.ones(4)},
     }
-    kept, refusals = sound_reports([good, *(Report(c, t) for c, t in bad.items())], quick().report_shapes())
+    kept, refusals = sound_reports([good, *(Report(c, t) for c, t in bad.items())], quick().consultation.shapes)
     assert kept == [good]
     assert [refusal.client for refusal in refusals] == [1, 2, 3, 4]
     assert all("in its report" in refusal.reason for refusal in refusals)
@@ -100,9 +102,7 @@ def test_a_bad_report_is_refused_and_named():
 
 def test_prompts_are_averaged_by_the_labels_used():
     method = small_method("fedpp")
-    updates = [
-        Update(c, {"visual": torch.full((1, 5, 8), v)}, method.weight(n, {})) for c, v, n in ((0, 1.0, 3), (1, 5.0, 1))
-    ]
+    updates = [Update(c, {"visual": torch.full((1, 5, 8), v)}, float(n)) for c, v, n in ((0, 1.0, 3), (1, 5.0, 1))]
     merged = method.merge({"visual": torch.zeros(1, 5, 8)}, updates)
     assert merged["visual"].unique().tolist() == [2.0]  # eq. 4: (3 * 1 + 1 * 5) / 4
     federation = small_federation(method)
@@ -117,7 +117,7 @@ def test_the_objective_is_the_cross_entropy_of_the_labels():
     samples = small_samples(method, 3)
     tensors = {**method.start(torch_generator(0, "a")), **method.join(samples, torch_generator(0, "b"))}
     tensors["labels"] = torch.tensor([2, -1, 0])
-    batch = Batch(samples.inputs, torch.full((3,), 1), torch.tensor([1.0, 0, 1]), torch.arange(3), {})
+    batch = Batch(samples.inputs, tensors["labels"], torch.tensor([1.0, 0, 1]), torch.arange(3), {})
     pixels = method.task.encoder.normalise(samples.inputs["pixels"]).float()
     images = method.task.encoder.encode_image(pixels, tensors["visual"])
     tokens = method.task.encoder.tokenise([f"{name}." for name in method.task.class_names])
@@ -132,12 +132,12 @@ def test_drift_diversity_and_cosine_distance_by_hand():
     before = [{"visual": torch.tensor([[1.0, 0.0]]), "context": torch.zeros(1, 2)}] * 2
     after = [{"visual": torch.tensor([[2.0, 0.0]]), "context": torch.tensor([[1.0, 0.0]])}]
     after += [{"visual": torch.tensor([[1.0, 1.0]]), "context": torch.tensor([[2.0, 0.0]])}]
-    figures = quick().diagnose(before, after)
+    figures = drift(before, after, ["visual", "context"])
     assert figures["drift_diversity_visual"] == pytest.approx((1 + 1) / 2)  # eq. 6: moves (1, 0) and (0, 1)
     assert figures["drift_diversity_context"] == pytest.approx((1 + 4) / 9)
     assert figures["cosine_distance_visual"] == pytest.approx(1 - 2 / math.sqrt(8))
     assert figures["cosine_distance_context"] == pytest.approx(0)
-    assert quick().diagnose(before[:1], after[:1]) == {}
+    assert drift(before[:1], after[:1], ["visual", "context"]) == {}
 
 
 def test_gradients_reach_every_prompt_of_every_layer():
@@ -147,7 +147,7 @@ def test_gradients_reach_every_prompt_of_every_layer():
         tensors = {**method.start(torch_generator(0, "a")), **method.join(samples, torch_generator(0, "b"))}
         moving = {name: tensors[name].requires_grad_() for name in ("visual", "context")}
         tensors["labels"] = torch.tensor([2, 1, 0, 3])
-        batch = Batch(samples.inputs, samples.labels, torch.ones(4), torch.arange(4), {})
+        batch = Batch(samples.inputs, tensors["labels"], torch.ones(4), torch.arange(4), {})
         loss, _ = method.objective(tensors, batch)
         visual, context = torch.autograd.grad(loss, list(moving.values()))
         assert visual.shape == (depth, 5, small_encoder().vision_width)
@@ -155,7 +155,7 @@ def test_gradients_reach_every_prompt_of_every_layer():
         assert (context.abs().sum(-1) > 0).all()
 
 
-class Picky(FedPP):
+class Picky(Selection):
     """The last client selects nothing."""
 
     def adopt(self, private, settlement):
@@ -163,8 +163,14 @@ class Picky(FedPP):
         return {"labels": found["labels"] * 0 - 1} if len(found["labels"]) == RAGGED[4] else found
 
 
+def picky(**options):
+    method = small_method("fedpp", **options)
+    method.consultation = Picky(*method.consultation)
+    return method
+
+
 def test_a_client_without_selected_labels_sits_the_round_out():
-    method = Picky(FedPPOptions(visual_prompts=False), small_task())
+    method = picky(visual_prompts=False)
     federation = run_quietly(small_federation(method, rounds=2))
     for record in federation.records:
         assert 4 in record["dropped"]
@@ -175,9 +181,9 @@ def test_a_client_without_selected_labels_sits_the_round_out():
 
 def test_a_client_without_selected_labels_is_not_averaged():
     """One round by hand: the mean of the visual prompts of the others, by the number of labels that each used."""
-    federation = small_federation(Picky(FedPPOptions(), small_task()), rounds=1)
+    federation = small_federation(picky(), rounds=1)
     engine, shared = federation.engine, federation.shared
-    engine.adopt({None: federation.method.settle(0, engine.report(0, shared)[0][0].tensors, None)})
+    engine.adopt({None: federation.method.consultation.settle(0, engine.report(0, shared)[0][0].tensors, None)})
     used = {client: int((engine.private[client]["labels"] >= 0).sum()) for client in engine.private}
     assert used[4] == 0
     trained = {result.update.client: result.update.tensors["visual"] for result in engine.train(0, range(5), shared)}
@@ -189,7 +195,7 @@ def test_a_client_without_selected_labels_is_not_averaged():
 def test_no_state_is_shared_between_clients():
     together = small_federation(quick())
     together.engine.adopt(
-        {None: together.method.settle(0, together.engine.report(0, together.shared)[0][0].tensors, None)}
+        {None: together.method.consultation.settle(0, together.engine.report(0, together.shared)[0][0].tensors, None)}
     )
     labels = {client: private["labels"].clone() for client, private in together.engine.private.items()}
     everyone = {result.update.client: result for result in together.engine.train(0, range(5), together.shared)}
@@ -241,7 +247,7 @@ def test_a_restored_run_ends_in_the_same_bits(tmp_path):
 
 def test_labels_are_renewed_at_the_interval_and_by_the_clients_own_prompts():
     method = quick(interval=3)
-    assert [method.consults(r) for r in range(7)] == [True, False, False, True, False, False, True]
+    assert [method.consultation.due(r) for r in range(7)] == [True, False, False, True, False, False, True]
     samples = small_samples(method, 6)
     tensors = method.join(samples, torch_generator(0, "b"))
     first = torch.softmax(10.0 * samples.inputs["features"] @ method.task.text_features.T, dim=-1)

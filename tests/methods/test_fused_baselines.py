@@ -79,18 +79,18 @@ def test_a_client_begins_with_the_mixture_of_all_by_hand():
         for client, tensors in ((0, first), (4, second))
     ]
     shared = {name: torch.zeros_like(tensor) for name, tensor in updates[0].tensors.items()}
-    kept = method.remember({}, updates)
+    kept = {update.client: update.tensors for update in updates}
     root = 2**0.5
     # <theta_0, theta_l> / sqrt(size) of the parts: prompts, pooler, classifier (two tensors of together two values)
     rows = [torch.tensor(r) for r in ([1 / root, 0.0], [4 / root, 2 / root], [1 / root, 3 / root])]
     rows = [torch.softmax(row, 0) for row in rows]
     mean = sum(rows) / 3
     weights = [row * mean / (row * mean).sum() for row in rows]
-    sent = method.send(shared, kept, 0)
+    sent = method.begin(shared, kept, 0)
     for name, weight in zip(names, (weights[0], weights[1], weights[2], weights[2]), strict=True):
         expected = weight[0] * torch.tensor(first[name]) + weight[1] * torch.tensor(second[name])
         torch.testing.assert_close(sent[name], expected)
-    assert method.send(shared, kept, 3) is shared  # it has sent nothing yet
+    assert method.begin(shared, kept, 3) is shared  # it has sent nothing yet
 
 
 def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own():
@@ -105,9 +105,10 @@ def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own
     engine.train = listening
     run_quietly(federation)
     (_, first), (second, _) = seen
-    kept = {f"{client}/{name}": tensor for client, tensors in first.items() for name, tensor in tensors.items()}
     for client in first:
-        expected = federation.method.send(second[1], kept, client)  # client 1 has no data: it was sent the mean of all
+        expected = federation.method.begin(
+            second[1], first, client
+        )  # client 1 has no data: it was sent the mean of all
         assert all(torch.equal(second[client][name], expected[name]) for name in expected)
     assert not torch.equal(second[0]["pooler.weight"], second[3]["pooler.weight"])
 

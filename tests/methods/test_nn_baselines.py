@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from small import RAGGED, doubled, run_quietly, small_federation, small_method, small_samples, small_task
 
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import confusion
 from fedvl.evaluation.clusters import cluster, name_clusters
+from fedvl.evaluation.predict import confusion
 from fedvl.experiment import resolve_experiment, run
 from fedvl.methods.base import Batch
 from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvl.comparison import perform_case
+from fedvl.compare.grid import Case
+from fedvl.compare.measures import FinishedRun
+from fedvl.compare.run import perform_case
 from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
-from fedvl.grid import Case
-from fedvl.measures import FinishedRun
 from fedvl.methods import load_method
 from fedvl.preparation import Opener, Silent
 from fedvl.tensors import file_sha256

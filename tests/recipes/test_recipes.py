@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fedvl.comparison import perform_grid
+from fedvl.compare.grid import read_recipe, recipe_names
+from fedvl.compare.measures import MEASURES
+from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, wanting, write_reproduction
+from fedvl.compare.run import perform_grid
 from fedvl.data.catalogue import find
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment
-from fedvl.grid import read_recipe, recipe_names
-from fedvl.measures import MEASURES
 from fedvl.preparation import Opener
-from fedvl.reproduction import EMBEDDED_LABEL, against_paper, arranged, wanting, write_reproduction
 
 ALL = {
     "cachefl": ["figure1", "figure5", "figure6", "figure7", "table1", "table2"],

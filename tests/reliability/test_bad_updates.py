@@ -10,7 +10,7 @@ import fedvl
 from benchmarks.bad_updates import KINDS, bad_message, honest, received
 from benchmarks.faults import METHODS
 from fedvl.federation.checks import sort_out
-from fedvl.federation.round import Federation
+from fedvl.federation.round import Federation, last_updates
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest
 
@@ -41,7 +41,9 @@ def trained(name: str) -> tuple[Federation, list[Update]]:
 
 
 def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tensors]:
-    return federation.method.merge(federation.shared, updates), federation.method.remember(federation.kept, updates)
+    return federation.method.merge(federation.shared, updates), last_updates(
+        federation.kept, updates
+    ) if federation.method.keeps_updates else {}
 
 
 @pytest.mark.parametrize("kind", KINDS)

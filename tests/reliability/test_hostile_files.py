@@ -17,8 +17,8 @@ from benchmarks.bad_updates import Canary
 from fedvl.config import read_toml
 from fedvl.data.images import BadImage, decode
 from fedvl.data.sources import open_dataset
+from fedvl.deployment import wire
 from fedvl.errors import FedVLError
-from fedvl.federation import wire
 from fedvl.federation.journal import Journal
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, load_model
 from fedvl.tensors import load

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from grids import make_grid, make_points
 
-from fedvl.report.figured import FIGURES, describe_grid
+from fedvl.report.comparison_page import FIGURES, describe_grid
 from fedvl.report.page import write_report
 from fedvl.report.tables import MINUS
 

@@ -7,7 +7,7 @@ import pytest
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report, write_side_by_side
 from fedvl.report.reading import read_run
-from fedvl.report.side_by_side import describe_runs, run_names
+from fedvl.report.runs_page import describe_runs, run_names
 from fedvl.report.tables import MINUS
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from finished import RUNS, finish, serving
 
-from fedvl.answering import FinishedRun
 from fedvl.serve.app import make_app
+from fedvl.serve.model import FinishedRun
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ import torch
 from finished import RUNS, asked_rows
 
 from benchmarks.runs import prepare
-from fedvl.answering import FinishedRun
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import answer_all
+from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import resolve_experiment
 from fedvl.methods import load_method
 from fedvl.methods.base import Task
+from fedvl.serve.model import FinishedRun
 from fedvl.tensors import save
 
 

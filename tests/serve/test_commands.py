@@ -14,7 +14,7 @@ from finished import png
 from typer.testing import CliRunner
 
 from fedvl.cli import app
-from fedvl.commands.service import is_loopback, read_names
+from fedvl.commands.serve import is_loopback, read_names
 from fedvl.errors import FedVLError
 
 

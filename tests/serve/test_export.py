@@ -9,10 +9,10 @@ import torch
 from finished import asked_rows, finish, png
 from transformers import AutoTokenizer, CLIPModel
 
-from fedvl.answering import FinishedRun
 from fedvl.errors import FedVLError
-from fedvl.export import export
 from fedvl.models.checkpoint import load_model
+from fedvl.serve.export import export
+from fedvl.serve.model import FinishedRun
 
 
 def told_by_readme(folder, image, monkeypatch, capsys):

@@ -19,10 +19,10 @@ from PIL import Image
 
 import fedvl.serve.worker
 from benchmarks.runs import prepare
-from fedvl.answering import FinishedRun
-from fedvl.evaluation.answers import Conversation
+from fedvl.evaluation.predict import Conversation
 from fedvl.serve.app import make_app
 from fedvl.serve.limits import LIMITS
+from fedvl.serve.model import FinishedRun
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,7 @@ class Entry(BaseModel):
     embedded: bool = False
     fetchable: bool = False
     text: bool = False
-    cachefl_alpha: float | None = None
-    cachefl_beta: float | None = None
-    fedmp_entropy: float | None = None
+    methods: dict[str, dict[str, float]] = {}  # options as a method's paper sets them for this dataset
 
 
 def class_key(name: str) -> str:

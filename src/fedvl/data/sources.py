@@ -11,9 +11,9 @@ import numpy as np
 
 from fedvl.data.assemble import SPLIT_NAMES, Table, assemble
 from fedvl.data.catalogue import Entry, lookup, suggestion
+from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import default_data_root
 from fedvl.data.images import EXTENSIONS, BadImage, decode
-from fedvl.data.packaged import read_cifar10, read_emoji, read_sheets
 from fedvl.data.stores import Dataset, FileStore, ParquetStore, Split
 from fedvl.errors import FedVLError
 

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import read_toml
-from fedvl.data.own import open_own
 from fedvl.deployment.keys import write_private
+from fedvl.deployment.messages import Header, Kind, Letter, write
+from fedvl.deployment.own_images import open_own
+from fedvl.deployment.party import Party
 from fedvl.deployment.server import PartyFile, Process, experiment_id, flower, read_json
+from fedvl.deployment.wire import decode, encode
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import confusion
 from fedvl.evaluation.metrics import summary
+from fedvl.evaluation.predict import confusion
 from fedvl.experiment import resolve_experiment
-from fedvl.federation.letters import Header, Kind, Letter, write
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.party import Party
-from fedvl.federation.wire import decode, encode
 from fedvl.models.checkpoint import load_model
 from fedvl.preparation import Display, Opener, Prepared, prepare
 from fedvl.seeding import torch_generator
@@ -146,13 +146,16 @@ class Client:
         method, engine = ready.prepared.method, ready.prepared.engine
         shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
         sent: dict[str, Tensors] = {}
-        kinds: list[Kind] = ["report", "adopt", "train"] if method.consults(0) else ["train"]
+        kinds: list[Kind] = (
+            ["report", "adopt", "train"] if method.consultation and method.consultation.due(0) else ["train"]
+        )
         with TemporaryDirectory() as folder:
             party, state = Party(self.file.number, engine, Path(folder)), ""
             for kind in kinds:
                 payload = shared
-                if kind == "adopt":
-                    payload = method.settle(0, sent["report"], None if method.sums_reports else sent["report"])
+                if kind == "adopt" and method.consultation:
+                    own = None if method.consultation.summed else sent["report"]
+                    payload = method.consultation.settle(0, sent["report"], own)
                 header = Header(
                     run="0", experiment=identity, round=0, attempt=0, kind=kind, client=self.file.number, state=state
                 )

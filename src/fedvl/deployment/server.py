@@ -30,9 +30,9 @@ from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
 from fedvl.deployment.keys import make_certificates, make_party_key, write_private
+from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.experiment import read_experiment, resolve_experiment, run_prepared
-from fedvl.federation.remote import Identity, RemoteEngine
 from fedvl.methods import load_method
 from fedvl.models.checkpoint import load_model
 from fedvl.preparation import Display, Opener, Prepared, prepare
@@ -82,7 +82,7 @@ class PartyFile(Frozen):
 
 def flower() -> ModuleType:
     os.environ.update(SWITCHES)
-    from fedvl.federation import flower
+    from fedvl.deployment import flower
 
     return flower
 
@@ -171,7 +171,7 @@ class Process:
         self.log = folder / f"{command}.log"
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "fedvl.federation.flower", command, str(os.getpid()), *options],
+                [sys.executable, "-m", "fedvl.deployment.flower", command, str(os.getpid()), *options],
                 env={**os.environ, "FLWR_HOME": str(folder.absolute()), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

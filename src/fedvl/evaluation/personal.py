@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedvl.evaluation.answers import classify
 from fedvl.evaluation.metrics import confusion_matrix, summary
+from fedvl.evaluation.predict import classify
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
 

@@ -6,7 +6,7 @@ clients are sorted by their number of batches, so those still moving are a prefi
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.methods.base import Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+
+LABELS = "labels"  # the private tensor that replaces the labels of a client's samples; -1: not to be trained on
 
 GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
 
@@ -86,25 +88,27 @@ class LocalEngine:
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """What all clients that have data say before a round: their reports, or only the sum if the method needs no more."""
-        reports = []
+        consultation, reports = self.method.consultation, []
+        assert consultation is not None
         for client in self._with_data():
             tensors = self.private_of(client)
             with torch.no_grad():
-                sent, changed = self.method.report(
+                sent, changed = consultation.report(
                     round_index, {**shared, **tensors}, self.data.take(self.rows[client])
                 )
             self.private[client] = {**tensors, **changed}
             reports.append(Report(client, sent))
-        good, refusals = sound_reports(reports, self.method.report_shapes())
-        return [sum_of_reports(good)] if good and self.method.sums_reports else good, refusals
+        good, refusals = sound_reports(reports, consultation.shapes)
+        return [sum_of_reports(good)] if good and consultation.summed else good, refusals
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
         """Give the clients the server's answers: each its own, or all the one under None."""
+        assert self.method.consultation is not None
         for client in self._with_data():
             answer = settlements.get(client, settlements.get(None))
             if answer is not None:
                 private = self.private_of(client)
-                self.private[client] = {**private, **self.method.adopt(private, answer)}
+                self.private[client] = {**private, **self.method.consultation.adopt(private, answer)}
 
     def private_of(self, client: int) -> Tensors:
         """What a client keeps for itself; for one that never took part, what it would begin with."""
@@ -133,10 +137,9 @@ class LocalEngine:
     def _used(self, client: int) -> Tensor:
         """Positions of the samples that a client trains on now."""
         everything = torch.arange(len(self.rows[client]))
-        if not len(everything) or type(self.method).positions is Method.positions:
+        if not len(everything) or LABELS not in self.method.per_sample:
             return everything
-        chosen = self.method.positions(self.private_of(client))
-        return everything if chosen is None else chosen.cpu()
+        return everything[self.private_of(client)[LABELS].cpu() >= 0]
 
     def _train_chunk(
         self,
@@ -180,7 +183,7 @@ class LocalEngine:
             rows = padded_rows[:active].gather(1, position)
             batch = Batch(
                 inputs={name: tensor[rows] for name, tensor in self.data.inputs.items()},
-                labels=self.data.labels[rows],
+                labels=still[LABELS][:active].gather(1, position) if LABELS in still else self.data.labels[rows],
                 mask=mask[:active, step],
                 position=position,
                 received=shared if same else prefix(received, active),
@@ -218,7 +221,7 @@ class LocalEngine:
         sent = {name: tensors[name] for name in shared}
         if self.method.extra_shapes():
             sent |= self.method.extras({**private, **sent}, self.data.take(self.rows[client]))
-        update = Update(client, sent, self.method.weight(used, private))
+        update = Update(client, sent, 1.0 if self.method.counts_clients_equally else float(used))
         return Trained(update, private if self.method.private_lasts else {}, loss)
 
     def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
@@ -289,8 +292,14 @@ class LocalEngine:
             detached = {name: tensor.detach() for name, tensor in changed.items()}
             return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
 
+        # Only of the class that wrote the loss: whoever changes the loss has no closed form unless it writes one too.
+        author = next(
+            kind for kind in type(self.method).__mro__ if vars(kind).keys() & {"loss", "objective", "gradients"}
+        )
+        closed_form: Any = getattr(self.method, "gradients", None) if "gradients" in vars(author) else None
+
         def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            gradients, losses, changed = self.method.gradients({**still, **moving}, batch)  # type: ignore[misc]
+            gradients, losses, changed = closed_form({**still, **moving}, batch)
             return gradients, (losses, changed)
 
         gradient = torch.func.grad_and_value(objective, has_aux=True)
@@ -310,7 +319,7 @@ class LocalEngine:
 
         if self.federation.one_by_one:
             return alone
-        return in_closed_form if self.method.gradients else together
+        return in_closed_form if closed_form else together
 
 
 def keep_freed_memory() -> None:

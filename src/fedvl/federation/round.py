@@ -10,9 +10,10 @@ import torch
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, sort_out, sum_of_reports
+from fedvl.federation.drift import drift
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import Trained
-from fedvl.methods.base import Method, Update
+from fedvl.methods.base import Method, Update, of_clients
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import Tensors, count_bytes
 
@@ -75,10 +76,10 @@ class Federation:
             exchange = self._consult(round_index)
             cohort, trained, good, refusals = self._gather(round_index)
             merged = self.method.merge(self.shared, good)
-            kept = self.method.remember(self.kept, good)
+            kept = last_updates(self.kept, good) if self.method.keeps_updates else {}
             merged_clients = {update.client for update in good}
             counted = [result for result in trained if result.update.client in merged_clients]
-            diagnosis = self._diagnose(counted)
+            moved = self._moved(counted) if self.config.drift else {}
             self.engine.keep(counted)
             record: Record = {
                 "round": round_index + 1,
@@ -90,7 +91,7 @@ class Federation:
                 # a client that was consulted has the shared tensors already
                 "bytes_down": exchange.bytes_down + count_bytes(self.shared) * (exchange.consulted or len(cohort)),
                 "seconds": time.perf_counter() - began,
-                **diagnosis,
+                **moved,
                 **evaluate(merged, kept, round_index + 1),
             }
             if self.journal:
@@ -116,15 +117,16 @@ class Federation:
 
     def _consult(self, round_index: int) -> Exchange:
         """The exchange that the method wants with all clients before this round; it counts only if the round is committed."""
-        if not self.method.consults(round_index):
+        consultation = self.method.consultation
+        if not (consultation and consultation.due(round_index)):
             return Exchange()
         reports, refusals = self.engine.report(round_index, self.shared)
         if not reports:
             return Exchange(refusals=refusals)
         total = sum_of_reports(reports).tensors
-        apart = not self.method.sums_reports
+        apart = not consultation.summed
         settlements = {
-            report.client: self.method.settle(round_index, total, report.tensors if apart else None)
+            report.client: consultation.settle(round_index, total, report.tensors if apart else None)
             for report in reports
         }
         self.engine.adopt(settlements)
@@ -134,10 +136,11 @@ class Federation:
             clients, clients * count_bytes(total), copies * sum(count_bytes(answer) for answer in answers), refusals
         )
 
-    def _diagnose(self, trained: Sequence[Trained]) -> dict[str, float]:
+    def _moved(self, trained: Sequence[Trained]) -> dict[str, float]:
         before = [{**self.engine.private.get(result.update.client, {}), **self.shared} for result in trained]
         after = [{**result.private, **result.update.tensors} for result in trained]
-        return self.method.diagnose(before, after)
+        names = [name for name in (*self.shared, *self.method.trained_private) if self.method.trains(name)]
+        return drift(before, after, names)
 
     def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal]]:
         """Draw clients until enough of them give a usable update; then stop, for a round of nothing is not a round."""
@@ -159,9 +162,9 @@ class Federation:
 
     def _train(self, round_index: int, cohort: list[int]) -> list[Trained]:
         """From the shared tensors, or from what the method makes for each client."""
-        if type(self.method).send is Method.send:
+        if type(self.method).begin is Method.begin:
             return self.engine.train(round_index, cohort, self.shared)
-        own = {client: self.method.send(self.shared, self.kept, client) for client in cohort}
+        own = {client: self.method.begin(self.shared, of_clients(self.kept), client) for client in cohort}
         return self.engine.train(round_index, cohort, self.shared, own)
 
     def _choose(self, round_index: int, attempt: int) -> list[int]:
@@ -174,6 +177,11 @@ class Federation:
             return cohort
         draws = numpy_generator(self.seed, "dropout", round_index, attempt).random(len(cohort))
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
+
+
+def last_updates(kept: Tensors, updates: Sequence[Update]) -> Tensors:
+    """The last tensors of every client, as CLIENT/NAME."""
+    return kept | {f"{u.client}/{name}": tensor.clone() for u in updates for name, tensor in u.tensors.items()}
 
 
 def by_owner(tensors: Tensors, device: torch.device | str) -> dict[str, Tensors]:

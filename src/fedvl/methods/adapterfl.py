@@ -5,9 +5,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Batch, Method, Options, Task
+from fedvl.methods.base import Method, Options
 from fedvl.methods.parts.adapters import bottleneck, bottleneck_start
-from fedvl.methods.parts.losses import cross_entropy
 from fedvl.tensors import Tensors
 
 
@@ -18,7 +17,7 @@ class AdapterOptions(Options):
 
 
 class AdapterFL(Method):
-    options_type = AdapterOptions
+    options: AdapterOptions
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},
@@ -27,18 +26,10 @@ class AdapterFL(Method):
         }
     }
 
-    def __init__(self, options: AdapterOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.options = options
-        self.scale = options.scale or task.clip.logit_scale
-
     def start(self, generator: torch.Generator) -> Tensors:
         text = self.task.text_features
         adapter = bottleneck_start(text.shape[1], self.options.reduction, generator)
         return {name: tensor.to(text) for name, tensor in adapter.items()}
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Unit features serve as well as embeddings: without biases, a longer input only makes a longer output."""

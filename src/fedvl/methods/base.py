@@ -13,13 +13,15 @@ Three kinds of tensors, kept apart by where they come from:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
@@ -106,105 +108,100 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Method:
-    """Base of all methods: federated averaging of whatever :meth:`start` returns."""
+class Consultation(Protocol):
+    """An exchange with all clients before a round: each reports, the server settles, each adopts what it is told."""
 
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees only the sum of the reports; if not, each of them."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+        """Of the tensors of a report, for the server's checks."""
+
+    def due(self, round_index: int) -> bool: ...
+
+    def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
+        """What a client sends, and the private tensors that it changes; ``tensors`` are the shared ones and its own."""
+
+    def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
+        """What the server answers to the sum of all reports; ``own`` is the client's report unless they are summed."""
+
+    def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
+        """The private tensors that a client changes once it has the server's answer."""
+
+
+class Method:
+    """Federated averaging of whatever :meth:`start` returns. Most methods write ``start``, ``predict`` and perhaps ``loss``."""
+
+    options: Options = Options()  # a method annotates it with its own type: ``options: FSTOptions``
+    options_type: ClassVar[type[Options]] = Options  # that type; filled in
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
+
+    # --- what it needs and what it can do
     # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels" (uint8);
     # for a fused encoder "tokens" (of the text, or of no text), "pixels" and "present" (rows x 2: has text, has image)
     inputs: ClassVar[tuple[str, ...]] = ("features",)
     needs_labels: ClassVar[bool] = True
-    takes_candidates: ClassVar[bool] = False  # whether its loss understands several candidate labels an image (CPL)
-    answers_new_classes: ClassVar[bool] = False  # whether it can be asked about classes that it was not trained on
-    uses_target: ClassVar[bool] = False  # whether clients train with unlabelled images of the user who will ask
-    clusters: bool = False  # it cannot name classes: images are clustered, and true labels name clusters (an oracle)
+    takes_candidates: ClassVar[bool] = False  # its loss understands several candidate labels an image (CPL)
+    answers_new_classes: ClassVar[bool] = False  # it can be asked about classes that it was not trained on
+    uses_target: ClassVar[bool] = False  # clients train with unlabelled images of the user who will ask
     pools_data: ClassVar[bool] = False  # an upper bound that trains on all data in one place
-    sees_whole_client: ClassVar[bool] = False  # whether a step needs all the client's inputs, not only its batch
-    per_sample: ClassVar[tuple[str, ...]] = ()  # private tensors with one row for each of the client's samples
-    trained_private: ClassVar[tuple[str, ...]] = ()  # private tensors that gradients move
-    sums_reports: bool = True  # whether the server sees only the sum of the clients' reports; if not, each of them
-    private_lasts: bool = True  # whether a client's private tensors outlive the round
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
-    catalogue_options: ClassVar[
-        dict[str, str]
-    ] = {}  # options that the catalogue sets by dataset, and its field for each
-    options_type: ClassVar[type[Options]] = Options
+    clusters: bool = False  # it cannot name classes: images are clustered, and true labels name clusters (an oracle)
 
-    # For a method whose speed matters more than its brevity: gradients, losses and changed tensors of stacked clients (clients
-    # first) in closed form. None: they are derived from the objective, which stays the oracle in the tests.
-    gradients: ClassVar[Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]] | None] = None
+    # --- what its tensors are
+    untrained: ClassVar[tuple[str, ...]] = ()  # patterns of shared names that no gradient moves: "*.running_mean"
+    trained_private: ClassVar[tuple[str, ...]] = ()  # private tensors that gradients move
+    per_sample: ClassVar[tuple[str, ...]] = ()  # private tensors with one row for each of the client's samples
+    private_lasts: bool = True  # whether a client's private tensors outlive the round
+    sees_whole_client: ClassVar[bool] = False  # a step needs all the client's inputs (``batch.whole``)
+    counts_clients_equally: ClassVar[bool] = False  # in the mean; if not, by the samples that they trained on
+    keeps_updates: ClassVar[bool] = (
+        False  # the server keeps every client's last update, for ``begin`` and ``client_weights``
+    )
+    consultation: Consultation | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls.options_type = vars(cls).get("__annotations__", {}).get("options", cls.options_type)
 
     def __init__(self, options: Options, task: Task) -> None:
-        self.task = task
+        self.options, self.task = options, task
+
+    @cached_property
+    def scale(self) -> float:
+        """What cosines are multiplied by: the option of that name, or else the model's own logit scale."""
+        return getattr(self.options, "scale", None) or self.task.clip.logit_scale
 
     @classmethod
     def forms(cls, options: Any) -> tuple[str, ...]:
         """The forms of images that the method needs with these options (of its ``options_type``)."""
         return cls.inputs
 
-    def start(self, generator: torch.Generator) -> Tensors:
-        """The shared tensors before the first round; none if nothing is trained."""
-        return {}
-
     def notes(self) -> list[str]:
         """Sentences that a report of this method must not lack."""
         return []
 
+    # --- a client
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        """The shared tensors before the first round; none if nothing is trained."""
+        return {}
+
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """The tensors that a client keeps for itself, made when it first takes part."""
-        return {}
-
-    def positions(self, private: Tensors) -> Tensor | None:
-        """Which of its samples a client trains on this round; all if None. A client with none sits the round out."""
-        return None
-
-    def pseudo_labels(self, private: Tensors) -> Tensor | None:
-        """The label of each of a client's samples (-1: none) where the method makes its own, to be told how true they are."""
-        return None
-
-    # An exchange with all clients before a round: each reports, the server settles, each adopts.
-
-    def consults(self, round_index: int) -> bool:
-        """Whether there is such an exchange before this round (counted from 0)."""
-        return False
-
-    def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
-        """What a client sends, and the private tensors that it changes; ``tensors`` are the shared ones and its own."""
-        return {}, {}
-
-    def report_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Names and shapes of :meth:`report`, for the server's checks."""
-        return {}
-
-    def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
-        """What the server answers to the sum of all reports: the same to everyone, or to each if it saw its ``own``."""
-        return {}
-
-    def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
-        """The private tensors that a client changes once it has the server's answer."""
-        return {}
-
-    def diagnose(self, before: Sequence[Tensors], after: Sequence[Tensors]) -> dict[str, float]:
-        """Figures for the record of a round: the tensors of the merged clients before and after their training.
-
-        Private tensors are among them only where clients are simulated in this process.
-        """
+        """The tensors that a client keeps for itself. One named "labels" replaces the labels; -1: not to be trained on."""
         return {}
 
     def noise(self, generator: torch.Generator) -> Tensors:
         """The random numbers that one step of one client needs."""
         return {}
 
-    def trains(self, name: str) -> bool:
-        """Whether gradients move this shared tensor; one that they do not move changes by what the objective returns."""
-        return True
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        """Of one batch of one client."""
+        return label_loss(self.predict(tensors, batch.inputs), batch)
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """The loss of one batch, and those tensors that it changed other than by gradients."""
-        raise TypeError(f"{type(self).__name__} trains tensors but defines no objective")
-
-    def weight(self, size: int, private: Tensors) -> float:
-        """How much the update of a client that trained on ``size`` samples counts in :meth:`merge`."""
-        return float(size)
+        """The loss, and those tensors that change other than by gradients: for a method that has such."""
+        return self.loss(tensors, batch), {}
 
     def extras(self, tensors: Tensors, samples: Samples) -> Tensors:
         """What a client sends beside the shared tensors."""
@@ -214,26 +211,22 @@ class Method:
         """Names and shapes of :meth:`extras`, for the server's checks; None stands for any size."""
         return {}
 
+    # --- the server
+
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
         """The next shared tensors; ``updates`` are checked and sorted by client."""
         sent = [{name: update.tensors[name] for name in shared} for update in updates]
         return weighted_mean(sent, [update.weight for update in updates])
 
-    def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
-        """What the server keeps of the updates for itself, to answer queries with; clients get what :meth:`send` makes of it."""
-        return {}
-
-    def send(self, shared: Tensors, kept: Tensors, client: int) -> Tensors:
+    def begin(self, shared: Tensors, kept: dict[int, Tensors], client: int) -> Tensors:
         """What one client begins a round with: the shared tensors, or others of their names and shapes made for it."""
         return shared
 
-    def client_weights(self, kept: Tensors) -> dict[int, float]:
-        """How much each client counts in what answers the classes of this task; none if every user gets the same."""
-        return {}
+    # --- a user
 
-    def tailor(self, shared: Tensors, kept: Tensors) -> Tensors:
-        """The tensors that answer one user's queries, when the method's task is that user's (other class names)."""
-        return shared
+    def client_weights(self, kept: dict[int, Tensors]) -> dict[int, float]:
+        """How much each client counts in the mean that answers the classes of this task; none: every user gets the same."""
+        return {}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Scores (rows x classes), larger is likelier."""
@@ -248,13 +241,23 @@ class Method:
         scores = self.predict(tensors, inputs)
         return Answer(scores, session, entropy(scores), torch.full_like(scores[:, 0], -1, dtype=torch.long))
 
+    # --- not to be overridden
 
-def entropy(logits: Tensor) -> Tensor:
-    """Of the softmax of each row, in nats."""
-    log_likelihood = torch.log_softmax(logits, dim=-1)
-    return -(log_likelihood.exp() * log_likelihood).sum(-1)  # p log p by itself is NaN where p underflows
+    def trains(self, name: str) -> bool:
+        return not any(fnmatch(name, pattern) for pattern in self.untrained)
+
+    def tailor(self, shared: Tensors, kept: dict[int, Tensors]) -> Tensors:
+        """The tensors that answer one user's queries, when the method's task is that user's (other class names)."""
+        weights = self.client_weights(kept) if kept else {}
+        if not weights:
+            return shared
+        return weighted_mean([{n: kept[c][n] for n in shared} for c in weights], list(weights.values()))
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over real rows; 0 for a batch of nothing but padding."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+def of_clients(kept: Tensors) -> dict[int, Tensors]:
+    """What the server keeps of each client, from CLIENT/NAME."""
+    found: dict[int, Tensors] = {}
+    for name, tensor in kept.items():
+        client, own = name.split("/", 1)
+        found.setdefault(int(client), {})[own] = tensor
+    return {client: found[client] for client in sorted(found)}

@@ -13,9 +13,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.data.synthetic import PIPELINE, features_around, features_of_pictures, generate_pictures, pictures_folder
-from fedvl.methods.base import Batch, Method, Options, Samples, Task
-from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.parts.synthetic import (
+    PIPELINE,
+    features_around,
+    features_of_pictures,
+    generate_pictures,
+    pictures_folder,
+)
 from fedvl.tensors import Tensors
 
 
@@ -30,8 +35,7 @@ class CacheOptions(Options):
 
 
 class CacheFL(Method):
-    options_type = CacheOptions
-    catalogue_options = {"alpha": "cachefl_alpha", "beta": "cachefl_beta"}
+    options: CacheOptions
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},
@@ -39,11 +43,6 @@ class CacheFL(Method):
             "federation": {"rounds": 20},
         }
     }
-
-    def __init__(self, options: CacheOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.options = options
-        self.scale = options.scale or task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         """W1 of eq. 3, a unit vector a row, class by class; so W2 of eq. 4 need not be written down."""
@@ -74,9 +73,6 @@ class CacheFL(Method):
             folder = pictures_folder(options.synthetic.removeprefix(PIPELINE), options.prompt)
             origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} made, which are in {folder}"
         return [f"The cache was {origin}; alpha is {options.alpha:g} and beta {options.beta:g}."]
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         features = inputs["features"]

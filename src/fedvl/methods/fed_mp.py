@@ -14,7 +14,6 @@ Where the paper leaves a choice:
   The mean tells less, but is no guarantee: names near the mean of few classes can still be guessed.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -22,13 +21,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task, Update
+from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task
 from fedvl.methods.parts import prototypes
 from fedvl.methods.parts.adapters import gate_start, gated
 from fedvl.methods.parts.losses import contrastive
 from fedvl.methods.parts.prototypes import Empty
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, weighted_mean
+from fedvl.tensors import Tensors
 
 
 class FedMPOptions(Options):
@@ -50,8 +49,9 @@ class FedMP(Method):
     inputs = ("embeddings",)
     answers_new_classes = True
     trained_private = ("residuals",)
-    catalogue_options = {"uncertainty": "fedmp_entropy"}
-    options_type = FedMPOptions
+    counts_clients_equally = True  # no query is known in training: all clients are as near to it
+    keeps_updates = True
+    options: FedMPOptions
     presets = {
         "paper": {
             "training": {"optimiser": "adamw", "learning_rate": 1e-5, "batch_size": 18, "local_epochs": 2},
@@ -86,8 +86,6 @@ class FedMP(Method):
 
     def __init__(self, options: FedMPOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
-        self.scale = task.clip.logit_scale
         self.private_lasts = options.residuals == "own"
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -108,13 +106,10 @@ class FedMP(Method):
         """t' = t + alpha delta (eq. 4)."""
         return self.task.text_embeddings[classes] + self.options.alpha * residuals[classes]
 
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         texts = self.perturbed(tensors["residuals"], batch.labels.clamp(min=0))
         loss = contrastive(gated(tensors, batch.inputs["embeddings"]), texts, self.scale, batch.mask)  # eq. 5
-        return (2 * loss if self.options.directions == "summed" else loss), {}
-
-    def weight(self, size: int, private: Tensors) -> float:
-        return 1.0  # no query is known in training: all clients are as near to it
+        return 2 * loss if self.options.directions == "summed" else loss
 
     def extras(self, tensors: Tensors, samples: Samples) -> Tensors:
         """T' of the client's own classes (eq. 6) as unit vectors, or their mean."""
@@ -125,18 +120,11 @@ class FedMP(Method):
         width = self.task.text_embeddings.shape[1]
         return {"perturbed_texts": (None if self.options.share == "classes" else 1, width)}
 
-    def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
-        """The last gate and texts of every client, as CLIENT/NAME."""
-        return kept | {
-            f"{update.client}/{name}": tensor.clone() for update in updates for name, tensor in update.tensors.items()
-        }
-
-    def client_weights(self, kept: Tensors) -> dict[int, float]:
+    def client_weights(self, kept: dict[int, Tensors]) -> dict[int, float]:
         """By how near its texts are to those of this task (eq. 8 and 9); the weights sum to 1."""
-        if not (self.options.adaptive and kept):
+        if not self.options.adaptive:
             return {}
-        clients = sorted(int(name.split("/")[0]) for name in kept if name.endswith("/perturbed_texts"))
-        told = torch.stack([kept[f"{client}/perturbed_texts"].mean(0) for client in clients])
+        told = torch.stack([sent["perturbed_texts"].mean(0) for sent in kept.values()])
         similarity = told.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
         similarity = similarity.clamp(-1, 1)  # no honest client's is beyond: none can buy influence with long vectors
         weights = torch.softmax(similarity, dim=0)
@@ -144,15 +132,7 @@ class FedMP(Method):
             positive = similarity.clamp(min=0)  # else weights are without bound where similarities cancel out
             total = positive.sum()
             weights = positive / total if total > 1e-6 else torch.full_like(positive, 1 / len(positive))
-        return dict(zip(clients, weights.tolist(), strict=True))
-
-    def tailor(self, shared: Tensors, kept: Tensors) -> Tensors:
-        """The gates of all clients, merged for the classes of this task (eq. 9)."""
-        weights = self.client_weights(kept)
-        if not weights:
-            return shared
-        gates = [{name: kept[f"{client}/{name}"] for name in shared} for client in weights]
-        return weighted_mean(gates, list(weights.values()))
+        return dict(zip(kept, weights.tolist(), strict=True))
 
     def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """z' / |z'| (eq. 3)."""

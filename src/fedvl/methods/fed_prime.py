@@ -29,15 +29,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from fedvl.methods.base import Batch, Options, Samples, Task, Update, masked_mean
+from fedvl.methods.base import Batch, Options, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, Seen, classify, embed, read
-from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.parts.losses import cross_entropy, masked_mean
 from fedvl.methods.parts.matching import align
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 
-class PoolOptions(Options):
+class FedPrimeOptions(Options):
     prompts: int = Field(20, ge=1)  # in each pool before training
     top_k: int = Field(5, ge=1)  # prompts that a sample takes from each pool
     selection: Literal["sample", "batch"] = "sample"  # each sample its own, or those that most of its batch choose
@@ -47,9 +47,6 @@ class PoolOptions(Options):
     pooled: Literal["text", "first"] = (
         "text"  # what is classified: the state of the text's first token, or of the first prompt
     )
-
-
-class FedPrimeOptions(PoolOptions):
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
 
 
@@ -68,7 +65,8 @@ class Choice(NamedTuple):
 class FedPrime(FusedMethod):
     pools: ClassVar[tuple[str, ...]] = ("intra", "inter")  # in the order in which they stand before the tokens
     trained_private = ("intra",)
-    options_type: ClassVar[type[Options]] = FedPrimeOptions
+    options: FedPrimeOptions
+    untrained = ("uses",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": SETTING,
         "released": {
@@ -78,10 +76,9 @@ class FedPrime(FusedMethod):
         },
     }
 
-    def __init__(self, options: PoolOptions, task: Task) -> None:
+    def __init__(self, options: FedPrimeOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
-        self.local = isinstance(options, FedPrimeOptions) and options.intra == "local"
+        self.local = options.intra == "local" and "intra" in self.pools
         self.frozen = {}
         if options.projections == "frozen":
             self.frozen = self.placed(self.draw_projections(torch_generator(task.seed, "projections")))
@@ -106,9 +103,6 @@ class FedPrime(FusedMethod):
     def draw_projections(self, generator: torch.Generator) -> Tensors:
         shape = (self.task.fused.width,) * 2
         return {f"projection.{name}": torch.empty(shape).uniform_(-1, 1, generator=generator) for name in self.pools}
-
-    def trains(self, name: str) -> bool:
-        return name != "uses"
 
     # --- the local step
 

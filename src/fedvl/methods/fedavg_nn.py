@@ -34,7 +34,8 @@ class FedAvgNN(Method):
     answers_new_classes = True
     trained_private: ClassVar[tuple[str, ...]] = HEAD
     private_lasts = False
-    options_type = NetworkOptions
+    options: NetworkOptions
+    untrained = ("*running_mean", "*running_var", "steps")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "training": {"optimiser": "adamw", "learning_rate": 5e-4, "weight_decay": 0.01, "batch_size": 32},
@@ -44,7 +45,6 @@ class FedAvgNN(Method):
 
     def __init__(self, options: NetworkOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
         self.clusters = task.protocol == "open"
 
     def notes(self) -> list[str]:
@@ -70,9 +70,6 @@ class FedAvgNN(Method):
         head = zip(HEAD, linear_layer(self.feature_width, classes, generator), strict=True)
         mine = torch.zeros(classes, device=samples.labels.device).index_fill(0, torch.unique(samples.labels), 1.0)
         return {"mine": mine, **{name: self._placed(tensor) for name, tensor in head}}
-
-    def trains(self, name: str) -> bool:
-        return not name.endswith(("running_mean", "running_var"))
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, _, changed = self.learn(tensors, batch)

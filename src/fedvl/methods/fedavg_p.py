@@ -5,7 +5,7 @@ layers. The public code begins with zeros and one prompt of ones a kind: prompts
 gradients are the same, so that of 16 two are left. ``initial = "ones"`` does so too; by default prompts are drawn at random.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -25,12 +25,11 @@ class MissingAwareOptions(Options):
 
 
 class FedAvgP(FusedMethod):
-    options_type: ClassVar[type[Options]] = MissingAwareOptions
+    options: MissingAwareOptions
     presets = {"paper": SETTING, "released": {**SETTING, **RELEASED_STEPS, "method": {"initial": "ones"}}}
 
     def __init__(self, options: MissingAwareOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.initial = options.initial
         self.shape = min(options.layers, task.fused.layers), options.tokens, task.fused.width
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -38,7 +37,7 @@ class FedAvgP(FusedMethod):
         return tensors | self.placed({f"prompts.{kind}": self.draw(i, generator) for i, kind in enumerate(KINDS)})
 
     def draw(self, kind: int, generator: torch.Generator) -> Tensor:
-        if self.initial == "normal":
+        if self.options.initial == "normal":
             return SPREAD * torch.randn(self.shape, generator=generator)
         ones = torch.zeros(self.shape)
         ones[:, kind % self.shape[1]] = 1.0

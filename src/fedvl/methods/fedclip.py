@@ -13,6 +13,7 @@ from fedvl.tensors import Tensors
 class FedCLIP(Method):
     inputs = ("embeddings",)
     answers_new_classes = True
+    counts_clients_equally = True  # as the released code
     presets = {
         "paper": {
             "training": {
@@ -29,14 +30,11 @@ class FedCLIP(Method):
     def start(self, generator: torch.Generator) -> Tensors:
         return gate_start(self.task.text_embeddings.shape[1], generator)
 
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         texts = self.task.text_embeddings[batch.labels.clamp(min=0)]
         images = gated(tensors, batch.inputs["embeddings"])
-        return contrastive(images, texts, self.task.clip.logit_scale, batch.mask), {}
-
-    def weight(self, size: int, private: Tensors) -> float:
-        return 1.0  # the released code averages clients equally
+        return contrastive(images, texts, self.scale, batch.mask)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         images = normalize(gated(tensors, inputs["embeddings"]), dim=-1)
-        return self.task.clip.logit_scale * images @ self.task.text_features.T
+        return self.scale * images @ self.task.text_features.T

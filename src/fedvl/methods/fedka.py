@@ -38,7 +38,7 @@ class FedKAOptions(NetworkOptions):
 class FedKA(FedAvgNN):
     uses_target = True
     trained_private: ClassVar[tuple[str, ...]] = (*HEAD, *DISCRIMINATOR)
-    options_type = FedKAOptions
+    options: FedKAOptions
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "training": {**FedAvgNN.presets["paper"]["training"], "local_epochs": 2},
@@ -54,8 +54,6 @@ class FedKA(FedAvgNN):
                 "use --protocol open, with at least 5 test images of the classes that are asked."
             )
         self.target = task.target["pixels"]
-        self.alignment, self.adversarial = options.alignment, options.adversarial
-        self.ramp, self.target_batch = options.ramp, options.target_batch
 
     def notes(self) -> list[str]:
         return [
@@ -66,27 +64,24 @@ class FedKA(FedAvgNN):
     def start(self, generator: torch.Generator) -> Tensors:
         return {**super().start(generator), "steps": self._placed(torch.zeros(()))}
 
-    def trains(self, name: str) -> bool:
-        return name != "steps" and super().trains(name)
-
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         layers = linear_layer(self.feature_width, HIDDEN, generator), linear_layer(HIDDEN, 1, generator)
         discriminator = zip(DISCRIMINATOR, (self._placed(part) for layer in layers for part in layer), strict=True)
         return {**super().join(samples, generator), **dict(discriminator)}
 
     def noise(self, generator: torch.Generator) -> Tensors:
-        return {"target": torch.randint(len(self.target), (self.target_batch,), generator=generator)}
+        return {"target": torch.randint(len(self.target), (self.options.target_batch,), generator=generator)}
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, own, changed = self.learn(tensors, batch)
         images = self._images({"pixels": self.target[batch.noise["target"]]})
         # Normalised by the batch, as the client's own are: before the first round there are no other statistics.
         target, _ = forward(batch.received, images, training=True)
-        progress = tensors["steps"] / self.ramp
+        progress = tensors["steps"] / self.options.ramp
         strength = 2 / (1 + torch.exp(-5 * progress)) - 1
         scores = discriminate(tensors, reverse_gradient(own, strength)), discriminate(tensors, target)
-        loss = loss + self.adversarial * domain_loss(*scores, batch.mask)
-        loss = loss + self.alignment * kernel_discrepancy(own, target, batch.mask)
+        loss = loss + self.options.adversarial * domain_loss(*scores, batch.mask)
+        loss = loss + self.options.alignment * kernel_discrepancy(own, target, batch.mask)
         return loss, {**changed, "steps": tensors["steps"] + 1}
 
 

@@ -9,11 +9,8 @@ That code mixes in place, so that a client's mixture depends on those made befor
 A client that has sent nothing yet begins with the mean of all.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from fedvl.methods.base import Update
 from fedvl.methods.fedprox_p import FedProxP
 from fedvl.tensors import Tensors
 
@@ -23,16 +20,13 @@ def part_of(name: str) -> str:
 
 
 class FedMSplitP(FedProxP):
-    def remember(self, kept: Tensors, updates: Sequence[Update]) -> Tensors:
-        """The last tensors of every client, as CLIENT/NAME."""
-        return kept | {f"{u.client}/{name}": tensor.clone() for u in updates for name, tensor in u.tensors.items()}
+    keeps_updates = True
 
-    def send(self, shared: Tensors, kept: Tensors, client: int) -> Tensors:
-        clients = sorted({int(name.split("/")[0]) for name in kept})
-        if client not in clients:
+    def begin(self, shared: Tensors, kept: dict[int, Tensors], client: int) -> Tensors:
+        if client not in kept:
             return shared
-        stacked = {name: torch.stack([kept[f"{other}/{name}"] for other in clients]).double() for name in shared}
-        own = clients.index(client)
+        stacked = {name: torch.stack([sent[name] for sent in kept.values()]).double() for name in shared}
+        own = list(kept).index(client)
         likeness: dict[str, torch.Tensor] = {}
         sizes: dict[str, int] = {}
         for name, tensors in stacked.items():

@@ -4,8 +4,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Task, masked_mean
+from fedvl.methods.base import Batch
 from fedvl.methods.linear import Linear, LinearOptions
+from fedvl.methods.parts.losses import masked_mean
 from fedvl.tensors import Tensors
 
 
@@ -15,22 +16,13 @@ class FedNTDOptions(LinearOptions):
 
 
 class FedNTD(Linear):
-    options_type = FedNTDOptions
-    gradients = None  # type: ignore[assignment]  # the objective has a term more than the linear classifier's
+    options: FedNTDOptions
 
-    def __init__(self, options: FedNTDOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.beta, self.temperature = options.beta, options.temperature
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        loss, _ = super().objective(tensors, batch)
-        distance = not_true_distance(
-            self.predict(tensors, batch.inputs),
-            self.predict(batch.received, batch.inputs),
-            batch.labels,
-            self.temperature,
-        )
-        return loss + self.beta * self.temperature**2 * masked_mean(distance, batch.mask), {}
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        beta, temperature = self.options.beta, self.options.temperature
+        local, server = (self.predict(model, batch.inputs) for model in (tensors, batch.received))
+        distance = not_true_distance(local, server, batch.labels, temperature)
+        return super().loss(tensors, batch) + beta * temperature**2 * masked_mean(distance, batch.mask)
 
 
 def not_true_distance(local: Tensor, server: Tensor, labels: Tensor, temperature: float) -> Tensor:

@@ -43,16 +43,14 @@ class FedOTP(Method):
     inputs = ("patches",)
     answers_new_classes = True
     trained_private = ("local_context",)
-    options_type = FedOTPOptions
+    options: FedOTPOptions
     presets = {
         "paper": {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"protocol": "personal"}},
     }
 
     def __init__(self, options: FedOTPOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
         self.texts = ClassTexts(task.clip, task.class_names, options.context)
-        self.scale = task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}
@@ -60,8 +58,8 @@ class FedOTP(Method):
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         return {"local_context": self.texts.start(generator)}
 
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return label_loss(self.scores(self.class_texts(tensors), batch.inputs["patches"]), batch), {}
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        return label_loss(self.scores(self.class_texts(tensors), batch.inputs["patches"]), batch)
 
     def class_texts(self, tensors: Tensors) -> Tensor:
         """Unit vectors, classes x contexts x d: the global context first, then the local one if there is one."""

@@ -15,33 +15,34 @@ Where the paper leaves a choice, or its successor FedCoPL's code another:
 - Prompts go to all layers but the last, 11 of 12 in the code, whatever the model.
 """
 
-from collections.abc import Sequence
-from itertools import combinations
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts import pseudo_labels
-from fedvl.methods.parts.losses import cross_entropy
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.selection import PER_SAMPLE, Selection
 from fedvl.tensors import Tensors
 
 IMAGES_AT_ONCE = 256  # when a client looks over all its images
-TRAINING = {
-    "learning_rate": 0.1,
-    "momentum": 0.9,
-    "weight_decay": 0.05,
-    "batch_size": 64,
-    "local_epochs": 10,
-    "schedule": "cosine-restarts",
-    "restart_rounds": 5,
+SETTING = {
+    "training": {
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.05,
+        "batch_size": 64,
+        "local_epochs": 10,
+        "schedule": "cosine-restarts",
+        "restart_rounds": 5,
+    },
+    "federation": {"rounds": 20, "drift": True},
+    "evaluation": {"protocol": "personal", "batch_size": IMAGES_AT_ONCE},
 }
-REST = {"federation": {"rounds": 20}, "evaluation": {"protocol": "personal", "batch_size": IMAGES_AT_ONCE}}
 
 
 class FedPPOptions(Options):
@@ -61,20 +62,14 @@ class FedPPOptions(Options):
 class FedPP(Method):
     inputs = ("features", "pixels")
     needs_labels = False
-    per_sample = ("labels", "likeliest", "confidence")
+    per_sample = PER_SAMPLE
     trained_private = ("context",)
-    options_type = FedPPOptions
-    presets = {
-        "paper": {"training": TRAINING, **REST},
-        "released": {"method": {"quota": "mean-reliable"}, "training": TRAINING, **REST},
-    }
+    consultation: Selection
+    options: FedPPOptions
+    presets = {"paper": SETTING, "released": {**SETTING, "method": {"quota": "mean-reliable"}}}
 
     def __init__(self, options: FedPPOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
-        self.sums_reports = options.counts == "summed"
-        self.scale = task.clip.logit_scale
-        self.classes = len(task.class_names)
         layers = task.clip.vision_layers
         self.layers = max(layers - 1, 1) if options.visual_layers == "all-but-last" else layers
         if options.visual_prompts and not layers:
@@ -85,6 +80,17 @@ class FedPP(Method):
             raise FedVLError("FedPP without visual and text prompts trains nothing; leave one of them on.")
         if options.text_prompts:
             self.texts = ClassTexts(task.clip, task.class_names, options.context)
+        self.consultation = Selection(
+            self.table,
+            len(task.class_names),
+            task.clients,
+            options.interval,
+            options.selection,
+            options.shots,
+            options.filters,
+            options.quota,
+            summed=options.counts == "summed",
+        )
 
     @classmethod
     def forms(cls, options: FedPPOptions) -> tuple[str, ...]:
@@ -98,100 +104,22 @@ class FedPP(Method):
         return {"visual": drawn.to(self.task.text_embeddings)}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        nothing = torch.zeros_like(samples.labels)
-        private = {
-            "labels": nothing - 1,
-            "likeliest": nothing,
-            "confidence": nothing.to(self.task.text_embeddings.dtype),
-            "counts": nothing.new_zeros(self.classes),
-        }
-        return private | ({"context": self.texts.start(generator)} if self.options.text_prompts else {})
-
-    # --- cooperative selection of labels
-
-    def consults(self, round_index: int) -> bool:
-        return round_index % self.options.interval == 0
-
-    def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
-        """The classes of the client's reliable images (eq. 2), counted, and how many images it has."""
-        table = self.table(round_index, tensors, samples.inputs)
-        if self.options.selection != "cps":
-            labelled = pseudo_labels.LABELLERS[self.options.selection](table, self.options.shots)
-            return {}, {"labels": labelled.labels}
-        confidence, likeliest = table.max(-1)
-        counts = pseudo_labels.count_classes(
-            likeliest[pseudo_labels.reliable(table, self.options.filters)], self.classes
-        )
-        sent = {"counts": counts.float(), "images": counts.new_tensor([len(samples)]).float()}
-        return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
-
-    def report_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        return {"counts": (self.classes,), "images": (1,)} if self.options.selection == "cps" else {}
-
-    def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
-        """The totals and the quota M, or what eq. 3 makes of them for a client whose counts the server knows."""
-        if self.options.selection != "cps":
-            return {}
-        totals = total["counts"].long()
-        generation = round_index // self.options.interval
-        most = pseudo_labels.quota(self.options.quota, int(total["images"]), totals, generation)
-        if own is None:
-            return {"totals": total["counts"], "quota": total["counts"].new_tensor([most])}
-        allocated = pseudo_labels.allocation(own["counts"].long(), totals, most, self.task.clients)
-        return {"allocation": allocated.float()}
-
-    def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
-        if self.options.selection != "cps":
-            return {}
-        if "allocation" in settlement:
-            allocated = settlement["allocation"].long()
-        else:
-            totals, most = settlement["totals"].long(), int(settlement["quota"])
-            allocated = pseudo_labels.allocation(private["counts"], totals, most, self.task.clients)  # eq. 3
-        return {"labels": pseudo_labels.pick(private["likeliest"], private["confidence"], allocated)}
+        context = {"context": self.texts.start(generator)} if self.options.text_prompts else {}
+        return self.consultation.join(samples) | context
 
     def table(self, round_index: int, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Class probabilities of all images: at first by the class texts, later by the client's own prompts."""
         if round_index == 0:
             return pseudo_labels.probabilities(inputs["features"], self.task.text_features, self.scale)
-        parts = range(0, len(inputs["features"]), IMAGES_AT_ONCE)
-        scores = [
-            self.predict(tensors, {name: tensor[first : first + IMAGES_AT_ONCE] for name, tensor in inputs.items()})
-            for first in parts
-        ]
+        parts = zip(*(torch.split(tensor, IMAGES_AT_ONCE) for tensor in inputs.values()), strict=True)
+        scores = [self.predict(tensors, dict(zip(inputs, part, strict=True))) for part in parts]
         return torch.softmax(torch.cat(scores), dim=-1)
 
-    def positions(self, private: Tensors) -> Tensor:
-        return torch.nonzero(private["labels"] >= 0)[:, 0]
-
-    def pseudo_labels(self, private: Tensors) -> Tensor | None:
-        return private.get("labels")
-
-    # --- prompts
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        labels = tensors["labels"][batch.position]
-        return cross_entropy(self.predict(tensors, batch.inputs), labels, batch.mask), {}  # eq. 5
-
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """g(P^v, P^t; x) of eq. 5; whoever has no context of its own asks with the class texts."""
+        """g(P^v, P^t; x), whose cross-entropy is eq. 5; whoever has no context of its own asks with the class texts."""
         images = inputs["features"]
         if "visual" in tensors:
             pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["visual"].dtype)
             images = normalize(self.task.clip.encode_image(pixels, tensors["visual"]), dim=-1)
         texts = self.texts.features(tensors["context"]) if "context" in tensors else self.task.text_features
         return self.scale * images @ texts.T
-
-    def diagnose(self, before: Sequence[Tensors], after: Sequence[Tensors]) -> dict[str, float]:
-        """How far the clients' prompts move apart, in amount (eq. 6) and in direction (figure 3)."""
-        figures = {}
-        for name in ("visual", "context"):
-            if len(after) > 1 and all(name in tensors for tensors in (*before, *after)):
-                ends = [tensors[name].double().flatten() for tensors in after]
-                moves = torch.stack(
-                    [end - start[name].double().flatten() for start, end in zip(before, ends, strict=True)]
-                )
-                figures[f"drift_diversity_{name}"] = float(moves.pow(2).sum() / moves.sum(0).pow(2).sum())  # eq. 6
-                cosines = [cosine_similarity(one, other, dim=0) for one, other in combinations(ends, 2)]
-                figures[f"cosine_distance_{name}"] = float(1 - torch.stack(cosines).mean())
-        return figures

@@ -3,7 +3,7 @@
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Task
+from fedvl.methods.base import Batch
 from fedvl.methods.linear import Linear, LinearOptions
 from fedvl.methods.parts.losses import squared_distance
 from fedvl.tensors import Tensors
@@ -14,13 +14,7 @@ class FedProxOptions(LinearOptions):
 
 
 class FedProx(Linear):
-    options_type = FedProxOptions
-    gradients = None  # type: ignore[assignment]  # the objective has a term more than the linear classifier's
+    options: FedProxOptions
 
-    def __init__(self, options: FedProxOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.mu = options.mu
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        loss, _ = super().objective(tensors, batch)
-        return loss + self.mu / 2 * squared_distance(tensors, batch.received), {}
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        return super().loss(tensors, batch) + self.options.mu / 2 * squared_distance(tensors, batch.received)

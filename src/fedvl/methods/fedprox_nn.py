@@ -3,7 +3,7 @@
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Task
+from fedvl.methods.base import Batch
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.methods.parts.losses import squared_distance
 from fedvl.tensors import Tensors
@@ -14,13 +14,9 @@ class FedProxNNOptions(NetworkOptions):
 
 
 class FedProxNN(FedAvgNN):
-    options_type = FedProxNNOptions
-
-    def __init__(self, options: FedProxNNOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.mu = options.mu
+    options: FedProxNNOptions
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, changed = super().objective(tensors, batch)
         received = {name: tensor for name, tensor in batch.received.items() if self.trains(name)}
-        return loss + self.mu / 2 * squared_distance(tensors, received), changed
+        return loss + self.options.mu / 2 * squared_distance(tensors, received), changed

@@ -7,7 +7,7 @@ it is the baseline that its name says, with a pull; 0.01 is the strength that th
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Task
+from fedvl.methods.base import Batch
 from fedvl.methods.fedavg_p import FedAvgP, MissingAwareOptions
 from fedvl.methods.parts.losses import squared_distance
 from fedvl.tensors import Tensors
@@ -18,13 +18,8 @@ class PulledOptions(MissingAwareOptions):
 
 
 class FedProxP(FedAvgP):
-    options_type = PulledOptions
+    options: PulledOptions
 
-    def __init__(self, options: PulledOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.mu = options.mu
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         """Loss + mu/2 |trained - received|^2 (FedProx, eq. 2)."""
-        loss, _ = super().objective(tensors, batch)
-        return loss + self.mu / 2 * squared_distance(tensors, batch.received), {}
+        return super().loss(tensors, batch) + self.options.mu / 2 * squared_distance(tensors, batch.received)

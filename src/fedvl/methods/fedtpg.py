@@ -35,7 +35,8 @@ class FedTPG(Method):
     takes_candidates = True
     answers_new_classes = True
     private_lasts = False  # which classes a client has is seen in its data
-    options_type = FedTPGOptions
+    options: FedTPGOptions
+    counts_clients_equally = True  # as the released code
     presets = {
         "paper": {
             "training": {
@@ -51,7 +52,6 @@ class FedTPG(Method):
 
     def __init__(self, options: FedTPGOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
         if task.clip.text_width % HEADS:
             raise FedVLError(
                 f"FedTPG's attention has {HEADS} heads, and the text width of {task.clip.name}, "
@@ -91,12 +91,9 @@ class FedTPG(Method):
         )
         return attended + linear(value * gelu(gate), tensors["narrow.weight"], tensors["narrow.bias"])  # GEGLU
 
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         scores = self.predict(tensors, batch.inputs)
-        return label_loss(scores.masked_fill(~tensors["own_classes"], torch.finfo(scores.dtype).min), batch), {}
-
-    def weight(self, size: int, private: Tensors) -> float:
-        return 1.0  # the released code counts clients equally
+        return label_loss(scores.masked_fill(~tensors["own_classes"], torch.finfo(scores.dtype).min), batch)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.texts.scores(self.generated(tensors, tensors.get("own_classes")), inputs["features"])

@@ -14,7 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Method, Options, Samples, Task, masked_mean
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.losses import masked_mean
 from fedvl.tensors import Tensors
 
 
@@ -35,7 +36,8 @@ class FSTCBDG(Method):
     needs_labels = False
     sees_whole_client = True
     per_sample = ("soft_labels",)
-    options_type = FSTOptions
+    counts_clients_equally = True
+    options: FSTOptions
     presets = {
         "paper": {
             "training": {
@@ -51,7 +53,6 @@ class FSTCBDG(Method):
 
     def __init__(self, options: FSTOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.options = options
         self.text = task.text_features
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -103,9 +104,6 @@ class FSTCBDG(Method):
         scores = self.predict(tensors, {"features": self.text[classes] + tensors["sigma"] * noise["normal"]})
         log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, classes[:, None]).mean()
         return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client that sees all classes alike needs none
-
-    def weight(self, size: int, private: Tensors) -> float:
-        return 1.0  # the paper averages clients equally
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.options.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]

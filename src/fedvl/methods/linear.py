@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Method, Options, Task
-from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.base import Batch, Method, Options
 from fedvl.tensors import Tensors
 
 
@@ -20,22 +19,14 @@ class LinearOptions(Options):
 
 
 class Linear(Method):
-    options_type = LinearOptions
+    options: LinearOptions
     presets = {"paper": {"training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}}}
-
-    def __init__(self, options: LinearOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.initial = options.initial
-        self.scale = options.scale or task.clip.logit_scale
 
     def start(self, generator: torch.Generator) -> Tensors:
         weight = self.task.text_features.clone()
-        if self.initial == "zeros":
+        if self.options.initial == "zeros":
             weight.zero_()
         return {"weight": weight, "bias": weight.new_zeros(len(weight))}
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
 
     def gradients(self, tensors: Tensors, batch: Batch) -> tuple[Tensors, Tensor, Tensors]:
         """The softmax's closed form: d loss / d scores = (p - y) / n."""

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Samples, Task
+from fedvl.methods.base import Batch, Samples
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.tensors import Tensors
@@ -27,11 +27,7 @@ class PFedPrompt(PromptFL):
     answers_new_classes = False
     per_sample = ("memory", "memory_classes")
     private_lasts = False
-    options_type = PFedPromptOptions
-
-    def __init__(self, options: PFedPromptOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.options = options
+    options: PFedPromptOptions
 
     def notes(self) -> list[str]:
         return ["pFedPrompt is re-implemented from its description: its authors published no code."]
@@ -40,11 +36,11 @@ class PFedPrompt(PromptFL):
         """Keys and values: unit features, and classes counted from 1, so that padding (0) is nobody's."""
         return {"memory": samples.inputs["features"].clone(), "memory_classes": samples.labels + 1}
 
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         """Cross-entropy of the scores with what the client's other images say."""
         others = torch.arange(len(tensors["memory"]), device=batch.position.device) != batch.position[:, None]
         scores = super().predict(tensors, batch.inputs) + self.remembered(tensors, batch.inputs, others)
-        return label_loss(scores, batch), {}
+        return label_loss(scores, batch)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         scores = super().predict(tensors, inputs)

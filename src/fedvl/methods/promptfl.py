@@ -16,8 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Method, Options, Task
-from fedvl.methods.parts.losses import label_loss
+from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.parts.prompts import ClassTexts
 from fedvl.tensors import Tensors
 
@@ -32,7 +31,8 @@ class PromptOptions(Options):
 class PromptFL(Method):
     takes_candidates = True
     answers_new_classes = True
-    options_type = PromptOptions
+    options: PromptOptions
+    counts_clients_equally = True  # as the released code
     presets = {
         "paper": {"training": TRAINING},
         "released": {"training": {**TRAINING, "local_epochs": 5}, "federation": {"rounds": 20}},
@@ -44,12 +44,6 @@ class PromptFL(Method):
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return label_loss(self.predict(tensors, batch.inputs), batch), {}
-
-    def weight(self, size: int, private: Tensors) -> float:
-        return 1.0  # the released code counts clients equally
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.texts.scores(tensors["context"], inputs["features"])

@@ -8,7 +8,7 @@ pull adds a number to the loss and nothing to its gradient, and PromptProx is Pr
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Task
+from fedvl.methods.base import Batch
 from fedvl.methods.parts.losses import squared_distance
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.tensors import Tensors
@@ -19,13 +19,8 @@ class PromptProxOptions(PromptOptions):
 
 
 class PromptProx(PromptFL):
-    options_type = PromptProxOptions
+    options: PromptProxOptions
 
-    def __init__(self, options: PromptProxOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.mu = options.mu
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         """Loss + mu/2 |context - received|^2 (FedProx, eq. 2)."""
-        loss, _ = super().objective(tensors, batch)
-        return loss + self.mu / 2 * squared_distance(tensors, batch.received), {}
+        return super().loss(tensors, batch) + self.options.mu / 2 * squared_distance(tensors, batch.received)

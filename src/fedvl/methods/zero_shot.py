@@ -11,4 +11,4 @@ class ZeroShot(Method):
     answers_new_classes = True
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        return self.task.clip.logit_scale * (inputs["features"] @ self.task.text_features.T)
+        return self.scale * (inputs["features"] @ self.task.text_features.T)

@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedvl.errors import FedVLError
-from fedvl.report.figured import describe_grid
+from fedvl.report.comparison_page import describe_grid
 from fedvl.report.reading import read_grid_result, read_run
-from fedvl.report.side_by_side import describe_runs
-from fedvl.report.single import describe_run
+from fedvl.report.run_page import describe_run
+from fedvl.report.runs_page import describe_runs
 
 
 def write_report(folder: Path) -> Path:

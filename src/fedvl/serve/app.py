@@ -16,12 +16,12 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from fedvl import __version__
-from fedvl.answering import FinishedRun
 from fedvl.data.images import MAX_PIXELS
 from fedvl.errors import FedVLError
 from fedvl.serve.guard import HEADERS, Guard, refuse
 from fedvl.serve.limits import LIMITS, Limits
 from fedvl.serve.metrics import Metrics
+from fedvl.serve.model import FinishedRun
 from fedvl.serve.sessions import FullError, Session, Sessions, Upload, answers, as_text
 from fedvl.serve.worker import BusyError, Worker
 

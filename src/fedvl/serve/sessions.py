@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedvl.answering import User
 from fedvl.data.images import BadImage
 from fedvl.serve.limits import Limits
+from fedvl.serve.model import User
 from fedvl.serve.worker import Encoded, Worker
 
 

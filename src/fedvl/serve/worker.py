@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from fedvl.answering import FinishedRun
 from fedvl.data.images import BadImage
+from fedvl.serve.model import FinishedRun
 from fedvl.tensors import Tensors
 
 BATCH = 64

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedvl.methods.base import masked_mean
+from fedvl.methods.parts.losses import masked_mean
 
 KERNELS, FACTOR = 5, 2.0
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from fedvl.methods.base import Batch, Method
-from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.base import Method
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
@@ -84,9 +83,6 @@ class FusedMethod(Method):
     def placed(self, tensors: Tensors) -> Tensors:
         """Drawn on the processor, so that a GPU run sees the same numbers."""
         return {name: tensor.to(self.task.fused.text_positions) for name, tensor in tensors.items()}
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        return cross_entropy(self.predict(tensors, batch.inputs), batch.labels, batch.mask), {}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return classify(tensors, self.represent(tensors, inputs))

@@ -1,11 +1,26 @@
 """Losses that several methods share. ``mask`` is 1 for real rows of a batch and 0 for padding."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Batch, masked_mean
 from fedvl.tensors import Tensors
+
+if TYPE_CHECKING:
+    from fedvl.methods.base import Batch
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Of the softmax of each row, in nats."""
+    log_likelihood = torch.log_softmax(logits, dim=-1)
+    return -(log_likelihood.exp() * log_likelihood).sum(-1)  # p log p by itself is NaN where p underflows
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over real rows; 0 for a batch of nothing but padding."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
@@ -20,7 +35,7 @@ def candidate_loss(scores: Tensor, candidates: Tensor, mask: Tensor) -> Tensor:
     return -masked_mean(log_likelihood, mask)
 
 
-def label_loss(scores: Tensor, batch: Batch) -> Tensor:
+def label_loss(scores: Tensor, batch: "Batch") -> Tensor:
     """The loss of a batch's labels, or of its candidate sets where pseudo-labelling made such (``data.labels = "cpl"``)."""
     if "candidates" in batch.inputs:
         return candidate_loss(scores, batch.inputs["candidates"], batch.mask)

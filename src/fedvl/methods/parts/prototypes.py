@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import entropy
+from fedvl.methods.parts.losses import entropy
 from fedvl.tensors import Tensors
 
 Empty = Literal["levelled", "doubled", "all-or-nothing"]

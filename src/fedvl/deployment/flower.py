@@ -5,7 +5,7 @@ ends run in processes that stay: the rounds in ``fedvl server``, a client's trai
 runner of a SuperLink or SuperNode started with ``--isolation process``. So no process is started for a message, and a client
 never runs the code that Flower bundles with a run.
 
-    python -m fedvl.federation.flower superlink|supernode PARENT_PID OPTIONS...
+    python -m fedvl.deployment.flower superlink|supernode PARENT_PID OPTIONS...
 
 is Flower's own command, made to end with its parent. Flower lets anyone who reaches the SuperLink's port register keys and
 start code on all nodes; here its control interface answers only to who knows the secret of the server's folder.
@@ -47,8 +47,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedvl.deployment.messages import Letter
 from fedvl.errors import FedVLError
-from fedvl.federation.letters import Letter
 
 SECRET_HEADER = "fedvl-secret"
 SECRET_VARIABLE = "FEDVL_LINK_SECRET"

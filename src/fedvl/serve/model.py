@@ -1,6 +1,6 @@
 """A finished run, opened to be asked: about any class names that its method can answer, and any images.
 
-Questions go through ``evaluation/answers.py``, as those of a test do: the same images in the same batches get the same answers.
+Questions go through ``evaluation/predict.py``, as those of a test do: the same images in the same batches get the same answers.
 """
 
 import json
@@ -15,12 +15,12 @@ from torch.nn.functional import normalize
 from fedvl.data.features import encode_images
 from fedvl.data.images import BadImage, decode
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import Conversation
+from fedvl.evaluation.predict import Conversation
 from fedvl.experiment import read_experiment
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import by_owner
 from fedvl.methods import load_method
-from fedvl.methods.base import Method, Options, Task
+from fedvl.methods.base import Method, Options, Task, of_clients
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
@@ -149,10 +149,11 @@ class FinishedRun:
                 "leave out names and templates."
             )
         method = self._method(names, self.experiment.evaluation.protocol, templates)
-        tensors = method.tailor(self._shared, self._kept)
+        kept = of_clients(self._kept)
+        tensors = method.tailor(self._shared, kept)
         if client is not None:
             tensors = {**tensors, **self._private(client)}
-        return User(method, tensors, method.client_weights(self._kept))
+        return User(method, tensors, method.client_weights(kept) if kept else {})
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
         """An image file as the encoder reads it; raises `BadImage`."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.answering import FinishedRun
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import Conversation
+from fedvl.evaluation.predict import Conversation
 from fedvl.methods.parts.adapters import gated
 from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
+from fedvl.serve.model import FinishedRun
 from fedvl.tensors import Tensors, save, write_whole
 
 PROBES = 64  # random images on which the exported formula must agree with the method

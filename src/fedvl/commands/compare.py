@@ -10,7 +10,7 @@ import typer
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
-    from fedvl.grid import Grid
+    from fedvl.compare.grid import Grid
     from fedvl.preparation import Opener
 
 COMPARE_EXAMPLES = """
@@ -57,8 +57,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
-    from fedvl.comparison import flags_grid, summarise, write_comparison
-    from fedvl.grid import Stand, read_grid
+    from fedvl.compare.grid import Stand, read_grid
+    from fedvl.compare.run import flags_grid, summarise, write_comparison
     from fedvl.preparation import Opener
 
     base = assigned(settings)
@@ -86,7 +86,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run a table or figure of the five papers again, and set it against the paper."""
-    from fedvl.grid import recipe_names
+    from fedvl.compare.grid import recipe_names
 
     if on not in ("paper", "embedded"):
         raise FedVLError(f"--on is paper or embedded, not '{on}'.")
@@ -110,9 +110,16 @@ def reproduce_all(
     quiet: bool,
 ) -> None:
     """One after the other, with runs that they have in common run once."""
-    from fedvl.grid import read_recipe
+    from fedvl.compare.grid import read_recipe
+    from fedvl.compare.reproduce import (
+        EMBEDDED_LABEL,
+        QUICK_LABEL,
+        against_paper,
+        arranged,
+        wanting,
+        write_reproduction,
+    )
     from fedvl.preparation import Opener
-    from fedvl.reproduction import EMBEDDED_LABEL, QUICK_LABEL, against_paper, arranged, wanting, write_reproduction
 
     labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
     recipes = {name: read_recipe(name) for name in names}
@@ -132,7 +139,7 @@ def reproduce_all(
 
 
 def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
-    from fedvl.comparison import perform_grid
+    from fedvl.compare.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 
     with TerminalDisplay(quiet) as display:
@@ -143,7 +150,7 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     """The table, what failed, and where the rest is; a failure makes the command fail in the end."""
     from rich.console import Console
 
-    from fedvl.report.grids import footnote, heading, terminal_tables
+    from fedvl.report.comparison_tables import footnote, heading, terminal_tables
 
     console = Console()
     if title := heading(summary):
@@ -163,7 +170,7 @@ def show_recipes() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from fedvl.grid import read_recipe, recipe_names
+    from fedvl.compare.grid import read_recipe, recipe_names
 
     table = Table("recipe", "kind", "what it is", box=None, pad_edge=False)
     for name in recipe_names():
@@ -177,8 +184,8 @@ def listed(text: str) -> list[str]:
 
 
 def assigned(assignments: list[str] | None) -> dict[str, Any]:
+    from fedvl.compare.grid import layered
     from fedvl.config import parse_assignment
-    from fedvl.grid import layered
 
     return layered(*map(parse_assignment, assignments or []))
 

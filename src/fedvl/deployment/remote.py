@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedvl.config import FederationConfig
+from fedvl.deployment.messages import Header, Kind, Letter, write
+from fedvl.deployment.wire import decode, encode
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
-from fedvl.federation.letters import Header, Kind, Letter, write
 from fedvl.federation.local import Trained
-from fedvl.federation.wire import decode, encode
 from fedvl.methods.base import Method, Update
 from fedvl.tensors import Tensors
 
@@ -100,13 +100,15 @@ class RemoteEngine:
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """The clients' reports, summed here if the method needs no more; this process does see each of them."""
         answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), encode(shared)))
+        consultation = self.method.consultation
+        assert consultation is not None
         reports = [Report(client, answers[client].tensors) for client in sorted(answers)]
-        good, refusals = sound_reports(reports, self.method.report_shapes())
+        good, refusals = sound_reports(reports, consultation.shapes)
         self.round, self.reporters = round_index, [report.client for report in good if report.client is not None]
         for client in self.reporters:
             self._note_state(answers[client].header)
         refusals = [*self.refused(), *refusals]
-        return [sum_of_reports(good)] if good and self.method.sums_reports else good, refusals
+        return [sum_of_reports(good)] if good and consultation.summed else good, refusals
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
         answers = {client: settlements.get(client, settlements.get(None)) for client in self.reporters}

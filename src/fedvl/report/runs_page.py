@@ -7,7 +7,7 @@ from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import colour
 from fedvl.report.reading import Run, difference, flatten, number, series
-from fedvl.report.single import SIZES, drawn, kind_of
+from fedvl.report.run_page import SIZES, drawn, kind_of
 from fedvl.report.tables import (
     MISSING,
     Cell,

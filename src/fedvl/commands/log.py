@@ -14,7 +14,7 @@ def log(
     out: Annotated[Path, typer.Option(help="Folder of the other program's files.")] = Path("logs"),
 ) -> None:
     """Hand the rounds, settings and results of runs to TensorBoard or MLflow."""
-    from fedvl.report.export import EXPORTERS, read_log
+    from fedvl.report.event_logs import EXPORTERS, read_log
 
     if to not in EXPORTERS:
         raise FedVLError(f"--to is {' or '.join(EXPORTERS)}, not '{to}'.")

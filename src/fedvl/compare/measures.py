@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.evaluation.answers import answer_all
 from fedvl.evaluation.embedding import MOST_POINTS, embedding_map
 from fedvl.evaluation.leakage import SIDE, attack
+from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import read_experiment
-from fedvl.methods.base import Samples
+from fedvl.methods.base import Samples, of_clients
 from fedvl.methods.fed_mp import FedMP
 from fedvl.preparation import Opener, Prepared, Silent, prepare
 from fedvl.report.reading import read_run
@@ -116,7 +116,7 @@ def prediction_map(run: FinishedRun) -> dict[str, Any]:
     method, images = prepared.asked, some(prepared.test, run, MOST_POINTS)
     if not isinstance(method, FedMP):
         raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
-    tensors = method.tailor(shared, kept)
+    tensors = method.tailor(shared, of_clients(kept))
     with torch.no_grad():
         adapted = method.adapted(tensors, images.inputs).cpu().numpy()
         by_text = method.predict(tensors, images.inputs).argmax(-1).cpu().numpy()

@@ -12,7 +12,7 @@ import typer
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
-    from fedvl.answering import FinishedRun, User
+    from fedvl.serve.model import FinishedRun, User
 
 ENCODED_TOGETHER = 64
 
@@ -47,7 +47,7 @@ def serve(
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
-    from fedvl.answering import FinishedRun
+    from fedvl.serve.model import FinishedRun
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
@@ -76,7 +76,7 @@ def predict(
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
-    from fedvl.answering import FinishedRun
+    from fedvl.serve.model import FinishedRun
 
     paths = image_files(images)
     opened = FinishedRun(run, device)
@@ -99,8 +99,8 @@ def export(
     device: Device = None,
 ) -> None:
     """Write the model as a folder that needs no FedVL: Hugging Face's CLIP and a classifier."""
-    from fedvl.answering import FinishedRun
-    from fedvl.export import export as write
+    from fedvl.serve.export import export as write
+    from fedvl.serve.model import FinishedRun
 
     write(FinishedRun(run, device), folder, read_names(classes), client)
     print(f"{folder / 'README.md'} says how to use it.")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fedvl import __version__
+from fedvl.compare.grid import Case, Grid, folder_name, layered
+from fedvl.compare.measures import Figure, FinishedRun, measured
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, resolve_experiment
 from fedvl.federation.journal import locked
-from fedvl.grid import Case, Grid, folder_name, layered
-from fedvl.measures import Figure, FinishedRun, measured
 from fedvl.preparation import Opener
 from fedvl.tensors import write_whole
 
@@ -185,7 +185,7 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 
 def write_comparison(summary: Mapping[str, Any], out: Path) -> None:
-    from fedvl.report.grids import write_tables
+    from fedvl.report.comparison_tables import write_tables
     from fedvl.report.page import write_report
 
     write_tables(summary, out)

@@ -9,10 +9,10 @@ import hashlib
 import secrets
 from pathlib import Path
 
+from fedvl.deployment.messages import Header, Letter, write
+from fedvl.deployment.wire import decode, encode
 from fedvl.errors import FedVLError
-from fedvl.federation.letters import Header, Letter, write
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.wire import decode, encode
 from fedvl.tensors import Tensors, digest, load, save, write_whole
 
 ROUNDS_KEPT = 2  # behind the present one: as many as the server's journal may fall back

@@ -10,8 +10,8 @@ from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Place, bound_chart, map_chart
-from fedvl.report.grids import by_place, figure, footnote
-from fedvl.report.single import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
+from fedvl.report.comparison_tables import by_place, figure, footnote
+from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.tables import MISSING, cell_of, points
 
 FEWEST_AXES = 3  # of a radar; fewer make bars

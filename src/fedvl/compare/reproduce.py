@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvl.comparison import Outcome, summarise
+from fedvl.compare.grid import QUICK, Grid, Stand
+from fedvl.compare.run import Outcome, summarise
 from fedvl.data.catalogue import find
 from fedvl.data.sources import default_data_root, how_to_get, place_of
 from fedvl.errors import FedVLError
-from fedvl.grid import QUICK, Grid, Stand
 from fedvl.models import EMBEDDED
-from fedvl.report.grids import write_tables
+from fedvl.report.comparison_tables import write_tables
 from fedvl.report.page import write_report
 from fedvl.tensors import write_whole
 

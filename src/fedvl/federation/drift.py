@@ -1,0 +1,22 @@
+"""How far the clients of a round move apart, in amount and in direction (FedPP, eq. 6 and figure 3)."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch.nn.functional import cosine_similarity
+
+from fedvl.tensors import Tensors
+
+
+def drift(before: Sequence[Tensors], after: Sequence[Tensors], names: Sequence[str]) -> dict[str, float]:
+    """Figures for each of the names; private tensors are there only where clients are simulated in this process."""
+    figures = {}
+    for name in names:
+        if len(after) > 1 and all(name in tensors for tensors in (*before, *after)):
+            ends = [tensors[name].double().flatten() for tensors in after]
+            moves = torch.stack([end - start[name].double().flatten() for start, end in zip(before, ends, strict=True)])
+            figures[f"drift_diversity_{name}"] = float(moves.pow(2).sum() / moves.sum(0).pow(2).sum())  # eq. 6
+            cosines = [cosine_similarity(one, other, dim=0) for one, other in combinations(ends, 2)]
+            figures[f"cosine_distance_{name}"] = float(1 - torch.stack(cosines).mean())
+    return figures

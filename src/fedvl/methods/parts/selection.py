@@ -1,0 +1,77 @@
+"""Cooperative selection (FedPP, eq. 2 and 3): clients agree, through counts of classes, on which images to label.
+
+A client counts the classes of its reliable images and the server sums the counts; the totals say how many images of each class
+every client labels, so that all classes are learned alike. Eq. 3 needs the totals only, so that a client can work out its own
+share and the server need not learn a client's counts (``summed``); otherwise it sees them and works the shares out itself.
+
+It is a :class:`~fedvl.methods.base.Consultation`: any method whose clients keep :meth:`Selection.join` may have it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedvl.methods.base import Samples
+from fedvl.methods.parts import pseudo_labels
+from fedvl.tensors import Tensors
+
+PER_SAMPLE = ("labels", "likeliest", "confidence")
+
+Predict = Callable[[int, Tensors, Tensors], Tensor]  # round, tensors, inputs -> images x classes, probabilities
+
+
+class Selection(NamedTuple):
+    predict: Predict
+    classes: int
+    clients: int
+    interval: int  # Q: rounds between two selections
+    scheme: str = "cps"  # or one of pseudo_labels.LABELLERS, by which each client labels alone
+    shots: int = 16  # labels of each class and client, of such a one
+    filters: pseudo_labels.Filters = "both"
+    quota: pseudo_labels.Quota = "quarter"
+    summed: bool = True
+
+    @property
+    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+        return {"counts": (self.classes,), "images": (1,)} if self.scheme == "cps" else {}
+
+    def join(self, samples: Samples) -> Tensors:
+        """What a client keeps: no labels yet."""
+        nothing = torch.zeros_like(samples.labels)
+        confidence, counts = nothing.to(torch.get_default_dtype()), nothing.new_zeros(self.classes)
+        return {"labels": nothing - 1, "likeliest": nothing, "confidence": confidence, "counts": counts}
+
+    def due(self, round_index: int) -> bool:
+        return round_index % self.interval == 0
+
+    def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
+        """The classes of the client's reliable images (eq. 2), counted, and how many images it has."""
+        table = self.predict(round_index, tensors, samples.inputs)
+        if self.scheme != "cps":
+            return {}, {"labels": pseudo_labels.LABELLERS[self.scheme](table, self.shots).labels}
+        confidence, likeliest = table.max(-1)
+        counts = pseudo_labels.count_classes(likeliest[pseudo_labels.reliable(table, self.filters)], self.classes)
+        sent = {"counts": counts.float(), "images": counts.new_tensor([len(samples)]).float()}
+        return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
+
+    def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
+        """The totals and the quota M, or what eq. 3 makes of them for a client whose counts the server knows."""
+        if self.scheme != "cps":
+            return {}
+        totals = total["counts"].long()
+        most = pseudo_labels.quota(self.quota, int(total["images"]), totals, round_index // self.interval)
+        if own is None:
+            return {"totals": total["counts"], "quota": total["counts"].new_tensor([most])}
+        return {"allocation": pseudo_labels.allocation(own["counts"].long(), totals, most, self.clients).float()}
+
+    def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
+        if self.scheme != "cps":
+            return {}
+        if "allocation" in settlement:
+            allocated = settlement["allocation"].long()
+        else:
+            totals, most = settlement["totals"].long(), int(settlement["quota"])
+            allocated = pseudo_labels.allocation(private["counts"], totals, most, self.clients)  # eq. 3
+        return {"labels": pseudo_labels.pick(private["likeliest"], private["confidence"], allocated)}
