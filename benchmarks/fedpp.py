@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
         accuracy = {"accuracy": prepared.judge(shared, kept).figures["accuracy"]} if asked else {}
         return {**accuracy, **prepared.label_figures()}
 
-    if shared or method.trained_private:
+    if shared or method.role.trained_private:
         federation.run(evaluate, by_round.append)
     found = prepared.judge(federation.shared, federation.kept).figures
     kept_of_round = ("accuracy", "pseudo_label_accuracy", "drift_diversity", "cosine_distance", "seconds")

@@ -127,7 +127,7 @@ class Contest:
         return Run(differences(times), federation.shared, engine.private), encoding, start, private
 
     def trained(self, private: Tensors) -> Tensors:
-        return {name: private[name] for name in self.method.trained_private}
+        return {name: private[name] for name in self.method.role.trained_private}
 
     def encoded(self) -> Tensors:
         """The images in the forms that our runs have: encoded once, and rounded as the cache rounds them."""

@@ -27,7 +27,7 @@ from fedvl.methods import file_digest, load_method
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import OPEN_ANEW, Display, Judged, Opener, Prepared, prepare
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, count_elements, digest, save, write_whole
+from fedvl.tensors import ByClient, Tensors, count_elements, digest, flatten, save, write_whole
 
 RESULT_SCHEMA = 1
 IMAGES_TIMED = 16
@@ -125,13 +125,13 @@ def run_prepared(prepared: Prepared, engine: Engine, folder: Path, display: Disp
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
 
-    def judge(shared: Tensors, kept: Tensors) -> Judged:
+    def judge(shared: Tensors, kept: ByClient) -> Judged:
         began = time.perf_counter()
         found = prepared.judge(shared, kept)
         judged.append((found, time.perf_counter() - began))
         return found
 
-    def evaluate(shared: Tensors, kept: Tensors, round_number: int) -> dict[str, Any]:
+    def evaluate(shared: Tensors, kept: ByClient, round_number: int) -> dict[str, Any]:
         if round_number % experiment.evaluation.every and round_number != rounds:
             return {}
         return {"accuracy": judge(shared, kept).figures["accuracy"], **prepared.label_figures()}
@@ -148,7 +148,7 @@ def run_prepared(prepared: Prepared, engine: Engine, folder: Path, display: Disp
 
         federation.run(evaluate, after_round)
     if not judged:  # nothing was trained, or all of it before this process began
-        judge(federation.shared, federation.kept)
+        judge(federation.shared, federation.last)
     flops = prepared.engine.local_flops(federation.shared) if federation.trains else 0
     result = describe(prepared, federation, zero_shot, judged, flops)
     finish(folder, result, federation)
@@ -185,7 +185,7 @@ def describe(
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
-            {name: tensor for name, tensor in federation.shared.items() if prepared.method.trains(name)}
+            {name: tensor for name, tensor in federation.shared.items() if prepared.method.role.shared(name).trained}
         ),
         "private_parameters": count_elements(prepared.trained_private()),
         "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
@@ -256,7 +256,7 @@ def missing_figures(prepared: Prepared, federation: Federation) -> dict[str, Any
         prepared.asked, federation.shared, prepared.test, prepared.experiment.evaluation.batch_size
     )
     return {
-        "conditions": prepared.judge_conditions(federation.shared, federation.kept),
+        "conditions": prepared.judge_conditions(federation.shared, federation.last),
         "embedding": embedding_map(embedded, prepared.test),
     }
 
@@ -286,8 +286,10 @@ def finish(folder: Path, result: dict[str, Any], federation: Federation) -> None
         write_whole(folder / "examples.json", json.dumps(examples).encode())
     described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
     files = {"model.safetensors": save(folder / "model.safetensors", federation.shared, described)}
-    if federation.kept:  # what the server answers queries with
-        files["kept.safetensors"] = save(folder / "kept.safetensors", federation.kept, {"method": result["method"]})
+    if federation.last:  # what the server answers queries with
+        files["kept.safetensors"] = save(
+            folder / "kept.safetensors", flatten(federation.last), {"method": result["method"]}
+        )
     result["files_sha256"] = files
     write_whole(folder / "result.json", json.dumps(result).encode())
 

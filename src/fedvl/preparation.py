@@ -26,13 +26,13 @@ from fedvl.evaluation.personal import personal_answers, personal_confusions, per
 from fedvl.evaluation.predict import classify
 from fedvl.federation.local import LABELS, LocalEngine
 from fedvl.methods import load_method
-from fedvl.methods.base import Method, Options, Samples, Task, of_clients
+from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import label_figures, relabelled
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.tensors import Tensors
+from fedvl.tensors import ByClient, Tensors
 
 TEXTS_AT_ONCE = 256
 MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
@@ -101,9 +101,9 @@ class Prepared:
     encode_seconds: float
     notes: list[str]
 
-    def judge(self, shared: Tensors, kept: Tensors) -> Judged:
+    def judge(self, shared: Tensors, kept: ByClient) -> Judged:
         """How the model that these tensors make answers the test; in the personal protocol, each client's own."""
-        tensors = self.asked.tailor(shared, of_clients(kept))
+        tensors = self.asked.tailor(shared, kept)
         return self._judged(self.asked, lambda client: {**tensors, **self._private_of(client)}, tensors)
 
     def judge_zero_shot(self) -> Judged | None:
@@ -112,7 +112,7 @@ class Prepared:
             return None
         return self._judged(ZeroShot(Options(), self.asked.task), lambda client: {}, {})
 
-    def judge_conditions(self, shared: Tensors, kept: Tensors) -> list[dict[str, Any]]:
+    def judge_conditions(self, shared: Tensors, kept: ByClient) -> list[dict[str, Any]]:
         """Accuracy and macro-F1 under each condition of the missing-modality protocol; conditions alike are asked once."""
         figures = {
             id(samples): replace(self, test=samples).judge(shared, kept).figures
@@ -126,7 +126,7 @@ class Prepared:
     def trained_private(self) -> Tensors:
         """What a client trains for itself beside the shared tensors."""
         private = self.engine.private_of(max(range(self.engine.clients), key=lambda c: len(self.engine.rows[c])))
-        return {name: tensor for name, tensor in private.items() if name in self.method.trained_private}
+        return {name: tensor for name, tensor in private.items() if self.method.role.private(name).trained}
 
     def label_figures(self) -> dict[str, Any]:
         """How many pseudo-labels are trained on and how many of them are true; nothing where true labels are given."""
@@ -151,7 +151,7 @@ class Prepared:
         return Judged(np.sum(matrices, axis=0), personal_figures(matrices), answers)
 
     def _private_of(self, client: int) -> Tensors:
-        return self.engine.private_of(0 if self.method.pools_data else client)
+        return self.engine.private_of(0 if self.method.scope == "pooled" else client)
 
 
 def prepare(experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW) -> Prepared:
@@ -227,7 +227,7 @@ def prepare(experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW
             experiment.data.labels,
             experiment.data.pseudo_shots,
         )
-    if method.pools_data:
+    if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
     asked_images = read["test"].kept[deal.asked]
     return Prepared(
@@ -315,13 +315,13 @@ def check_labels(
     dataset: Dataset, method: type[Method], labels: dict[str, NDArray[np.int64]], experiment: Experiment
 ) -> None:
     name, protocol = experiment.method.name, experiment.evaluation.protocol
-    if experiment.data.labels != "true" and not method.needs_labels:
+    if experiment.data.labels != "true" and method.labels == "none":
         raise FedVLError(f"Method '{name}' takes no labels from elsewhere; leave data.labels as it is.")
-    if experiment.data.labels == "cpl" and not method.takes_candidates:
+    if experiment.data.labels == "cpl" and method.labels != "candidates":
         raise FedVLError(
             f"Method '{name}' cannot learn from CPL's several candidates an image; use fpl, cps, or a prompt method."
         )
-    if method.needs_labels and experiment.data.labels == "true" and (labels["train"] < 0).any():
+    if method.labels != "none" and experiment.data.labels == "true" and (labels["train"] < 0).any():
         raise FedVLError(
             f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; "
             "label them, use --set data.labels=cps, or use fst-cbdg or fedpp."
@@ -330,7 +330,7 @@ def check_labels(
         raise FedVLError(
             f"Some test images of '{dataset.name}' have no label, so that no accuracy can be told; label them or leave them out."
         )
-    if protocol == "open" and not method.answers_new_classes:
+    if protocol == "open" and method.vocabulary == "trained":
         raise FedVLError(
             f"Method '{name}' knows only the classes that it was trained on; use --protocol closed, or fed-mp or fedclip."
         )

@@ -14,6 +14,7 @@ from safetensors.torch import save as serialise
 from fedvl.errors import FedVLError
 
 Tensors = dict[str, torch.Tensor]
+ByClient = dict[int, Tensors]
 
 
 def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> Tensors:
@@ -28,6 +29,20 @@ def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence
             accumulator.add_(item[name], alpha=weight / total)
         result[name] = accumulator.to(first.dtype)
     return result
+
+
+def flatten(by_client: ByClient) -> Tensors:
+    """Name the tensors of clients CLIENT/NAME."""
+    return {f"{client}/{name}": tensor for client, own in by_client.items() for name, tensor in own.items()}
+
+
+def unflatten(tensors: Mapping[str, torch.Tensor]) -> ByClient:
+    """Sort tensors named CLIENT/NAME by client."""
+    found: ByClient = {}
+    for key, tensor in tensors.items():
+        client, name = key.split("/", 1)
+        found.setdefault(int(client), {})[name] = tensor
+    return {client: found[client] for client in sorted(found)}
 
 
 def count_elements(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -18,12 +18,12 @@ from fedvl.evaluation.embedding import MOST_POINTS, embedding_map
 from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import read_experiment
-from fedvl.methods.base import Samples, of_clients
+from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
 from fedvl.preparation import Opener, Prepared, Silent, prepare
 from fedvl.report.reading import read_run
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import Tensors, load
+from fedvl.tensors import ByClient, Tensors, load, unflatten
 
 Figure = float | list[float] | dict[str, Any]
 
@@ -33,7 +33,7 @@ DOTS = 1000  # images in FST-CBDG's scatter of entropies
 class Reopened(NamedTuple):
     prepared: Prepared
     shared: Tensors
-    kept: Tensors
+    kept: ByClient
 
 
 class FinishedRun:
@@ -48,7 +48,9 @@ class FinishedRun:
     def reopened(self) -> Reopened:
         prepared = prepare(read_experiment(self.folder), Silent(), self.opener)
         kept = self.folder / "kept.safetensors"
-        return Reopened(prepared, load(self.folder / "model.safetensors"), load(kept) if kept.is_file() else {})
+        return Reopened(
+            prepared, load(self.folder / "model.safetensors"), unflatten(load(kept)) if kept.is_file() else {}
+        )
 
 
 def measured(name: str, run: FinishedRun) -> Figure:
@@ -116,7 +118,7 @@ def prediction_map(run: FinishedRun) -> dict[str, Any]:
     method, images = prepared.asked, some(prepared.test, run, MOST_POINTS)
     if not isinstance(method, FedMP):
         raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
-    tensors = method.tailor(shared, of_clients(kept))
+    tensors = method.tailor(shared, kept)
     with torch.no_grad():
         adapted = method.adapted(tensors, images.inputs).cpu().numpy()
         by_text = method.predict(tensors, images.inputs).argmax(-1).cpu().numpy()

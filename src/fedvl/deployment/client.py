@@ -146,16 +146,15 @@ class Client:
         method, engine = ready.prepared.method, ready.prepared.engine
         shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
         sent: dict[str, Tensors] = {}
-        kinds: list[Kind] = (
-            ["report", "adopt", "train"] if method.consultation and method.consultation.due(0) else ["train"]
-        )
+        consultation = method.consultation()
+        kinds: list[Kind] = ["report", "adopt", "train"] if consultation and consultation.due(0) else ["train"]
         with TemporaryDirectory() as folder:
             party, state = Party(self.file.number, engine, Path(folder)), ""
             for kind in kinds:
                 payload = shared
-                if kind == "adopt" and method.consultation:
-                    own = None if method.consultation.summed else sent["report"]
-                    payload = method.consultation.settle(0, sent["report"], own)
+                if kind == "adopt" and consultation:
+                    own = None if consultation.summed else sent["report"]
+                    payload = consultation.settle(0, sent["report"], own)
                 header = Header(
                     run="0", experiment=identity, round=0, attempt=0, kind=kind, client=self.file.number, state=state
                 )

@@ -100,10 +100,10 @@ class RemoteEngine:
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """The clients' reports, summed here if the method needs no more; this process does see each of them."""
         answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), encode(shared)))
-        consultation = self.method.consultation
+        consultation = self.method.consultation()
         assert consultation is not None
         reports = [Report(client, answers[client].tensors) for client in sorted(answers)]
-        good, refusals = sound_reports(reports, consultation.shapes)
+        good, refusals = sound_reports(reports, consultation.report_shapes)
         self.round, self.reporters = round_index, [report.client for report in good if report.client is not None]
         for client in self.reporters:
             self._note_state(answers[client].header)

@@ -124,7 +124,7 @@ def fitting(settings: dict[str, Any], clients: int) -> Experiment:
         raise FedVLError(
             "A federation between machines runs methods that all parties have; put yours into the package."
         )
-    if method.pools_data:
+    if method.scope == "pooled":
         raise FedVLError(f"Method '{experiment.method.name}' pools all data in one place; it is for fedvl run only.")
     if experiment.data.labels == "cps":
         raise FedVLError(
@@ -299,7 +299,7 @@ def complete_with_machines(run_folder: Path, display: Display) -> dict[str, Any]
     prepared.engine.rows = [prepared.engine.rows[0][:0]] * len(federation.parties)  # nobody's data is here
     prepared.counts[:] = 0
     prepared.partition_note = "The parties hold their images; the server knows nothing of them."
-    if prepared.method.trained_private:
+    if prepared.method.role.trained_private:
         prepared.notes.append(
             "Accuracy is that of the shared tensors alone: what clients train for themselves stays there."
         )

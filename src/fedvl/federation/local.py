@@ -6,7 +6,7 @@ clients are sorted by their number of batches, so those still moving are a prefi
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.checks import Refusal, Report, sound_reports, sum_of_reports
 from fedvl.federation.optimisers import Optimiser, learning_rate
-from fedvl.methods.base import Batch, Method, Samples, Update
+from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
-LABELS = "labels"  # the private tensor that replaces the labels of a client's samples; -1: not to be trained on
+LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 
 GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
 
@@ -31,6 +31,14 @@ class Trained(NamedTuple):
     update: Update
     private: Tensors
     loss: float
+
+
+class Member(NamedTuple):
+    """A client of a chunk: the positions of the samples it trains on, and its private tensors."""
+
+    client: int
+    used: Tensor
+    private: Tensors
 
 
 class LocalEngine:
@@ -52,6 +60,7 @@ class LocalEngine:
         self.federation = federation
         self.seed = seed
         self.private: dict[int, Tensors] = {}
+        self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
 
     @property
@@ -61,20 +70,31 @@ class LocalEngine:
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]:
-        """Train each client of the cohort that has data, from the same shared tensors or each from its ``own``.
-
-        The result is in the order of the cohort.
-        """
-        used = {client: self._used(client) for client in cohort}
+        """Train the clients of the cohort that have data, each from the shared tensors or its ``own``."""
+        private = {client: self.private_of(client) for client in cohort}
+        used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
         trained: dict[int, Trained] = {}
-        for first in range(0, len(working), size):
-            chunk = working[first : first + size]
-            begins = [own[client] for client in chunk] if own else [shared]
-            for result in self._train_chunk(round_index, chunk, [used[client] for client in chunk], begins):
-                trained[result.update.client] = result
+        for members in self._alike(working, private, own):
+            for first in range(0, len(members), size):
+                chunk = [Member(c, used[c], private[c]) for c in members[first : first + size]]
+                begins = [own[member.client] for member in chunk] if own else [shared]
+                for result in self._train_chunk(round_index, chunk, begins):
+                    trained[result.update.client] = result
         return [trained[client] for client in cohort if client in trained]
+
+    def _alike(
+        self, clients: list[int], private: Mapping[int, Tensors], own: Mapping[int, Tensors] | None
+    ) -> Iterable[list[int]]:
+        """Group clients by the shapes of their tensors, so that each group can be stacked."""
+        groups: dict[object, list[int]] = {}
+        for client in clients:
+            tensors = {**private[client], **(own[client] if own else {})}
+            per_sample = self.method.role.per_sample
+            shapes = tuple((name, tensor.shape) for name, tensor in tensors.items() if name not in per_sample)
+            groups.setdefault(shapes, []).append(client)
+        return groups.values()
 
     def keep(self, trained: Iterable[Trained]) -> None:
         """Adopt the private tensors of clients whose round was committed."""
@@ -83,12 +103,12 @@ class LocalEngine:
                 self.private[result.update.client] = result.private
 
     def refused(self) -> list[Refusal]:
-        """What came from clients and could not even be read: nothing, where nothing travels."""
+        """Return the messages that could not be read: none, since nothing travels."""
         return []
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """What all clients that have data say before a round: their reports, or only the sum if the method needs no more."""
-        consultation, reports = self.method.consultation, []
+        """Collect the reports of all clients that have data, or their sum if the method needs no more."""
+        consultation, reports = self.method.consultation(), []
         assert consultation is not None
         for client in self._with_data():
             tensors = self.private_of(client)
@@ -98,83 +118,80 @@ class LocalEngine:
                 )
             self.private[client] = {**tensors, **changed}
             reports.append(Report(client, sent))
-        good, refusals = sound_reports(reports, consultation.shapes)
+        good, refusals = sound_reports(reports, consultation.report_shapes)
         return [sum_of_reports(good)] if good and consultation.summed else good, refusals
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
-        """Give the clients the server's answers: each its own, or all the one under None."""
-        assert self.method.consultation is not None
+        """Give each client the server's answer: its own, or the one under None."""
+        consultation = self.method.consultation()
+        assert consultation is not None
         for client in self._with_data():
             answer = settlements.get(client, settlements.get(None))
             if answer is not None:
                 private = self.private_of(client)
-                self.private[client] = {**private, **self.method.consultation.adopt(private, answer)}
+                self.private[client] = {**private, **consultation.adopt(private, answer)}
 
     def private_of(self, client: int) -> Tensors:
-        """What a client keeps for itself; for one that never took part, what it would begin with."""
-        if client in self.private:
-            return self.private[client]
-        if type(self.method).join is Method.join or not len(self.rows[client]):
-            return {}  # nothing to keep: spare the copy of the client's data
-        return self.method.join(self.data.take(self.rows[client]), torch_generator(self.seed, "join", client))
+        """Return a client's private tensors; before its first round, those it would begin with."""
+        kept = self.private.get(client, {})
+        if (kept and not self.method.role.renews_private) or not self._joins or not len(self.rows[client]):
+            return kept
+        joined = self.method.join(self.data.take(self.rows[client]), torch_generator(self.seed, "join", client))
+        self._joins = bool(joined)  # a method that keeps nothing is not asked again: that copies a client's data
+        return {**joined, **kept}
 
     def local_flops(self, shared: Tensors) -> int:
-        """Floating-point operations of a round of the client with the most data: torch's count of its first step, times steps."""
+        """Count the operations of a round of the largest client: those of its first step, times steps."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        used = {client: self._used(client) for client in range(self.clients)}
-        client = max(used, key=lambda c: len(used[c]))
-        if not len(used[client]):
+        members = [Member(c, self._used(c, self.private_of(c)), self.private_of(c)) for c in range(self.clients)]
+        largest = max(members, key=lambda member: len(member.used))
+        if not len(largest.used):
             return 0
         with FlopCounterMode(display=False) as counter:
-            self._train_chunk(0, [client], [used[client]], [shared], most_steps=1)
-        steps = self.training.local_epochs * -(-len(used[client]) // self.training.batch_size)
+            self._train_chunk(0, [largest], [shared], most_steps=1)
+        steps = self.training.local_epochs * -(-len(largest.used) // self.training.batch_size)
         return int(counter.get_total_flops()) * steps
 
     def _with_data(self) -> list[int]:
         return [client for client in range(self.clients) if len(self.rows[client])]
 
-    def _used(self, client: int) -> Tensor:
-        """Positions of the samples that a client trains on now."""
+    def _used(self, client: int, private: Tensors) -> Tensor:
+        """Return the positions of the samples that a client trains on now."""
         everything = torch.arange(len(self.rows[client]))
-        if not len(everything) or LABELS not in self.method.per_sample:
-            return everything
-        return everything[self.private_of(client)[LABELS].cpu() >= 0]
+        return everything[private[LABELS].cpu() >= 0] if LABELS in private else everything
 
     def _train_chunk(
         self,
         round_index: int,
-        clients: list[int],
-        used: list[Tensor],
+        chunk: list["Member"],
         begins: Sequence[Tensors],
         most_steps: int | None = None,
     ) -> list[Trained]:
-        """Train clients that are sorted by how many samples they use (``used``: their positions), the most first.
-
-        ``begins``: what each of them begins with, or one set of tensors for all.
-        """
+        """Train clients, those with the most samples first, each from its ``begins`` or all from one."""
+        clients, used = [member.client for member in chunk], [member.used for member in chunk]
         shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
         positions, mask = self._batches(round_index, clients, used, largest)
         steps = [min(int(count), most_steps or int(count)) for count in mask.any(-1).sum(-1)]
-        joined = [self.private_of(client) for client in clients]
         received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
         tensors = {
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
             for name, tensor in received.items()
         }
-        tensors |= self._stacked_private(joined, largest)
-        moving = {name: tensor for name, tensor in tensors.items() if self._moves(name, shared)}
+        tensors |= self._stacked_private([member.private for member in chunk], largest)
+        rates_of = {name: self._rate_factor(name, shared) for name in tensors}
+        moving = {name: tensor for name, tensor in tensors.items() if rates_of[name] is not None}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
         rates = self._rates(round_index, used, max(steps))
-        optimiser = Optimiser(self.training, rates[0], moving)
+        optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
         gradient_step = self._gradient_step(same)
         generators = [torch_generator(self.seed, "noise", round_index, client) for client in clients]
         losses = torch.zeros(len(clients), dtype=torch.float64)
         padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
         whole = (
             {name: tensor[padded_rows] for name, tensor in self.data.inputs.items()}
-            if self.method.sees_whole_client
+            if self.method.scope == "client"
             else {}
         )
         for step in range(max(steps)):
@@ -197,7 +214,7 @@ class LocalEngine:
                 still[name][:active] = tensor.clone()  # it may be the very tensor that it is written to
             losses[:active] += loss.double().cpu()
         return [
-            self._leave(
+            self._split_update(
                 client,
                 {name: tensor[row] for name, tensor in tensors.items()},
                 shared,
@@ -207,22 +224,27 @@ class LocalEngine:
             for row, client in enumerate(clients)
         ]
 
-    def _moves(self, name: str, shared: Tensors) -> bool:
-        return self.method.trains(name) if name in shared else name in self.method.trained_private
+    def _rate_factor(self, name: str, shared: Tensors) -> float | None:
+        """Return the factor on a tensor's learning rate; None if gradients do not move it."""
+        if name in self.method.role.given:
+            return None
+        role = self.method.role.shared(name) if name in shared else self.method.role.private(name)
+        return role.rate if role.trained else None
 
-    def _leave(self, client: int, tensors: Tensors, shared: Tensors, used: int, loss: float) -> Trained:
-        """What a client sends and what it keeps, out of all that its training had in hand."""
-        size = len(self.rows[client])
+    def _split_update(self, client: int, tensors: Tensors, shared: Tensors, used: int, loss: float) -> Trained:
+        """Split what training had in hand into what a client sends and what it keeps."""
+        size, role = len(self.rows[client]), self.method.role
         private = {
-            name: (tensor[:size] if name in self.method.per_sample else tensor).clone()
+            name: (tensor[:size] if name in role.per_sample else tensor).clone()
             for name, tensor in tensors.items()
             if name not in shared
         }
-        sent = {name: tensors[name] for name in shared}
-        if self.method.extra_shapes():
-            sent |= self.method.extras({**private, **sent}, self.data.take(self.rows[client]))
-        update = Update(client, sent, 1.0 if self.method.counts_clients_equally else float(used))
-        return Trained(update, private if self.method.private_lasts else {}, loss)
+        sent = {name: tensors[name] for name in shared if name not in role.given}
+        if role.sent:
+            samples = self.data.take(self.rows[client])
+            sent |= {name: extra.make({**private, **sent}, samples) for name, extra in role.sent.items()}
+        update = Update(client, sent, 1.0 if self.method.weighting == "clients" else float(used))
+        return Trained(update, {name: t for name, t in private.items() if role.private(name).lasts}, loss)
 
     def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
         """Positions of each client's samples (clients x steps x batch) in a fresh order for each epoch, and which are real."""
@@ -258,7 +280,7 @@ class LocalEngine:
         stacked = {}
         for name in joined[0]:
             parts = [tensors[name] for tensors in joined]
-            if name in self.method.per_sample:
+            if name in self.method.role.per_sample:
                 parts = [torch.cat([part, part.new_zeros(largest + 1 - len(part), *part.shape[1:])]) for part in parts]
             stacked[name] = torch.stack(parts)
         return stacked
@@ -292,14 +314,11 @@ class LocalEngine:
             detached = {name: tensor.detach() for name, tensor in changed.items()}
             return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
 
-        # Only of the class that wrote the loss: whoever changes the loss has no closed form unless it writes one too.
-        author = next(
-            kind for kind in type(self.method).__mro__ if vars(kind).keys() & {"loss", "objective", "gradients"}
-        )
-        closed_form: Any = getattr(self.method, "gradients", None) if "gradients" in vars(author) else None
+        closed_form = CLOSED_FORMS.get(type(self.method))  # of this very class: a subclass may have another loss
 
         def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            gradients, losses, changed = closed_form({**still, **moving}, batch)
+            assert closed_form is not None
+            gradients, losses, changed = closed_form(self.method, {**still, **moving}, batch)
             return gradients, (losses, changed)
 
         gradient = torch.func.grad_and_value(objective, has_aux=True)

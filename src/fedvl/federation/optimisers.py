@@ -2,6 +2,7 @@
 costs more than most of our runs."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -28,10 +29,17 @@ def learning_rate(training: TrainingConfig, round_index: int, rounds: int, epoch
 class Optimiser:
     """Fresh for each client and round, so that nothing of one client's steps reaches another's."""
 
-    def __init__(self, training: TrainingConfig, rate: float | torch.Tensor, tensors: Tensors) -> None:
+    def __init__(
+        self,
+        training: TrainingConfig,
+        rate: float | torch.Tensor,
+        tensors: Tensors,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
         self.training = training
         self.rate = rate  # one for all clients, or one for each; it may be set anew before a step
         self.tensors = tensors
+        self.factors = factors or {}  # on the rate, by tensor
         self.steps = 0
         self.momentum: Tensors = {}
         self.mean: Tensors = {}
@@ -54,8 +62,8 @@ class Optimiser:
             if decay:
                 gradient.add_(tensor, alpha=decay)
         elif decay:
-            tensor.mul_(1 - self._rate_of(tensor) * decay)
-        rate = self._rate_of(tensor)
+            tensor.mul_(1 - self._rate_of(name, tensor) * decay)
+        rate = self._rate_of(name, tensor)
         if isinstance(rate, float):
             tensor.add_(gradient, alpha=-rate)
         else:
@@ -65,7 +73,7 @@ class Optimiser:
         decay = self.training.weight_decay
         gradient = gradient.contiguous()  # read four times below: in another layout each would be slow
         if decay and self.training.optimiser == "adamw":
-            tensor.mul_(1 - self._rate_of(tensor) * decay)
+            tensor.mul_(1 - self._rate_of(name, tensor) * decay)
         elif decay:
             gradient = gradient.add(tensor, alpha=decay)
         first, second = self.training.betas
@@ -76,14 +84,15 @@ class Optimiser:
         # Both corrections of the bias go into numbers, which spares a pass over the tensors.
         correction = (1 - second**self.steps) ** 0.5
         denominator = square.sqrt().add_(self.training.epsilon * correction)
-        rate, factor = self._rate_of(tensor), -correction / (1 - first**self.steps)
+        rate, factor = self._rate_of(name, tensor), -correction / (1 - first**self.steps)
         if isinstance(rate, float):
             tensor.addcdiv_(mean, denominator, value=rate * factor)
         else:
             tensor.addcdiv_(mean * rate, denominator, value=factor)
 
-    def _rate_of(self, tensor: torch.Tensor) -> float | torch.Tensor:
-        """The rate in a form that multiplies a tensor whose first dimension are the active clients."""
+    def _rate_of(self, name: str, tensor: torch.Tensor) -> float | torch.Tensor:
+        """Return the rate of a tensor of the active clients, so that it can be multiplied with it."""
+        factor = self.factors.get(name, 1.0)
         if isinstance(self.rate, float):
-            return self.rate
-        return self.rate[: len(tensor)].view(-1, *(1 for _ in tensor.shape[1:]))
+            return self.rate * factor
+        return self.rate[: len(tensor)].view(-1, *(1 for _ in tensor.shape[1:])) * factor

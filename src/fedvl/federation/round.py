@@ -13,9 +13,9 @@ from fedvl.federation.checks import Refusal, Report, sort_out, sum_of_reports
 from fedvl.federation.drift import drift
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import Trained
-from fedvl.methods.base import Method, Update, of_clients
+from fedvl.methods.base import Method, Update
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import Tensors, count_bytes
+from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten, weighted_mean
 
 Record = dict[str, Any]
 
@@ -61,22 +61,21 @@ class Federation:
     shared: Tensors
     records: list[Record] = field(default_factory=list)
     journal: Journal | None = None
-    kept: Tensors = field(default_factory=dict)
+    last: ByClient = field(default_factory=dict)  # the tensors of each client's last update that the method needs
     device: torch.device | str = "cpu"  # where restored tensors go
 
     @property
     def trains(self) -> bool:
         """Whether there is anything to train, shared or private."""
-        return bool(self.shared or self.method.trained_private)
+        return bool(self.shared or self.method.role.trained_private)
 
-    def run(self, evaluate: Callable[[Tensors, Tensors, int], Record], after_round: Callable[[Record], None]) -> None:
+    def run(self, evaluate: Callable[[Tensors, ByClient, int], Record], after_round: Callable[[Record], None]) -> None:
         """Run the rounds that are still to come; a round that was committed is not run again."""
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
             exchange = self._consult(round_index)
             cohort, trained, good, refusals = self._gather(round_index)
-            merged = self.method.merge(self.shared, good)
-            kept = last_updates(self.kept, good) if self.method.keeps_updates else {}
+            merged, last = merge(self.method, self.shared, good), last_updates(self.method, self.last, good)
             merged_clients = {update.client for update in good}
             counted = [result for result in trained if result.update.client in merged_clients]
             moved = self._moved(counted) if self.config.drift else {}
@@ -89,14 +88,16 @@ class Federation:
                 "loss": sum(result.loss for result in trained) / len(trained),
                 "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
                 # a client that was consulted has the shared tensors already
-                "bytes_down": exchange.bytes_down + count_bytes(self.shared) * (exchange.consulted or len(cohort)),
+                "bytes_down": exchange.bytes_down
+                + count_bytes(self.shared) * (exchange.consulted or len(cohort))
+                + self._bytes_given(cohort),
                 "seconds": time.perf_counter() - began,
                 **moved,
-                **evaluate(merged, kept, round_index + 1),
+                **evaluate(merged, last, round_index + 1),
             }
             if self.journal:
-                self.journal.commit(round_index + 1, self._everything(merged, kept), record)
-            self.shared, self.kept = merged, kept
+                self.journal.commit(round_index + 1, self._everything(merged, last), record)
+            self.shared, self.last = merged, last
             self.records.append(record)
             after_round(record)
 
@@ -106,18 +107,19 @@ class Federation:
         if found is None:
             return
         tensors, self.records = found
-        owners = by_owner(tensors, self.device)
-        self.shared, self.kept = owners.pop("shared", {}), owners.pop("kept", {})
-        self.engine.private.update({int(client): private for client, private in owners.items()})
+        state = read_state(tensors, self.device)
+        self.shared, self.last = state.shared, state.last
+        self.engine.private.update(state.private)
 
-    def _everything(self, shared: Tensors, kept: Tensors) -> Tensors:
-        """All state as one set of names: shared/NAME, kept/NAME and CLIENT/NAME."""
-        owners = {"shared": shared, "kept": kept, **{str(c): private for c, private in self.engine.private.items()}}
-        return {f"{owner}/{name}": tensor for owner, part in owners.items() for name, tensor in part.items()}
+    def _everything(self, shared: Tensors, last: ByClient) -> Tensors:
+        """Name all state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private)."""
+        named = {f"shared/{name}": tensor for name, tensor in shared.items()}
+        named |= {f"kept/{name}": tensor for name, tensor in flatten(last).items()}
+        return named | flatten(self.engine.private)
 
     def _consult(self, round_index: int) -> Exchange:
-        """The exchange that the method wants with all clients before this round; it counts only if the round is committed."""
-        consultation = self.method.consultation
+        """Hold the method's exchange with all clients; it counts only if the round is committed."""
+        consultation = self.method.consultation()
         if not (consultation and consultation.due(round_index)):
             return Exchange()
         reports, refusals = self.engine.report(round_index, self.shared)
@@ -139,17 +141,18 @@ class Federation:
     def _moved(self, trained: Sequence[Trained]) -> dict[str, float]:
         before = [{**self.engine.private.get(result.update.client, {}), **self.shared} for result in trained]
         after = [{**result.private, **result.update.tensors} for result in trained]
-        names = [name for name in (*self.shared, *self.method.trained_private) if self.method.trains(name)]
-        return drift(before, after, names)
+        role = self.method.role
+        shared = [name for name in self.shared if role.shared(name).trained]
+        return drift(before, after, [*shared, *(name for name in role.trained_private if name not in shared)])
 
     def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal]]:
-        """Draw clients until enough of them give a usable update; then stop, for a round of nothing is not a round."""
+        """Redraw clients until a quorum gives usable updates, then fail."""
         refusals: list[Refusal] = []
         for attempt in range(self.config.attempts):
             cohort = self._choose(round_index, attempt)
             trained = self._train(round_index, self._answering(cohort, round_index, attempt))
             updates = [result.update for result in trained]
-            good, refused = sort_out(updates, cohort, self.shared, self.method.extra_shapes(), self.config)
+            good, refused = sort_out(updates, cohort, self.shared, self.method.role.sent_shapes, self.config)
             refusals += [*self.engine.refused(), *refused]
             if len(good) >= self.config.quorum:
                 return cohort, trained, good, refusals
@@ -161,11 +164,17 @@ class Federation:
         )
 
     def _train(self, round_index: int, cohort: list[int]) -> list[Trained]:
-        """From the shared tensors, or from what the method makes for each client."""
-        if type(self.method).begin is Method.begin:
+        """Train from the shared tensors, or from what the method hands out to each client."""
+        own = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
+        if all(given is self.shared for given in own.values()):
             return self.engine.train(round_index, cohort, self.shared)
-        own = {client: self.method.begin(self.shared, of_clients(self.kept), client) for client in cohort}
         return self.engine.train(round_index, cohort, self.shared, own)
+
+    def _bytes_given(self, cohort: list[int]) -> int:
+        """Count what clients were given beside the shared tensors."""
+        given = self.method.role.given
+        handed = [self.method.hand_out(self.shared, self.last, client) for client in cohort] if given else []
+        return sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed)
 
     def _choose(self, round_index: int, attempt: int) -> list[int]:
         generator = numpy_generator(self.seed, "choose", round_index, attempt)
@@ -179,15 +188,44 @@ class Federation:
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
 
 
-def last_updates(kept: Tensors, updates: Sequence[Update]) -> Tensors:
-    """The last tensors of every client, as CLIENT/NAME."""
-    return kept | {f"{u.client}/{name}": tensor.clone() for u in updates for name, tensor in u.tensors.items()}
+def merge(method: Method, shared: Tensors, updates: Sequence[Update]) -> Tensors:
+    """Average what the server needs in sum, and let the method merge what it needs from each client."""
+    summed = [name for name in shared if method.role.needs(name) == "sum"]
+    rest = {name: tensor for name, tensor in shared.items() if name not in summed}
+    weights = [update.weight for update in updates]
+    merged = weighted_mean([{name: update.tensors[name] for name in summed} for update in updates], weights)
+    if rest:
+        each = [
+            update._replace(tensors={name: t for name, t in update.tensors.items() if name not in summed})
+            for update in updates
+        ]
+        merged |= method.merge(rest, each)
+    return {name: merged[name] for name in shared}
 
 
-def by_owner(tensors: Tensors, device: torch.device | str) -> dict[str, Tensors]:
-    """What a journal has of a round: "shared", "kept" and each client's own tensors by its number."""
-    owners: dict[str, Tensors] = {}
+def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> ByClient:
+    """Return every client's last tensors that the method needs kept, in the order of clients."""
+    sent = {
+        update.client: {name: t.clone() for name, t in update.tensors.items() if method.role.needs(name) == "last"}
+        for update in updates
+    }
+    newest = last | {client: tensors for client, tensors in sent.items() if tensors}
+    return {client: newest[client] for client in sorted(newest)}
+
+
+class State(NamedTuple):
+    """What the journal holds of a round."""
+
+    shared: Tensors
+    last: ByClient
+    private: ByClient
+
+
+def read_state(tensors: Tensors, device: torch.device | str) -> State:
+    """Sort the tensors of a round by owner, and place them."""
+    owners: dict[str, Tensors] = {"shared": {}, "kept": {}, "": {}}
     for key, tensor in tensors.items():
         owner, name = key.split("/", 1)
-        owners.setdefault(owner, {})[name] = tensor.to(device)
-    return owners
+        known = owner in ("shared", "kept")
+        owners[owner if known else ""][name if known else key] = tensor.to(device)
+    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedvl.methods.base import Method
 
 FOLDER = Path(__file__).parent
-PARTS = {"__init__", "base", "show"}  # files here that are not methods
+PARTS = {"__init__", "base", "roles", "show"}  # files here that are not methods
 
 
 def method_names() -> list[str]:

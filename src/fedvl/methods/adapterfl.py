@@ -18,6 +18,7 @@ class AdapterOptions(Options):
 
 class AdapterFL(Method):
     options: AdapterOptions
+    scope = "row"
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},

@@ -1,27 +1,26 @@
-"""What a method is: pure functions on named tensors, with no knowledge of where they run.
+"""The contract of a method: pure functions on named tensors, independent of where they run.
 
-A method is one file in this folder that defines one subclass of :class:`Method`. It is written for ONE client and ONE
-batch, as its paper is; the engine runs all clients of a round in one kernel (``torch.func.vmap``). Hence three rules:
-nothing is written in place, nothing branches on a tensor's value, and randomness comes from :meth:`Method.noise`.
+A method is one file in this folder with one subclass of :class:`Method`. It is written for ONE client
+and ONE batch, as its paper is; the engine trains all clients of a round in one kernel
+(``torch.func.vmap``). Hence three rules: never write in place, never branch on a tensor's value, and
+take random numbers from :meth:`Method.noise`.
 
-Three kinds of tensors, kept apart by where they come from:
-
-- *shared*: what :meth:`Method.start` returns. They travel to the client, are trained there and travel back.
-- *private*: what :meth:`Method.join` returns. They stay with their client; no code path sends them.
-- *constants*: whatever the method computes from its :class:`Task` in ``__init__``, known to every party.
+The smallest method is ``start`` and ``predict``: it trains what ``start`` returns with cross-entropy and
+averages it. Everything else has a default: eight declarations and fifteen hooks, all in :class:`Method`.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, final
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from fedvl.methods.parts.losses import entropy, label_loss
+from fedvl.methods.roles import Role, Roles, Shapes
 from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """Rows of data: what the method's encoder made of each image, and its label (-1 where there is none)."""
+    """Rows of data: the encoded inputs of each image, and its label (-1: unlabelled)."""
 
     inputs: Tensors
     labels: Tensor
@@ -48,14 +47,14 @@ class Task:
     """What every party knows before the first round."""
 
     class_names: tuple[str, ...]
-    # classes x d, as the text tower gives them (mean of unit vectors for several templates); d is 0 for a fused encoder
+    # classes x d, from the text tower (mean of unit vectors for several templates); d is 0 for a fused encoder
     text_embeddings: Tensor
     encoder: "DualEncoder | FusedEncoder"
     clients: int
     seed: int = 0  # for draws that must be the same for all parties
     stage: Callable[[str], Callable[[int, int], None]] = lambda name: lambda done, total: None  # shows progress
-    protocol: str = "closed"  # "open": a user will ask about classes that nobody trains on
-    target: Tensors | None = None  # that user's own images, without labels; only for a method that ``uses_target``
+    protocol: str = "closed"  # "open": a user queries classes that nobody trains on
+    target: Tensors | None = None  # that user's own images, unlabelled; only for a method that ``uses_target``
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 
@@ -74,15 +73,15 @@ class Task:
 
 
 class Batch(NamedTuple):
-    """One client's batch of at most ``batch_size`` rows; rows beyond the client's are padding with ``mask`` 0."""
+    """One client's batch; rows beyond the client's samples are padding with ``mask`` 0."""
 
     inputs: Tensors
     labels: Tensor
     mask: Tensor
     position: Tensor  # among the client's samples; padding points one past the last
-    received: Tensors  # the shared tensors as the server sent them this round
+    received: Tensors  # what the server handed out this round
     noise: Tensors = {}
-    whole: Tensors = {}  # inputs of all the client's samples, padded with one row or more, if the method sees the whole client
+    whole: Tensors = {}  # inputs of all the client's samples, padded by at least one row, if ``scope`` is "client"
 
 
 class Update(NamedTuple):
@@ -94,7 +93,7 @@ class Update(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is said of one user's next images."""
+    """The predictions for one user's next images."""
 
     scores: Tensor  # rows x classes, larger is likelier
     session: Tensors  # what is remembered of that user from now on
@@ -109,155 +108,183 @@ class Options(BaseModel):
 
 
 class Consultation(Protocol):
-    """An exchange with all clients before a round: each reports, the server settles, each adopts what it is told."""
+    """An exchange with all clients before a round: each reports, the server settles, each adopts."""
 
     @property
     def summed(self) -> bool:
-        """Whether the server sees only the sum of the reports; if not, each of them."""
+        """Whether the server needs only the sum of the reports; if not, it needs each."""
 
     @property
-    def shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Of the tensors of a report, for the server's checks."""
+    def report_shapes(self) -> Shapes:
+        """Shapes of the tensors of a report."""
+
+    @property
+    def settlement_shapes(self) -> Shapes:
+        """Shapes of the tensors of the server's answer."""
 
     def due(self, round_index: int) -> bool: ...
 
     def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
-        """What a client sends, and the private tensors that it changes; ``tensors`` are the shared ones and its own."""
+        """Return what a client sends and the private tensors it changes, given all its tensors."""
 
     def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
-        """What the server answers to the sum of all reports; ``own`` is the client's report unless they are summed."""
+        """Answer the sum of all reports; ``own`` is the client's report unless they are summed."""
 
     def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
-        """The private tensors that a client changes once it has the server's answer."""
+        """Return the private tensors that the server's answer changes."""
+
+
+CHOICES = {
+    "labels": ("one", "candidates", "none"),
+    "vocabulary": ("trained", "any", "clusters"),
+    "scope": ("row", "batch", "client", "pooled"),
+    "weighting": ("samples", "clients"),
+}
 
 
 class Method:
-    """Federated averaging of whatever :meth:`start` returns. Most methods write ``start``, ``predict`` and perhaps ``loss``."""
+    """Federated averaging of whatever :meth:`start` returns."""
 
-    options: Options = Options()  # a method annotates it with its own type: ``options: FSTOptions``
-    options_type: ClassVar[type[Options]] = Options  # that type; filled in
+    # --- declarations
+
+    options: Options = Options()  # annotate it with the method's own type: ``options: FSTOptions``
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
-
-    # --- what it needs and what it can do
-    # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features as encoded, float16), "pixels" (uint8);
-    # for a fused encoder "tokens" (of the text, or of no text), "pixels" and "present" (rows x 2: has text, has image)
+    # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features, float16), "pixels" (uint8);
+    # for a fused encoder "tokens" (of the text), "pixels" and "present" (rows x 2: has text, has image)
     inputs: ClassVar[tuple[str, ...]] = ("features",)
-    needs_labels: ClassVar[bool] = True
-    takes_candidates: ClassVar[bool] = False  # its loss understands several candidate labels an image (CPL)
-    answers_new_classes: ClassVar[bool] = False  # it can be asked about classes that it was not trained on
-    uses_target: ClassVar[bool] = False  # clients train with unlabelled images of the user who will ask
-    pools_data: ClassVar[bool] = False  # an upper bound that trains on all data in one place
-    clusters: bool = False  # it cannot name classes: images are clustered, and true labels name clusters (an oracle)
+    # what it trains on: one label per image, one or several candidates (CPL), or no labels from outside
+    labels: ClassVar[str] = "one"
+    # which classes it can be queried about: those it was trained on, any by name, or new ones by clustering only
+    # (true labels then name the clusters: an oracle)
+    vocabulary: ClassVar[str] = "trained"
+    uses_target: ClassVar[bool] = False  # clients train with unlabelled images of the user who will query
+    # what the loss of one row depends on: that row, its batch, the whole client (``batch.whole``), or the data of
+    # all clients pooled in one place (an upper bound)
+    scope: ClassVar[str] = "batch"
+    weighting: ClassVar[str] = "samples"  # of clients in the mean: by size, or equally
 
-    # --- what its tensors are
-    untrained: ClassVar[tuple[str, ...]] = ()  # patterns of shared names that no gradient moves: "*.running_mean"
-    trained_private: ClassVar[tuple[str, ...]] = ()  # private tensors that gradients move
-    per_sample: ClassVar[tuple[str, ...]] = ()  # private tensors with one row for each of the client's samples
-    private_lasts: bool = True  # whether a client's private tensors outlive the round
-    sees_whole_client: ClassVar[bool] = False  # a step needs all the client's inputs (``batch.whole``)
-    counts_clients_equally: ClassVar[bool] = False  # in the mean; if not, by the samples that they trained on
-    keeps_updates: ClassVar[bool] = (
-        False  # the server keeps every client's last update, for ``begin`` and ``client_weights``
-    )
-    consultation: Consultation | None = None
+    # --- hooks that describe it
+
+    @classmethod
+    def forms(cls, options: Any) -> tuple[str, ...]:
+        """Return the ``inputs`` that are needed with these options."""
+        return cls.inputs
+
+    def roles(self) -> Mapping[str, Role]:
+        """Describe tensors that differ from trained shared ones, by name or pattern (``roles.py``)."""
+        return {}
+
+    def consultation(self) -> Consultation | None:
+        """Return the exchange that is due before some rounds, if any."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Return caveats that are printed in the report."""
+        return []
+
+    # --- hooks of a client
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        """Return the shared tensors before the first round; none if nothing is trained."""
+        return {}
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        """Return the client's private tensors; "labels" replaces its labels (-1: not trained on)."""
+        return {}
+
+    def noise(self, generator: torch.Generator) -> Tensors:
+        """Draw the random numbers of one step of one client."""
+        return {}
+
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        """Return the loss of one batch of one client."""
+        return label_loss(self.predict(tensors, batch.inputs), batch)
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        """Return the loss, and tensors that change other than by gradients."""
+        return self.loss(tensors, batch), {}
+
+    # --- hooks of the server
+
+    def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
+        """Merge the shared tensors that the server needs from each client; updates are by client."""
+        sent = [{name: update.tensors[name] for name in shared} for update in updates]
+        return weighted_mean(sent, [update.weight for update in updates])
+
+    def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
+        """Return what one client begins a round with, given every client's ``last`` update."""
+        return shared
+
+    # --- hooks of a query
+
+    def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
+        """Weigh the clients' ``last`` updates for this task's classes; none: use the shared tensors."""
+        return {}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        """Return scores (rows x classes), larger is likelier."""
+        raise TypeError(f"{type(self).__name__} defines no predict")
+
+    def represent(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        """Return vectors (rows x any) that predictions are read from, to be clustered or drawn."""
+        raise TypeError(f"{type(self).__name__} defines no represent")
+
+    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Answer:
+        """Predict one user's next images; a session begins empty."""
+        scores = self.predict(tensors, inputs)
+        return Answer(scores, session, entropy(scores), torch.full_like(scores[:, 0], -1, dtype=torch.long))
+
+    # --- what follows from these
+
+    options_type: ClassVar[type[Options]] = Options  # the annotated type of ``options``
 
     def __init_subclass__(cls) -> None:
-        cls.options_type = vars(cls).get("__annotations__", {}).get("options", cls.options_type)
+        cls.options_type = inspect.get_annotations(cls, eval_str=True).get("options", cls.options_type)
+        for name, choices in CHOICES.items():
+            if (value := getattr(cls, name)) not in choices:
+                raise TypeError(f"{cls.__name__}.{name} is {value!r}; it must be one of {', '.join(choices)}")
 
     def __init__(self, options: Options, task: Task) -> None:
         self.options, self.task = options, task
 
+    @final
     @cached_property
     def scale(self) -> float:
-        """What cosines are multiplied by: the option of that name, or else the model's own logit scale."""
+        """The factor on cosines: the option of that name, or the model's own logit scale."""
         return getattr(self.options, "scale", None) or self.task.clip.logit_scale
 
-    @classmethod
-    def forms(cls, options: Any) -> tuple[str, ...]:
-        """The forms of images that the method needs with these options (of its ``options_type``)."""
-        return cls.inputs
+    @final
+    @cached_property
+    def role(self) -> Roles:
+        """The roles, ready to be looked up."""
+        return Roles(self.roles())
 
-    def notes(self) -> list[str]:
-        """Sentences that a report of this method must not lack."""
-        return []
+    @final
+    @property
+    def clusters(self) -> bool:
+        """Whether queries are answered by clustering."""
+        return self.vocabulary == "clusters" and self.task.protocol == "open"
 
-    # --- a client
-
-    def start(self, generator: torch.Generator) -> Tensors:
-        """The shared tensors before the first round; none if nothing is trained."""
-        return {}
-
-    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """The tensors that a client keeps for itself. One named "labels" replaces the labels; -1: not to be trained on."""
-        return {}
-
-    def noise(self, generator: torch.Generator) -> Tensors:
-        """The random numbers that one step of one client needs."""
-        return {}
-
-    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
-        """Of one batch of one client."""
-        return label_loss(self.predict(tensors, batch.inputs), batch)
-
-    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """The loss, and those tensors that change other than by gradients: for a method that has such."""
-        return self.loss(tensors, batch), {}
-
-    def extras(self, tensors: Tensors, samples: Samples) -> Tensors:
-        """What a client sends beside the shared tensors."""
-        return {}
-
-    def extra_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        """Names and shapes of :meth:`extras`, for the server's checks; None stands for any size."""
-        return {}
-
-    # --- the server
-
-    def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
-        """The next shared tensors; ``updates`` are checked and sorted by client."""
-        sent = [{name: update.tensors[name] for name in shared} for update in updates]
-        return weighted_mean(sent, [update.weight for update in updates])
-
-    def begin(self, shared: Tensors, kept: dict[int, Tensors], client: int) -> Tensors:
-        """What one client begins a round with: the shared tensors, or others of their names and shapes made for it."""
-        return shared
-
-    # --- a user
-
-    def client_weights(self, kept: dict[int, Tensors]) -> dict[int, float]:
-        """How much each client counts in the mean that answers the classes of this task; none: every user gets the same."""
-        return {}
-
-    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Scores (rows x classes), larger is likelier."""
-        raise TypeError(f"{type(self).__name__} defines no predict")
-
-    def represent(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Vectors (rows x any) that answers are read from: to be clustered, of a method that ``clusters``, or drawn."""
-        raise TypeError(f"{type(self).__name__} defines no represent")
-
-    def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Answer:
-        """What is said of the next images of one user; a session begins empty."""
-        scores = self.predict(tensors, inputs)
-        return Answer(scores, session, entropy(scores), torch.full_like(scores[:, 0], -1, dtype=torch.long))
-
-    # --- not to be overridden
-
-    def trains(self, name: str) -> bool:
-        return not any(fnmatch(name, pattern) for pattern in self.untrained)
-
-    def tailor(self, shared: Tensors, kept: dict[int, Tensors]) -> Tensors:
-        """The tensors that answer one user's queries, when the method's task is that user's (other class names)."""
-        weights = self.client_weights(kept) if kept else {}
+    @final
+    def tailor(self, shared: Tensors, last: dict[int, Tensors]) -> Tensors:
+        """Return the tensors that answer queries about this task's classes."""
+        weights = self.client_weights(last) if last else {}
         if not weights:
             return shared
-        return weighted_mean([{n: kept[c][n] for n in shared} for c in weights], list(weights.values()))
+        return weighted_mean([{name: last[c][name] for name in shared} for c in weights], list(weights.values()))
 
 
-def of_clients(kept: Tensors) -> dict[int, Tensors]:
-    """What the server keeps of each client, from CLIENT/NAME."""
-    found: dict[int, Tensors] = {}
-    for name, tensor in kept.items():
-        client, own = name.split("/", 1)
-        found.setdefault(int(client), {})[own] = tensor
-    return {client: found[client] for client in sorted(found)}
+# Gradients, losses and changed tensors of stacked clients (clients first) in closed form
+ClosedForm = Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]]
+CLOSED_FORMS: dict[type[Method], ClosedForm] = {}
+Form = TypeVar("Form", bound=ClosedForm)
+
+
+def closed_form(*methods: type[Method]) -> Callable[[Form], Form]:
+    """Register the closed form of exactly these methods: a subclass, whose loss may differ, has none."""
+
+    def register(form: Form) -> Form:
+        CLOSED_FORMS.update(dict.fromkeys(methods, form))
+        return form
+
+    return register

@@ -36,6 +36,7 @@ class CacheOptions(Options):
 
 class CacheFL(Method):
     options: CacheOptions
+    scope = "row"
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},

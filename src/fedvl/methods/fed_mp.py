@@ -21,11 +21,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Answer, Batch, Method, Options, Samples
 from fedvl.methods.parts import prototypes
 from fedvl.methods.parts.adapters import gate_start, gated
 from fedvl.methods.parts.losses import contrastive
 from fedvl.methods.parts.prototypes import Empty
+from fedvl.methods.roles import Private, Remembered, Role, Sent, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
@@ -47,10 +48,8 @@ class FedMPOptions(Options):
 
 class FedMP(Method):
     inputs = ("embeddings",)
-    answers_new_classes = True
-    trained_private = ("residuals",)
-    counts_clients_equally = True  # no query is known in training: all clients are as near to it
-    keeps_updates = True
+    vocabulary = "any"
+    weighting = "clients"  # no query is known in training: all clients are as near to it
     options: FedMPOptions
     presets = {
         "paper": {
@@ -84,9 +83,15 @@ class FedMP(Method):
         },
     }
 
-    def __init__(self, options: FedMPOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.private_lasts = options.residuals == "own"
+    def roles(self) -> dict[str, Role]:
+        """The server keeps every client's last gate and texts, to merge gates for a query (eq. 7 to 9)."""
+        told = (None if self.options.share == "classes" else 1, self.task.text_embeddings.shape[1])
+        return {
+            "residuals": Private(trained=True, lasts=self.options.residuals == "own"),
+            "perturbed_texts": Sent(self.perturbed_texts, told, needs="last"),
+            "*": Shared(needs="last"),
+            **({"sums": Remembered(), "counts": Remembered()} if self.options.prototypes else {}),
+        }
 
     def start(self, generator: torch.Generator) -> Tensors:
         return gate_start(self.task.text_embeddings.shape[1], generator)
@@ -111,20 +116,16 @@ class FedMP(Method):
         loss = contrastive(gated(tensors, batch.inputs["embeddings"]), texts, self.scale, batch.mask)  # eq. 5
         return 2 * loss if self.options.directions == "summed" else loss
 
-    def extras(self, tensors: Tensors, samples: Samples) -> Tensors:
+    def perturbed_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
         """T' of the client's own classes (eq. 6) as unit vectors, or their mean."""
         vectors = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
-        return {"perturbed_texts": vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)}
+        return vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)
 
-    def extra_shapes(self) -> dict[str, tuple[int | None, ...]]:
-        width = self.task.text_embeddings.shape[1]
-        return {"perturbed_texts": (None if self.options.share == "classes" else 1, width)}
-
-    def client_weights(self, kept: dict[int, Tensors]) -> dict[int, float]:
+    def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
         """By how near its texts are to those of this task (eq. 8 and 9); the weights sum to 1."""
         if not self.options.adaptive:
             return {}
-        told = torch.stack([sent["perturbed_texts"].mean(0) for sent in kept.values()])
+        told = torch.stack([sent["perturbed_texts"].mean(0) for sent in last.values()])
         similarity = told.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
         similarity = similarity.clamp(-1, 1)  # no honest client's is beyond: none can buy influence with long vectors
         weights = torch.softmax(similarity, dim=0)
@@ -132,7 +133,7 @@ class FedMP(Method):
             positive = similarity.clamp(min=0)  # else weights are without bound where similarities cancel out
             total = positive.sum()
             weights = positive / total if total > 1e-6 else torch.full_like(positive, 1 / len(positive))
-        return dict(zip(kept, weights.tolist(), strict=True))
+        return dict(zip(last, weights.tolist(), strict=True))
 
     def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """z' / |z'| (eq. 3)."""

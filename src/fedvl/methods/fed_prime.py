@@ -33,6 +33,7 @@ from fedvl.methods.base import Batch, Options, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, Seen, classify, embed, read
 from fedvl.methods.parts.losses import cross_entropy, masked_mean
 from fedvl.methods.parts.matching import align
+from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
@@ -64,9 +65,8 @@ class Choice(NamedTuple):
 
 class FedPrime(FusedMethod):
     pools: ClassVar[tuple[str, ...]] = ("intra", "inter")  # in the order in which they stand before the tokens
-    trained_private = ("intra",)
     options: FedPrimeOptions
-    untrained = ("uses",)
+    scope = "batch"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": SETTING,
         "released": {
@@ -82,6 +82,11 @@ class FedPrime(FusedMethod):
         self.frozen = {}
         if options.projections == "frozen":
             self.frozen = self.placed(self.draw_projections(torch_generator(task.seed, "projections")))
+
+    def roles(self) -> dict[str, Role]:
+        """The server aligns every client's inter prompts by how often they were taken; the rest is averaged."""
+        inter: dict[str, Role] = {"inter": Shared(needs="each"), "uses": Shared(trained=False, needs="each")}
+        return {**inter, **({"intra": Private(trained=True)} if self.local else {})}
 
     def start(self, generator: torch.Generator) -> Tensors:
         tensors = super().start(generator)
@@ -156,12 +161,9 @@ class FedPrime(FusedMethod):
     # --- the server
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
-        """Means of all but the inter pool, which becomes the centroids of what clients' samples chose."""
-        merged = super().merge({name: shared[name] for name in shared if name not in ("inter", "uses")}, updates)
-        if "inter" not in shared:
-            return merged
+        """Make the inter pool the centroids of the prompts that clients' samples chose."""
         pools = [update.tensors["inter"][update.tensors["uses"] > shared["uses"]] for update in updates]
         if not any(len(pool) for pool in pools):
-            return {**merged, "inter": shared["inter"], "uses": shared["uses"]}
+            return shared
         aligned = align(pools, torch_generator(self.task.seed, "alignment"))
-        return {**merged, "inter": aligned.centroids, "uses": aligned.sizes}
+        return {"inter": aligned.centroids, "uses": aligned.sizes}

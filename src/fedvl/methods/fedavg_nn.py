@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.roles import Private, Role, Shared
 from fedvl.models.resnet import classify, forward, initial
 from fedvl.tensors import Tensors, load
 
@@ -31,11 +32,8 @@ class NetworkOptions(Options):
 
 class FedAvgNN(Method):
     inputs = ("pixels",)
-    answers_new_classes = True
-    trained_private: ClassVar[tuple[str, ...]] = HEAD
-    private_lasts = False
+    vocabulary = "clusters"
     options: NetworkOptions
-    untrained = ("*running_mean", "*running_var", "steps")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "training": {"optimiser": "adamw", "learning_rate": 5e-4, "weight_decay": 0.01, "batch_size": 32},
@@ -43,9 +41,11 @@ class FedAvgNN(Method):
         }
     }
 
-    def __init__(self, options: NetworkOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.clusters = task.protocol == "open"
+    def roles(self) -> dict[str, Role]:
+        """Where clients have classes of their own, they have heads of their own."""
+        heads: dict[str, Role] = dict.fromkeys(HEAD, Private(trained=True, lasts=False)) if self.clusters else {}
+        running: dict[str, Role] = dict.fromkeys(("*running_mean", "*running_var"), Shared(trained=False))
+        return {**heads, "mine": Private(lasts=False), **running}
 
     def notes(self) -> list[str]:
         if not self.clusters:
@@ -60,7 +60,6 @@ class FedAvgNN(Method):
         tensors = initial(self.options.depth, len(self.task.class_names), generator, self.options.width)
         if self.options.weights is not None:
             tensors |= read_weights(Path(self.options.weights), tensors)
-        # Where clients have classes of their own, so they have heads of their own.
         return {name: self._placed(tensor) for name, tensor in tensors.items() if not (self.clusters and name in HEAD)}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:

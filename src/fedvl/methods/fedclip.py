@@ -12,8 +12,8 @@ from fedvl.tensors import Tensors
 
 class FedCLIP(Method):
     inputs = ("embeddings",)
-    answers_new_classes = True
-    counts_clients_equally = True  # as the released code
+    vocabulary = "any"
+    weighting = "clients"  # as the released code
     presets = {
         "paper": {
             "training": {

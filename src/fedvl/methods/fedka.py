@@ -18,9 +18,10 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Samples, Task
-from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
+from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy, reverse_gradient
+from fedvl.methods.roles import Private, Role, Shared
 from fedvl.models.resnet import forward
 from fedvl.tensors import Tensors
 
@@ -37,7 +38,6 @@ class FedKAOptions(NetworkOptions):
 
 class FedKA(FedAvgNN):
     uses_target = True
-    trained_private: ClassVar[tuple[str, ...]] = (*HEAD, *DISCRIMINATOR)
     options: FedKAOptions
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
@@ -54,6 +54,10 @@ class FedKA(FedAvgNN):
                 "use --protocol open, with at least 5 test images of the classes that are asked."
             )
         self.target = task.target["pixels"]
+
+    def roles(self) -> dict[str, Role]:
+        own: dict[str, Role] = dict.fromkeys(DISCRIMINATOR, Private(trained=True, lasts=False))
+        return {**super().roles(), **own, "steps": Shared(trained=False)}
 
     def notes(self) -> list[str]:
         return [

@@ -12,6 +12,7 @@ A client that has sent nothing yet begins with the mean of all.
 import torch
 
 from fedvl.methods.fedprox_p import FedProxP
+from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
 
 
@@ -20,13 +21,14 @@ def part_of(name: str) -> str:
 
 
 class FedMSplitP(FedProxP):
-    keeps_updates = True
+    def roles(self) -> dict[str, Role]:
+        return {"*": Shared(needs="last")}
 
-    def begin(self, shared: Tensors, kept: dict[int, Tensors], client: int) -> Tensors:
-        if client not in kept:
+    def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
+        if client not in last:
             return shared
-        stacked = {name: torch.stack([sent[name] for sent in kept.values()]).double() for name in shared}
-        own = list(kept).index(client)
+        stacked = {name: torch.stack([sent[name] for sent in last.values()]).double() for name in shared}
+        own = list(last).index(client)
         likeness: dict[str, torch.Tensor] = {}
         sizes: dict[str, int] = {}
         for name, tensors in stacked.items():

@@ -25,6 +25,7 @@ from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import ClassTexts
 from fedvl.methods.parts.transport import balanced_plan, partial_plan
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32}
@@ -39,10 +40,10 @@ class FedOTPOptions(Options):
 
 
 class FedOTP(Method):
-    takes_candidates = True
     inputs = ("patches",)
-    answers_new_classes = True
-    trained_private = ("local_context",)
+    labels = "candidates"
+    vocabulary = "any"
+    scope = "row"
     options: FedOTPOptions
     presets = {
         "paper": {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"protocol": "personal"}},
@@ -51,6 +52,9 @@ class FedOTP(Method):
     def __init__(self, options: FedOTPOptions, task: Task) -> None:
         super().__init__(options, task)
         self.texts = ClassTexts(task.clip, task.class_names, options.context)
+
+    def roles(self) -> dict[str, Role]:
+        return {"local_context": Private(trained=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}

@@ -26,7 +26,8 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts import pseudo_labels
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
-from fedvl.methods.parts.selection import PER_SAMPLE, Selection
+from fedvl.methods.parts.selection import Selection
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 IMAGES_AT_ONCE = 256  # when a client looks over all its images
@@ -61,10 +62,8 @@ class FedPPOptions(Options):
 
 class FedPP(Method):
     inputs = ("features", "pixels")
-    needs_labels = False
-    per_sample = PER_SAMPLE
-    trained_private = ("context",)
-    consultation: Selection
+    labels = "none"
+    scope = "row"
     options: FedPPOptions
     presets = {"paper": SETTING, "released": {**SETTING, "method": {"quota": "mean-reliable"}}}
 
@@ -80,7 +79,7 @@ class FedPP(Method):
             raise FedVLError("FedPP without visual and text prompts trains nothing; leave one of them on.")
         if options.text_prompts:
             self.texts = ClassTexts(task.clip, task.class_names, options.context)
-        self.consultation = Selection(
+        self.selection = Selection(
             self.table,
             len(task.class_names),
             task.clients,
@@ -96,6 +95,12 @@ class FedPP(Method):
     def forms(cls, options: FedPPOptions) -> tuple[str, ...]:
         return cls.inputs if options.visual_prompts else ("features",)
 
+    def roles(self) -> dict[str, Role]:
+        return {"context": Private(trained=True), **self.selection.roles()}
+
+    def consultation(self) -> Selection:
+        return self.selection
+
     def start(self, generator: torch.Generator) -> Tensors:
         if not self.options.visual_prompts:
             return {}
@@ -105,7 +110,7 @@ class FedPP(Method):
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         context = {"context": self.texts.start(generator)} if self.options.text_prompts else {}
-        return self.consultation.join(samples) | context
+        return self.selection.join(samples) | context
 
     def table(self, round_index: int, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Class probabilities of all images: at first by the class texts, later by the client's own prompts."""

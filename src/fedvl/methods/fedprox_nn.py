@@ -18,5 +18,5 @@ class FedProxNN(FedAvgNN):
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, changed = super().objective(tensors, batch)
-        received = {name: tensor for name, tensor in batch.received.items() if self.trains(name)}
+        received = {name: tensor for name, tensor in batch.received.items() if self.role.shared(name).trained}
         return loss + self.options.mu / 2 * squared_distance(tensors, received), changed

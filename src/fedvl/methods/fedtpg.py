@@ -20,6 +20,7 @@ from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 HEADS, WIDENING = 4, 4
@@ -32,11 +33,11 @@ class FedTPGOptions(Options):
 
 
 class FedTPG(Method):
-    takes_candidates = True
-    answers_new_classes = True
-    private_lasts = False  # which classes a client has is seen in its data
+    labels = "candidates"
+    vocabulary = "any"
+    scope = "row"
     options: FedTPGOptions
-    counts_clients_equally = True  # as the released code
+    weighting = "clients"  # as the released code
     presets = {
         "paper": {
             "training": {
@@ -59,6 +60,9 @@ class FedTPG(Method):
             )
         self.texts = ClassTexts(task.clip, task.class_names, options.context)
         self.names = bare_names(task)
+
+    def roles(self) -> dict[str, Role]:
+        return {"own_classes": Private(lasts=False)}  # it is seen in the client's data
 
     def start(self, generator: torch.Generator) -> Tensors:
         """Drawn as PyTorch draws its own layers: attention by Xavier's rule, the others uniform within 1/sqrt(inputs)."""

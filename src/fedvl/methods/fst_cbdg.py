@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.losses import masked_mean
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 
@@ -33,10 +34,9 @@ class FSTOptions(Options):
 
 
 class FSTCBDG(Method):
-    needs_labels = False
-    sees_whole_client = True
-    per_sample = ("soft_labels",)
-    counts_clients_equally = True
+    labels = "none"
+    scope = "client"  # eq. 4 renews the pseudo-label of every image
+    weighting = "clients"
     options: FSTOptions
     presets = {
         "paper": {
@@ -54,6 +54,9 @@ class FSTCBDG(Method):
     def __init__(self, options: FSTOptions, task: Task) -> None:
         super().__init__(options, task)
         self.text = task.text_features
+
+    def roles(self) -> dict[str, Role]:
+        return {"soft_labels": Private(per_sample=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"weight": self.text.clone(), "bias": self.text.new_zeros(len(self.text))}

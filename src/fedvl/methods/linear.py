@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Method, Options
+from fedvl.methods.base import Batch, Method, Options, closed_form
 from fedvl.tensors import Tensors
 
 
@@ -20,6 +20,7 @@ class LinearOptions(Options):
 
 class Linear(Method):
     options: LinearOptions
+    scope = "row"
     presets = {"paper": {"training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}}}
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -28,15 +29,17 @@ class Linear(Method):
             weight.zero_()
         return {"weight": weight, "bias": weight.new_zeros(len(weight))}
 
-    def gradients(self, tensors: Tensors, batch: Batch) -> tuple[Tensors, Tensor, Tensors]:
-        """The softmax's closed form: d loss / d scores = (p - y) / n."""
-        features, labels = batch.inputs["features"], batch.labels.clamp(min=0)[..., None]
-        scores = self.scale * torch.bmm(features, tensors["weight"].mT) + tensors["bias"][:, None]
-        likelihood = torch.softmax(scores, dim=-1)
-        share = (batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1))[..., None]
-        losses = -(likelihood.gather(-1, labels).log() * share).sum((1, 2))
-        error = likelihood.mul_(share).scatter_add_(-1, labels, -share)
-        return {"weight": torch.bmm(error.mT, self.scale * features), "bias": error.sum(1)}, losses, {}
-
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]
+
+
+@closed_form(Linear)
+def softmax_gradients(method: Linear, tensors: Tensors, batch: Batch) -> tuple[Tensors, Tensor, Tensors]:
+    """Return gradients and losses in closed form: d loss / d scores = (p - y) / n."""
+    features, labels = batch.inputs["features"], batch.labels.clamp(min=0)[..., None]
+    scores = method.scale * torch.bmm(features, tensors["weight"].mT) + tensors["bias"][:, None]
+    likelihood = torch.softmax(scores, dim=-1)
+    share = (batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1))[..., None]
+    losses = -(likelihood.gather(-1, labels).log() * share).sum((1, 2))
+    error = likelihood.mul_(share).scatter_add_(-1, labels, -share)
+    return {"weight": torch.bmm(error.mT, method.scale * features), "bias": error.sum(1)}, losses, {}

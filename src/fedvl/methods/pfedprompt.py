@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvl.methods.base import Batch, Samples
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL, PromptOptions
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 
@@ -24,10 +25,12 @@ class PFedPromptOptions(PromptOptions):
 
 
 class PFedPrompt(PromptFL):
-    answers_new_classes = False
-    per_sample = ("memory", "memory_classes")
-    private_lasts = False
+    vocabulary = "trained"
+    scope = "batch"  # a row reads the memory of the others
     options: PFedPromptOptions
+
+    def roles(self) -> dict[str, Role]:
+        return dict.fromkeys(("memory", "memory_classes"), Private(per_sample=True, lasts=False))
 
     def notes(self) -> list[str]:
         return ["pFedPrompt is re-implemented from its description: its authors published no code."]

@@ -29,10 +29,11 @@ class PromptOptions(Options):
 
 
 class PromptFL(Method):
-    takes_candidates = True
-    answers_new_classes = True
+    labels = "candidates"
+    vocabulary = "any"
+    scope = "row"
     options: PromptOptions
-    counts_clients_equally = True  # as the released code
+    weighting = "clients"  # as the released code
     presets = {
         "paper": {"training": TRAINING},
         "released": {"training": {**TRAINING, "local_epochs": 5}, "federation": {"rounds": 20}},

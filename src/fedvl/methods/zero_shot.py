@@ -7,8 +7,9 @@ from fedvl.tensors import Tensors
 
 
 class ZeroShot(Method):
-    needs_labels = False
-    answers_new_classes = True
+    labels = "none"
+    vocabulary = "any"
+    scope = "row"
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scale * (inputs["features"] @ self.task.text_features.T)

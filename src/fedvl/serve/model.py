@@ -18,14 +18,14 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
 from fedvl.experiment import read_experiment
 from fedvl.federation.journal import Journal
-from fedvl.federation.round import by_owner
+from fedvl.federation.round import read_state
 from fedvl.methods import load_method
-from fedvl.methods.base import Method, Options, Task, of_clients
+from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import embed_names, pick_device
-from fedvl.tensors import Tensors, load
+from fedvl.tensors import Tensors, load, unflatten
 
 BATCH = 32  # images that a method without a memory is asked about together; for one with a memory it is in the run's settings
 
@@ -54,7 +54,7 @@ class User:
     def __init__(self, method: Method, tensors: Tensors, client_weights: dict[int, float]) -> None:
         self.names = method.task.class_names
         self.client_weights = client_weights
-        self.remembers = type(method).answer is not Method.answer
+        self.remembers = method.role.remembers
         self.conversation = Conversation(method, tensors)
         self._zero_shot = Conversation(ZeroShot(Options(), method.task), {})
 
@@ -103,7 +103,7 @@ class FinishedRun:
         self._options = self._type.options_type.model_validate(self.experiment.method.options)
         tensors = {name: load(folder / name, sha256) for name, sha256 in self.result["files_sha256"].items()}
         self._shared = self._placed(tensors["model.safetensors"])
-        self._kept = self._placed(tensors.get("kept.safetensors", {}))
+        self._last = unflatten(self._placed(tensors.get("kept.safetensors", {})))
         self.forms = self._type.forms(self._options)
         if self._type.uses_target or self._method(self.class_names[:1], self.experiment.evaluation.protocol).clusters:
             raise FedVLError(
@@ -111,7 +111,7 @@ class FinishedRun:
             )
         # a network that clusters what is new to it can name none but its own classes
         names_anything = not self._method(self.class_names[:1], "open").clusters
-        self.answers_new_classes = self._type.answers_new_classes and names_anything
+        self.answers_new_classes = self._type.vocabulary != "trained" and names_anything
 
     @property
     def name(self) -> str:
@@ -149,11 +149,10 @@ class FinishedRun:
                 "leave out names and templates."
             )
         method = self._method(names, self.experiment.evaluation.protocol, templates)
-        kept = of_clients(self._kept)
-        tensors = method.tailor(self._shared, kept)
+        tensors = method.tailor(self._shared, self._last)
         if client is not None:
             tensors = {**tensors, **self._private(client)}
-        return User(method, tensors, method.client_weights(kept) if kept else {})
+        return User(method, tensors, method.client_weights(self._last) if self._last else {})
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
         """An image file as the encoder reads it; raises `BadImage`."""
@@ -193,11 +192,12 @@ class FinishedRun:
         if self.experiment.evaluation.protocol != "personal":
             raise FedVLError("This run's clients have no model of their own; leave out the client.")
         rounds = self.result["rounds"]
-        owners = by_owner(Journal(self.folder / "journal").tensors(rounds), self.device) if rounds else {}
-        if str(client) not in owners:
-            known = ", ".join(sorted((owner for owner in owners if owner.isdigit()), key=int)) or "none"
+        tensors = Journal(self.folder / "journal").tensors(rounds) if rounds else {}
+        owners = read_state(tensors, self.device).private
+        if client not in owners:
+            known = ", ".join(map(str, owners)) or "none"
             raise FedVLError(f"This run has kept nothing of client {client}'s own; it has that of: {known}.")
-        return owners[str(client)]
+        return owners[client]
 
     def _placed(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

@@ -75,6 +75,7 @@ class FusedMethod(Method):
     """Base of the methods that put prompts into a fused encoder; a method says by ``represent`` how."""
 
     inputs = ("tokens", "pixels", "present")
+    scope = "row"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": SETTING}
 
     def start(self, generator: torch.Generator) -> Tensors:

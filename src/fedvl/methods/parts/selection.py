@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedvl.methods.base import Samples
 from fedvl.methods.parts import pseudo_labels
+from fedvl.methods.roles import Private, Role, Shapes
 from fedvl.tensors import Tensors
-
-PER_SAMPLE = ("labels", "likeliest", "confidence")
 
 Predict = Callable[[int, Tensors, Tensors], Tensor]  # round, tensors, inputs -> images x classes, probabilities
 
@@ -34,8 +33,17 @@ class Selection(NamedTuple):
     summed: bool = True
 
     @property
-    def shapes(self) -> dict[str, tuple[int | None, ...]]:
+    def report_shapes(self) -> Shapes:
         return {"counts": (self.classes,), "images": (1,)} if self.scheme == "cps" else {}
+
+    @property
+    def settlement_shapes(self) -> Shapes:
+        if self.scheme != "cps":
+            return {}
+        return {"totals": (self.classes,), "quota": (1,)} if self.summed else {"allocation": (self.classes,)}
+
+    def roles(self) -> dict[str, Role]:
+        return dict.fromkeys(("labels", "likeliest", "confidence"), Private(per_sample=True))
 
     def join(self, samples: Samples) -> Tensors:
         """What a client keeps: no labels yet."""

@@ -1,0 +1,96 @@
+"""The roles of a method's tensors: who holds them, what trains them and what the server needs of them.
+
+A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()`` unless
+:meth:`Method.roles` says otherwise. What travels follows from the roles alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeVar
+
+from fedvl.tensors import Tensors
+
+Shapes = dict[str, tuple[int | None, ...]]  # None: any size
+# The weighted mean over clients, the update of each client, or each and the last one of every client kept
+Needs = Literal["sum", "each", "last"]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tensor that the server hands out and clients send back."""
+
+    trained: bool = True  # by gradients; if not, by what ``objective`` returns
+    rate: float = 1.0  # factor on the learning rate
+    needs: Needs = "sum"
+
+
+@dataclass(frozen=True)
+class Private:
+    """A tensor that stays with its client; clients may have different shapes of it."""
+
+    trained: bool = False
+    rate: float = 1.0  # factor on the learning rate
+    per_sample: bool = False  # one row for each of the client's samples
+    lasts: bool = True  # outlives the round; if not, it is made anew by ``join``
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor that a client sends beside the shared ones, made from its tensors and samples."""
+
+    make: Callable[[Tensors, Any], Any]
+    shape: tuple[int | None, ...]
+    needs: Literal["each", "last"] = "each"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that ``hand_out`` gives a client beside the shared ones, only to read."""
+
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A tensor of a user's session, from one query to the next."""
+
+
+Role = Shared | Private | Sent | Given | Remembered
+Kind = TypeVar("Kind", Shared, Private)
+
+
+class Roles:
+    """Look up the roles of tensors by name."""
+
+    def __init__(self, declared: Mapping[str, Role]) -> None:
+        self.declared = dict(declared)
+        self.sent = {name: role for name, role in self.declared.items() if isinstance(role, Sent)}
+        self.given = {name: role.shape for name, role in self.declared.items() if isinstance(role, Given)}
+        self.remembers = any(isinstance(role, Remembered) for role in self.declared.values())
+        private = {name: role for name, role in self.declared.items() if isinstance(role, Private)}
+        self.trained_private = [name for name, role in private.items() if role.trained]
+        self.per_sample = {name for name, role in private.items() if role.per_sample}
+        self.renews_private = not all(role.lasts for role in private.values())
+
+    def shared(self, name: str) -> Shared:
+        return self._find(name, Shared, Shared())
+
+    def private(self, name: str) -> Private:
+        return self._find(name, Private, Private())
+
+    def needs(self, name: str) -> Needs:
+        """Return what the server needs of a tensor of an update."""
+        return self.sent[name].needs if name in self.sent else self.shared(name).needs
+
+    @property
+    def sent_shapes(self) -> Shapes:
+        return {name: role.shape for name, role in self.sent.items()}
+
+    def _find(self, name: str, kind: type[Kind], default: Kind) -> Kind:
+        """Return the declared role of this kind: the name's own, or that of the first pattern that fits."""
+        own = self.declared.get(name)
+        if isinstance(own, kind):
+            return own
+        fitting = (role for key, role in self.declared.items() if isinstance(role, kind) and fnmatchcase(name, key))
+        return next(fitting, default)
