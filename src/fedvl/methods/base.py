@@ -134,6 +134,11 @@ class Consultation(Protocol):
         """Return the private tensors that the server's answer changes."""
 
 
+# Gradients, losses and changed tensors of stacked clients (clients first), for the very class that wrote the loss:
+# a subclass, whose loss may differ, has none unless it says ``same_loss_as``
+ClosedForm = Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]]
+CLOSED_FORMS: "dict[type[Method] | None, ClosedForm]" = {}
+Form = TypeVar("Form", bound=ClosedForm)
 CHOICES = {
     "labels": ("one", "candidates", "none"),
     "vocabulary": ("trained", "any", "clusters"),
@@ -238,11 +243,13 @@ class Method:
 
     options_type: ClassVar[type[Options]] = Options  # the annotated type of ``options``
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, same_loss_as: "type[Method] | None" = None) -> None:
         cls.options_type = inspect.get_annotations(cls, eval_str=True).get("options", cls.options_type)
         for name, choices in CHOICES.items():
             if (value := getattr(cls, name)) not in choices:
                 raise TypeError(f"{cls.__name__}.{name} is {value!r}; it must be one of {', '.join(choices)}")
+        if same_loss_as in CLOSED_FORMS:
+            CLOSED_FORMS[cls] = CLOSED_FORMS[same_loss_as]
 
     def __init__(self, options: Options, task: Task) -> None:
         self.options, self.task = options, task
@@ -274,17 +281,11 @@ class Method:
         return weighted_mean([{name: last[c][name] for name in shared} for c in weights], list(weights.values()))
 
 
-# Gradients, losses and changed tensors of stacked clients (clients first) in closed form
-ClosedForm = Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]]
-CLOSED_FORMS: dict[type[Method], ClosedForm] = {}
-Form = TypeVar("Form", bound=ClosedForm)
-
-
-def closed_form(*methods: type[Method]) -> Callable[[Form], Form]:
-    """Register the closed form of exactly these methods: a subclass, whose loss may differ, has none."""
+def closed_form(method: type[Method]) -> Callable[[Form], Form]:
+    """Register gradients in closed form for exactly this method."""
 
     def register(form: Form) -> Form:
-        CLOSED_FORMS.update(dict.fromkeys(methods, form))
+        CLOSED_FORMS[method] = form
         return form
 
     return register

@@ -45,9 +45,7 @@ class FedOTP(Method):
     vocabulary = "any"
     scope = "row"
     options: FedOTPOptions
-    presets = {
-        "paper": {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"protocol": "personal"}},
-    }
+    presets = {"paper": {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"protocol": "personal"}}}
 
     def __init__(self, options: FedOTPOptions, task: Task) -> None:
         super().__init__(options, task)

@@ -24,6 +24,7 @@ from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 HEADS, WIDENING = 4, 4
+TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 200, "schedule": "cosine"}
 TEXTS_AT_ONCE = 256
 
 
@@ -39,17 +40,9 @@ class FedTPG(Method):
     options: FedTPGOptions
     weighting = "clients"  # as the released code
     presets = {
-        "paper": {
-            "training": {
-                "learning_rate": 0.003,
-                "momentum": 0.9,
-                "weight_decay": 1e-5,
-                "batch_size": 200,
-                "schedule": "cosine",
-            },
-        }
+        "paper": {"training": TRAINING},
+        "released": {"training": TRAINING, "federation": {"rounds": 500}, "data": {"shots": 8}},
     }
-    presets["released"] = {**presets["paper"], "federation": {"rounds": 500}, "data": {"shots": 8}}
 
     def __init__(self, options: FedTPGOptions, task: Task) -> None:
         super().__init__(options, task)

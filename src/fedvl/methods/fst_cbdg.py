@@ -14,10 +14,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.losses import masked_mean
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
+
+TRAINING = {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50, "schedule": "step"}
 
 
 class FSTOptions(Options):
@@ -38,38 +40,25 @@ class FSTCBDG(Method):
     scope = "client"  # eq. 4 renews the pseudo-label of every image
     weighting = "clients"
     options: FSTOptions
-    presets = {
-        "paper": {
-            "training": {
-                "learning_rate": 0.01,
-                "momentum": 0.9,
-                "weight_decay": 1e-5,
-                "batch_size": 50,
-                "schedule": "step",
-                "step_factor": 0.99,
-            },
-        }
-    }
-
-    def __init__(self, options: FSTOptions, task: Task) -> None:
-        super().__init__(options, task)
-        self.text = task.text_features
+    presets = {"paper": {"training": TRAINING}}
 
     def roles(self) -> dict[str, Role]:
         return {"soft_labels": Private(per_sample=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
-        return {"weight": self.text.clone(), "bias": self.text.new_zeros(len(self.text))}
+        text = self.task.text_features
+        return {"weight": text.clone(), "bias": text.new_zeros(len(text))}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         """q^0 = p, the zero-shot prediction (eq. 2), and the spread of the client's features around their texts."""
-        scores = samples.inputs["features"] @ self.text.T
-        spread = (samples.inputs["features"] - self.text[scores.argmax(-1)]).pow(2).mean().sqrt()
+        text = self.task.text_features
+        scores = samples.inputs["features"] @ text.T
+        spread = (samples.inputs["features"] - text[scores.argmax(-1)]).pow(2).mean().sqrt()
         sigma = spread if self.options.estimate_sigma else torch.full_like(spread, self.options.sigma)
         return {"soft_labels": torch.softmax(self.options.scale * scores, dim=-1), "sigma": sigma}
 
     def noise(self, generator: torch.Generator) -> Tensors:
-        normal = torch.randn(self.options.synthetic, self.text.shape[1], generator=generator)
+        normal = torch.randn(self.options.synthetic, self.task.text_features.shape[1], generator=generator)
         return {"normal": normal, "place": torch.rand((), generator=generator)}
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
@@ -91,7 +80,9 @@ class FSTCBDG(Method):
 
     def synthetic_counts(self, soft_labels: Tensor) -> Tensor:
         """n_k = (1 + gamma) max m - m_k, where m_k images have k as their likeliest class (eq. 7)."""
-        likeliest = soft_labels.argmax(-1, keepdim=True) == torch.arange(len(self.text), device=soft_labels.device)
+        likeliest = soft_labels.argmax(-1, keepdim=True) == torch.arange(
+            len(self.task.text_features), device=soft_labels.device
+        )
         found = (likeliest & (soft_labels > 0)).sum(0)  # a row of padding is 0 everywhere
         wanted = (1 + self.options.gamma) * found.max() - found
         return torch.ones_like(wanted) if self.options.sampling == "equal" else wanted
@@ -104,7 +95,9 @@ class FSTCBDG(Method):
         drawn = len(noise["normal"])
         places = (torch.arange(drawn, device=counts.device) + noise["place"]) / drawn * counts.sum()
         classes = (places[:, None] >= counts.cumsum(0)).sum(-1).clamp(max=len(counts) - 1)
-        scores = self.predict(tensors, {"features": self.text[classes] + tensors["sigma"] * noise["normal"]})
+        scores = self.predict(
+            tensors, {"features": self.task.text_features[classes] + tensors["sigma"] * noise["normal"]}
+        )
         log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, classes[:, None]).mean()
         return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client that sees all classes alike needs none
 

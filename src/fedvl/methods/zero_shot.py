@@ -9,7 +9,6 @@ from fedvl.tensors import Tensors
 class ZeroShot(Method):
     labels = "none"
     vocabulary = "any"
-    scope = "row"
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scale * (inputs["features"] @ self.task.text_features.T)
