@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.small import small_method, small_samples
 from pydantic import ValidationError
-from small import small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.experiment import resolve_experiment

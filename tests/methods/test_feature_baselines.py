@@ -3,7 +3,7 @@
 import math
 
 import torch
-from small import small_method, small_samples
+from helpers.small import small_method, small_samples
 
 from fedvl.methods import method_names, method_summaries
 from fedvl.methods.base import Batch

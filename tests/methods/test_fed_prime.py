@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from helpers.small import FUSED, RAGGED, run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
-from small import FUSED, RAGGED, run_quietly, small_batch, small_federation, small_method, small_samples
 
 from fedvl.experiment import resolve_experiment
 from fedvl.methods.base import Update

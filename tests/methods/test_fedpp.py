@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
+from helpers.runs import run
+from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
 
-from benchmarks.runs import run
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Report, sound_reports
 from fedvl.federation.drift import drift

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import FUSED, run_quietly, small_batch, small_federation, small_method, small_samples
+from helpers.small import FUSED, run_quietly, small_batch, small_federation, small_method, small_samples
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.sources import open_dataset

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.small import RAGGED, doubled, run_quietly, small_federation, small_method, small_samples, small_task
 from safetensors.torch import save_file
-from small import RAGGED, doubled, run_quietly, small_federation, small_method, small_samples, small_task
 
 from fedvl.errors import FedVLError
 from fedvl.evaluation.clusters import cluster, name_clusters

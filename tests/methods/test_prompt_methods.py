@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from real import accuracy
-from small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples
+from helpers.real import accuracy
+from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, gelu, multi_head_attention_forward, normalize
 
 from fedvl.errors import FedVLError

@@ -13,12 +13,12 @@ from dataclasses import replace
 import httpx
 import pytest
 import torch
-from finished import RUNS, asked_rows, client_of, png
-from hostile import GOOD, UPLOADS
+from helpers.finished import RUNS, asked_rows, client_of, png
+from helpers.hostile import GOOD, UPLOADS
+from helpers.runs import prepare
 from PIL import Image
 
 import fedvl.serve.worker
-from benchmarks.runs import prepare
 from fedvl.evaluation.predict import Conversation
 from fedvl.serve.app import make_app
 from fedvl.serve.limits import LIMITS

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from finished import png
+from helpers.finished import png
 from typer.testing import CliRunner
 
 from fedvl.cli import app

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from helpers.runs import prepare
 
-from benchmarks.runs import prepare
 from fedvl.methods.base import Batch, Samples
 from fedvl.methods.parts.losses import candidate_loss, cross_entropy, label_loss
 from fedvl.methods.parts.pseudo_labels import (

@@ -1,8 +1,8 @@
 """The page in a real browser: names, images, ranked answers, prototypes, comparison; by keyboard, on a phone, with a token."""
 
 import pytest
-from browser import Browser
-from finished import png, serving
+from helpers.browser import Browser
+from helpers.finished import png, serving
 
 from fedvl.serve.app import make_app
 

@@ -5,12 +5,12 @@ import random
 
 import pytest
 import torch
-from small import RAGGED, run_quietly
+from helpers.small import RAGGED, run_quietly
 
 pytest.importorskip("flwr")
 
 from flwr.app import Error, Message, RecordDict
-from parties import (
+from helpers.parties import (
     CLIENTS,
     METHODS,
     NODE,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 import schemathesis
-from finished import serving
+from helpers.finished import serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode

@@ -1,7 +1,7 @@
 """What the methods on a fused encoder share, against the encoder's own ways and PyTorch's modules."""
 
 import torch
-from small import small_fused_encoder, small_method, small_samples
+from helpers.small import small_fused_encoder, small_method, small_samples
 
 from fedvl.methods.parts.fused import classifier_start, classify, embed, read
 

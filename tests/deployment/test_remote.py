@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from small import run_quietly, small_method
+from helpers.small import run_quietly, small_method
 
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, RecordDict
-from parties import (
+from helpers.parties import (
     CLIENTS,
     EXPERIMENT,
     NODE,

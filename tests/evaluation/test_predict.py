@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import small_method, small_samples
+from helpers.small import small_method, small_samples
 
 from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.methods.base import Answer, Method, Options, Samples

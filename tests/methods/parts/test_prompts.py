@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import small_encoder
+from helpers.small import small_encoder
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from grids import make_grid
+from helpers.grids import make_grid
 
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report

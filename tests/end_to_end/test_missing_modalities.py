@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from helpers.runs import prepare
 
-from benchmarks.runs import prepare
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment, run
 

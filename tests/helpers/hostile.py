@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
-from finished import png
 from PIL import Image
+
+from helpers.finished import png
 
 File = tuple[str, bytes]
 GOOD: File = ("good.png", png(3))

@@ -7,7 +7,7 @@ import pytest
 
 from fedvl.methods import method_names
 
-PAGES = Path(__file__).parent.parent / "docs"
+PAGES = Path(__file__).parents[2] / "docs"
 OWN_PAGE = ("fed-mp", "fst-cbdg", "fedpp", "cachefl", "fed-prime")
 
 

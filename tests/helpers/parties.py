@@ -6,7 +6,6 @@ import torch
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from small import RAGGED, run_quietly, small_federation, small_method
 
 from fedvl.deployment.flower import GridPost, pack, unpack
 from fedvl.deployment.messages import Header, Letter
@@ -16,6 +15,7 @@ from fedvl.deployment.wire import decode, encode
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.tensors import digest
+from helpers.small import RAGGED, run_quietly, small_federation, small_method
 
 # Flower's messages can be made within a run only.
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 7, 1

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from finished import RUNS, asked_rows
+from helpers.finished import RUNS, asked_rows
+from helpers.runs import prepare
 
-from benchmarks.runs import prepare
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import answer_all

@@ -1,12 +1,10 @@
-"""Made-up runs of any size, shaped as the engine writes them."""
+"""Made-up runs of any size, shaped as the engine writes them: what tests of reports share."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 CIFAR = ["aeroplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -100,18 +98,3 @@ def save_run(folder: Path, result: dict[str, Any], metrics: list[dict[str, Any]]
     (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics), encoding="utf-8")
     return folder
-
-
-@pytest.fixture
-def sample() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return make_result()
-
-
-@pytest.fixture
-def sample_of() -> Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]:
-    return make_result
-
-
-@pytest.fixture
-def save() -> Callable[[Path, dict[str, Any], list[dict[str, Any]]], Path]:
-    return save_run

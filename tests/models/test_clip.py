@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.model_folders import add_tokenizer, full_copy, random_weights, unit
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel, ViltConfig, ViltModel
 from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
@@ -18,7 +19,6 @@ from fedvl.models.resnet import ResNetShape
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder
-from tests.models.helpers import add_tokenizer, full_copy, random_weights, unit
 
 TEXTS = ["a photo of a dog", "two red cars, parked in front of the house", "deer"]
 LARGE_TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.model_folders import unit
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -14,7 +15,6 @@ from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from tests.models.helpers import unit
 
 CLIENTS = 3
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from benchmarks.runs import run
 from fedvl.config import overlay
+from helpers.runs import run
 
 
 def accuracy(method: str, settings: dict[str, Any] | None = None, **options: Any) -> tuple[float, float]:

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from browser import Browser
-from grids import make_grid
+from helpers.browser import Browser
+from helpers.grids import make_grid
 
 from fedvl.report.page import write_report, write_side_by_side
 

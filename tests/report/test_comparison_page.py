@@ -4,7 +4,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from grids import make_grid, make_points
+from helpers.grids import make_grid, make_points
 
 from fedvl.report.comparison_page import FIGURES, describe_grid
 from fedvl.report.page import write_report

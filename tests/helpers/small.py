@@ -25,6 +25,7 @@ RAGGED = (7, 0, 1, 12, 5)  # samples of each client: one has none, one has one
 SIDE = 64  # pixels of a small image: the last layers of a network still see 2 x 2 positions
 PATCHES = 4  # positions of a small image in the encoder
 FUSED = ("fed-prime", "fed-inter", "fed-intra", "fedavg-p", "fedprox-p", "fedmsplit-p")  # methods on a fused encoder
+PAPERS = ("fst-cbdg", "fed-mp", "fedpp", "cachefl", "fed-prime")  # the methods of the five papers
 NETWORK = {"width": 4}  # options of the methods that train a network on pixels
 
 
