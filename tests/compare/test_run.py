@@ -1,4 +1,4 @@
-"""Grids of runs: what is laid over what, what is run once, what survives a failure, and the arithmetic of the summary."""
+"""Grids that are run: what is run once, what survives a failure, and the arithmetic of the summary."""
 
 import json
 import shutil
@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.grids import grid_of, outcome_of
 
-from fedvl.compare.grid import Grid, Stand, folder_name, read_grid
+from fedvl.compare.grid import Grid
 from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
 from fedvl.display import GridDisplay, TerminalDisplay
-from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.preparation import Opener
-from fedvl.report.comparison_tables import csv_table, html_table, latex_table, terminal_tables
 
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 
@@ -28,77 +26,12 @@ def perform(grid: Grid, runs: Path, opener: Opener) -> Outcome:
         return perform_grid(grid, runs, GridDisplay(display), opener)
 
 
-def grid_of(**fields: Any) -> Grid:
-    return Grid.model_validate({"rows": {"a": {}}, **fields})
-
-
-# --- what is run
-
-
-def test_rows_win_over_columns_and_everything_over_the_base() -> None:
-    grid = grid_of(
-        base={"data": {"clients": 1, "shots": 1, "partition": "iid"}},
-        columns={"c": {"data": {"clients": 2, "shots": 2}}},
-        rows={"r": {"data": {"clients": 3}}},
-        seeds=2,
-    )
-    first, second = grid.cases()
-    assert first.settings == {"data": {"clients": 3, "shots": 2, "partition": "iid"}, "seed": 0}
-    assert second.settings["seed"] == 1
-    (over,) = grid.under(Stand(settings={"data": {"clients": 9}}, seeds=1)).cases()
-    assert over.settings["data"] == {"clients": 9, "shots": 2, "partition": "iid"}
-
-
-def test_the_embedded_stand_in_replaces_a_rows_settings_and_is_won_over_by_columns() -> None:
-    grid = grid_of(
-        base={"model": {"name": "large"}},
-        rows={"r": {"method": {"name": "fedavg-nn", "weights": "file"}, "embedded": {"method": {"name": "fedavg-nn"}}}},
-        columns={"paper's": {"data": {"dataset": "big"}}},
-        embedded={
-            "settings": {"model": {"name": "small"}, "data": {"clients": 3}},
-            "columns": {"ours": {"beside": "paper's", "data": {"dataset": "tiny", "clients": 4}}},
-        },
-        seeds=1,
-    )
-    (case,) = grid.on_embedded().cases()
-    assert case.column == "ours"
-    assert case.settings["method"] == {"name": "fedavg-nn"}
-    assert (case.settings["model"], case.settings["data"]) == ({"name": "small"}, {"dataset": "tiny", "clients": 4})
-
-
-def test_a_column_may_be_measured_in_its_own_way() -> None:
-    grid = grid_of(columns={"x": {"measure": "macro_f1"}, "y": {}}, seeds=1)
-    assert [case.measure for case in grid.cases()] == ["macro_f1", "accuracy"]
-
-
 def test_flags_make_a_row_a_method_and_a_column_a_dataset_and_partition() -> None:
     grid = flags_grid(["linear", "zero-shot"], ["a", "b"], ["iid", "shards:2"], 3, {"training": {"momentum": 0.5}})
     assert list(grid.rows) == ["linear", "zero-shot"]
     assert list(grid.columns) == ["a, iid", "a, shards:2", "b, iid", "b, shards:2"]
     assert len(list(grid.cases())) == 2 * 4 * 3
     assert list(flags_grid(["linear"], [], [], 1, {}).columns) == ["accuracy"]
-
-
-def test_folders_differ_where_anything_differs_and_only_there() -> None:
-    plain, again = (resolve_experiment({"method": {"name": "linear"}, **SMALL}) for _ in range(2))
-    other = resolve_experiment({"method": {"name": "linear", "scale": 2.0}, **SMALL})
-    assert folder_name(plain) == folder_name(again) != folder_name(other)
-    assert folder_name(plain).startswith("linear-cifar10-mini-iid-0-")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("seeds = 1\n", "rows"),
-        ("[rows.a]\npaper = [1.0, 2.0]\n", "has 2 figures of the paper for 1 columns"),
-        ("[rows.a]\n[embedded.columns.x]\nbeside = 'y'\n", "stands beside 'y'"),
-        ("colour = 1\n[rows.a]\n", "There is no setting 'colour'"),
-    ],
-)
-def test_a_grid_file_that_is_wrong_is_told_so(text: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "grid.toml").write_text(text)
-    with pytest.raises(FedVLError, match=told):
-        read_grid(tmp_path / "grid.toml")
 
 
 # --- running
@@ -151,12 +84,6 @@ def test_a_damaged_run_folder_is_a_failure_of_its_own(tmp_path: Path, opener: Op
 # --- the summary
 
 
-def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> Outcome:
-    rows, columns = ({place[axis]: {} for place in figures} for axis in (0, 1))
-    grid = grid_of(rows=rows, columns=columns, **fields)
-    return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()})
-
-
 def test_mean_deviation_and_the_best_of_each_column() -> None:
     summary = summarise(outcome_of({("a", "x"): [1.0, 2.0, 3.0], ("b", "x"): [4.0, 6.0, 9.0]}), "c")
     worse, better = summary["cells"]
@@ -207,50 +134,10 @@ def test_points_are_those_of_the_first_seed() -> None:
     assert summary["cells"][0]["mean"] == 4.0
 
 
-# --- tables
-
-
 @pytest.fixture
 def summary() -> dict[str, Any]:
     figures = {("50% & <b>", "x_1"): [10.0, 20.0, 30.0], ("plain", "x_1"): [1.0, 2.0, 3.5]}
     return summarise(outcome_of(figures, title="T & t"), "fedvl compare --methods a")
-
-
-def test_csv_has_every_digit(summary: dict[str, Any]) -> None:
-    lines = csv_table(summary).splitlines()
-    assert lines[0] == "row,column,measure,mean,deviation,n,p,against,paper"
-    assert lines[1].startswith("50% & <b>,x_1,accuracy,20.0,10.0,3,0.0")
-    assert lines[2].startswith("plain,x_1,accuracy,2.1666666666666665,")
-
-
-def test_latex_is_escaped_booktabs(summary: dict[str, Any]) -> None:
-    text = latex_table(summary)
-    assert r"50\% \& <b> & \textbf{20.0 $\pm$ 10.0}" in text
-    assert r"x\_1" in text
-    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
-
-
-def test_html_is_escaped_and_says_what_was_tested(summary: dict[str, Any]) -> None:
-    page = html_table(summary)
-    assert "50% &amp; &lt;b&gt;" in page
-    assert "paired t-test" in page
-    assert "n = 3 seeds" in page
-    assert "http" not in page
-
-
-def test_no_star_is_explained_where_none_can_be(summary: dict[str, Any]) -> None:
-    few = summarise(outcome_of({("a", "x"): [1.0], ("b", "x"): [2.0]}), "c")
-    assert "t-test" not in html_table(few)
-    assert "n = 1 seed." in html_table(few)
-
-
-def test_a_wide_table_is_turned_and_then_cut_to_the_terminal() -> None:
-    figures = {(f"method {i}", f"c{j}"): [1.0] for i in range(4) for j in range(9)}
-    summary = summarise(outcome_of(figures), "c")
-    (whole,) = terminal_tables(summary, width=80)
-    assert (len(whole.columns), whole.row_count) == (1 + 4, 9)
-    cut = terminal_tables(summary, width=25)  # names of 2, then 10 for each of "method 0" and its space
-    assert [len(table.columns) - 1 for table in cut] == [2, 2]
 
 
 def test_all_forms_are_written(summary: dict[str, Any], tmp_path: Path) -> None:

@@ -26,10 +26,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedvl.deployment.client import Supervised, free_port
+from fedvl.deployment.client import free_port
 from fedvl.deployment.keys import make_certificates
-from fedvl.deployment.server import add_experiment, create, experiment_id, fitting
-from fedvl.errors import FedVLError
+from fedvl.deployment.server import add_experiment, create, fitting
 from fedvl.evaluation.predict import answer_all
 from fedvl.federation.round import Federation
 from fedvl.preparation import Silent, prepare
@@ -219,49 +218,3 @@ def test_a_killed_server_and_a_killed_client_go_on_to_the_same_bits(place, tmp_p
         assert again.wait(LATEST) == 0, (tmp_path / "again.log").read_text()
     assert f"Going on after round {committed} of 4" in (tmp_path / "again.log").read_text()
     assert_near(load(run / "model.safetensors"), local("linear")[1].shared)
-
-
-class Ending:
-    """A SuperNode that ends at once and says why."""
-
-    def __init__(self, command, options, folder):
-        folder.mkdir(exist_ok=True)
-        self.log, self.ended = folder / "supernode.log", True
-        self.log.write_text(Path(folder.parent / "says").read_text())
-
-
-@pytest.mark.parametrize(
-    ("says", "sentence"),
-    [
-        ("[code: 2004] Failed to activate SuperNode.", "does not know this party's key"),
-        ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "not one of this federation"),
-    ],
-)
-def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
-    (tmp_path / "says").write_text(says)
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
-    assert node.check()
-    with pytest.raises(FedVLError, match=sentence):
-        node.check()
-
-
-def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("Traceback")
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
-    assert all(node.check() for _ in range(9))
-    with pytest.raises(FedVLError, match="cannot stay connected"):
-        node.check()
-
-
-def test_server_and_client_must_have_the_same_settings_and_weights(tmp_path):
-    path = tmp_path / "experiment.toml"
-
-    def identity(settings, weights):
-        path.write_text(settings)
-        encoder = SimpleNamespace(fingerprint=weights)
-        return experiment_id(path, SimpleNamespace(method=SimpleNamespace(task=SimpleNamespace(encoder=encoder))))
-
-    assert identity("seed = 0", "abc") == identity("seed = 0", "abc")
-    assert len({identity("seed = 0", "abc"), identity("seed = 1", "abc"), identity("seed = 0", "abd")}) == 3

@@ -1,11 +1,15 @@
 """One user's questions: in order, in batches, with what the method remembers of them."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
-from helpers.small import small_method, small_samples
+from helpers.small import small_method, small_samples, small_task
 
 from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.methods.base import Answer, Method, Options, Samples
+from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 
 
 class Remembering(Method):
@@ -65,3 +69,18 @@ def test_no_gradients_are_kept():
             return inputs["features"][:, :4]
 
     assert len(answer_all(Watching(Options(), remembering().task), {}, questions(2), 2)) == 2
+
+
+def test_a_method_that_clusters_is_judged_by_its_clusters():
+    class Planted(FedAvgNN):
+        def represent(self, tensors, inputs):
+            return inputs["pixels"].float().mean((1, 2, 3))[:, None]  # the brightness is the class, in another order
+
+    method = Planted(NetworkOptions(), replace(small_task(), protocol="open"))
+    samples = small_samples(method, 12)
+    brightness = torch.tensor([90, 0, 200, 255], dtype=torch.uint8)[samples.labels]
+    samples = replace(
+        samples, inputs={"pixels": torch.zeros_like(samples.inputs["pixels"]) + brightness[:, None, None, None]}
+    )
+    counts = confusion(method, {}, samples, batch_size=5)
+    assert np.array_equal(counts, np.diag(np.bincount(samples.labels.numpy(), minlength=4)))

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from fedvl.compare.grid import Grid
+from fedvl.compare.run import Outcome
+
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -72,3 +75,13 @@ def make_points(kind: str) -> list[dict[str, Any]]:
             | {"label_found": True, "feature_cosine": 0.99999, "label_from_keys": True}
         ],
     }[kind]
+
+
+def grid_of(**fields: Any) -> Grid:
+    return Grid.model_validate({"rows": {"a": {}}, **fields})
+
+
+def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> Outcome:
+    rows, columns = ({place[axis]: {} for place in figures} for axis in (0, 1))
+    grid = grid_of(rows=rows, columns=columns, **fields)
+    return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()})

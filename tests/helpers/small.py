@@ -1,6 +1,7 @@
 """A small federation on synthetic features: what tests of the engine and of feature methods share."""
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,8 @@ from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
-from fedvl.methods.base import Batch, Method, Samples, Task
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
 from fedvl.models.preprocessing import Preprocessing
@@ -129,6 +131,19 @@ def fused_inputs(encoder: FusedEncoder, labels: torch.Tensor, generator: torch.G
 def small_batch(method: Method, rows: torch.Tensor) -> Batch:
     samples = small_samples(method).take(rows)
     return Batch(samples.inputs, samples.labels, torch.ones(len(rows)), rows, {})
+
+
+def batch_of(samples: Samples, received: Tensors | None = None, noise: Tensors | None = None) -> Batch:
+    """All of these samples as one batch."""
+    count = len(samples)
+    return Batch(samples.inputs, samples.labels, torch.ones(count), torch.arange(count), received or {}, noise or {})
+
+
+def small_open_method(
+    method_type: type[Method] = FedAvgNN, options_type: type[Options] = NetworkOptions, **options: Any
+) -> Method:
+    """A network whose clients have heads of their own: the open protocol."""
+    return doubled(method_type(options_type(width=4, **options), replace(small_task(), protocol="open")))
 
 
 def small_federation(method: Method, training: dict[str, Any] | None = None, **federation: Any) -> Federation:

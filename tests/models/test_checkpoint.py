@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from helpers.model_folders import full_copy
+from helpers.models import full_copy
 from safetensors.torch import load_file, save_file
 
 from fedvl.errors import FedVLError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.model_folders import add_tokenizer, random_weights, unit
+from helpers.models import add_tokenizer, random_weights, unit
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.func import functional_call, grad, vmap

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.model_folders import add_tokenizer
+from helpers.models import add_tokenizer
 from tokenizers import Tokenizer
 from transformers import BertTokenizer, CLIPTokenizer
 

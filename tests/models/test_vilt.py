@@ -1,33 +1,21 @@
-"""Prompts are arguments: gradients reach them, clients can be batched over them, and they mean what words mean."""
+"""The fused encoder: against transformers, through our loader; prompts that are arguments, and what masks hide."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from helpers.model_folders import unit
-from torch import Tensor
-from torch.func import grad, vmap
+from helpers.models import TEXTS, assert_batched_equals_loop, draw, full_copy, random_model, unit
+from PIL import Image
+from transformers import ViltConfig, ViltModel
+from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
-from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
-from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 
 CLIENTS = 3
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(scope="module")
-def clip() -> DualEncoder:
-    model = load_model("fedvl-tiny")
-    assert isinstance(model, DualEncoder)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -37,91 +25,12 @@ def vilt() -> FusedEncoder:
     return model
 
 
-def assert_batched_equals_loop(loss: Callable[[Tensor], Tensor], prompts: Tensor) -> Tensor:
-    """The gradient by vmap over clients = one client after another, and vmap must not fall back to a loop itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        batched = vmap(grad(loss))(prompts)
-    looped = torch.stack([grad(loss)(one) for one in prompts])
-    torch.testing.assert_close(batched, looped, rtol=1e-4, atol=1e-5)
-    assert looped.abs().max() > 1e-3
-    return looped
-
-
-def test_gradients_reach_every_visual_prompt_and_clients_batch(clip: DualEncoder) -> None:
-    pixels, target = draw(2, 3, 64, 64), draw(2, clip.dim, seed=1)
-    prompts = 0.02 * draw(CLIENTS, clip.vision_layers, 2, clip.vision_width, seed=2)
-    gradients = assert_batched_equals_loop(lambda p: (unit(clip.encode_image(pixels, p)) * target).sum(), prompts)
-    assert (gradients.abs().amax(-1) > 0).all()
-    assert all(parameter.grad is None and not parameter.requires_grad for parameter in clip.parameters())
-
-
-def test_clients_batch_over_images_too(clip: DualEncoder) -> None:
-    pixels, prompts = draw(CLIENTS, 2, 3, 64, 64), 0.02 * draw(CLIENTS, 3, 2, clip.vision_width, seed=2)
-    batched = vmap(clip.encode_image)(pixels, prompts)
-    looped = torch.stack([clip.encode_image(x, p) for x, p in zip(pixels, prompts, strict=True)])
-    torch.testing.assert_close(batched, looped, rtol=0, atol=1e-5)
-
-
-def test_gradients_reach_the_text_context_and_clients_batch(clip: DualEncoder) -> None:
-    tokens, target = clip.tokenise(["a dog", "a red car on the road"]), draw(2, clip.dim, seed=1)
-    for shape in ((CLIENTS, 4, clip.text_width), (CLIENTS, 2, 4, clip.text_width)):
-        context = 0.02 * draw(*shape)
-        gradients = assert_batched_equals_loop(lambda c: (unit(clip.encode_text(tokens, c)) * target).sum(), context)
-        assert (gradients.abs().amax(-1) > 0).all()
-
-
-def test_visual_prompts_are_the_tokens_a_layer_sees_and_no_more(clip: DualEncoder) -> None:
-    """Written out with the blocks themselves: P tokens behind the patches of the first two layers, then none."""
-    pixels, prompts = draw(2, 3, 64, 64), draw(2, 5, clip.vision_width, seed=1)
-    visual = clip.visual
-    x = visual.conv1(pixels).flatten(2).transpose(1, 2)
-    x = torch.cat([visual.class_embedding.expand(2, 1, -1), x], 1) + visual.positional_embedding
-    x = visual.ln_pre(x)
-    for layer, block in enumerate(visual.transformer.resblocks):
-        behind = [prompts[layer].expand(2, -1, -1)] if layer < 2 else []
-        x = block(torch.cat([x, *behind], 1))[:, :65]
-    expected = visual.ln_post(x) @ visual.proj
-    pooled, spatial = clip.encode_patches(pixels, prompts)
-    torch.testing.assert_close(torch.cat([pooled[:, None], spatial], 1), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(clip.encode_image(pixels, prompts), pooled, rtol=0, atol=1e-5)
-    assert (clip.encode_image(pixels) - pooled).abs().max() > 1e-3
-
-
-def test_a_context_of_words_equals_the_words(clip: DualEncoder) -> None:
-    names = ["dog", "red car"]
-    words = clip.tokenise(["a photo of a"])[0, 1:-1]
-    context = clip.embed_tokens(words)
-    features = clip.encode_text(clip.tokenise(names), context)
-    plain = clip.encode_text(clip.tokenise([f"a photo of a {name}" for name in names]))
-    torch.testing.assert_close(features, plain, rtol=0, atol=1e-5)
-
-
-def test_inference_mode_gives_the_same_features(clip: DualEncoder, vilt: FusedEncoder) -> None:
-    """There the fused attention kernel is used; with a causal mask, with a padding mask and without one."""
-    tokens, pixels = clip.tokenise(["a dog", "a red car on the road"]), draw(2, 3, 64, 64)
-    for encode in (
-        lambda: clip.encode_image(pixels),
-        lambda: clip.encode_text(tokens),
-        lambda: vilt.encode(tokens, pixels)[1],
-    ):
-        with torch.inference_mode():
-            fused = encode()
-        torch.testing.assert_close(unit(fused), unit(encode()), rtol=0, atol=1e-5)
-
-
-def test_text_cut_to_the_longest_equals_text_padded_to_the_end(clip: DualEncoder) -> None:
-    tokens = clip.tokenise(["a dog", "a red car on the road"])
-    assert tokens.shape[1] < clip.context_length
-    padded = torch.nn.functional.pad(tokens, (0, clip.context_length - tokens.shape[1]), value=int(tokens[0, -1]))
-    torch.testing.assert_close(clip.encode_text(tokens), clip.encode_text(padded), rtol=0, atol=1e-5)
-
-
-def test_too_long_a_context_and_too_many_layers_are_named(clip: DualEncoder) -> None:
-    with pytest.raises(FedVLError, match="32 positions"):
-        clip.encode_text(clip.tokenise(["dog"]), torch.zeros(30, clip.text_width))
-    with pytest.raises(FedVLError, match="9 layers at most"):
-        clip.encode_image(torch.zeros(1, 3, 64, 64), torch.zeros(10, 1, clip.vision_width))
+def test_inference_mode_gives_the_same_features(vilt: FusedEncoder) -> None:
+    """There the fused attention kernel is used, with a padding mask."""
+    tokens, pixels = vilt.tokenise(["a dog", "a red car on the road"]), draw(2, 3, 64, 64)
+    with torch.inference_mode():
+        fused = vilt.encode(tokens, pixels)[1]
+    torch.testing.assert_close(unit(fused), unit(vilt.encode(tokens, pixels)[1]), rtol=0, atol=1e-5)
 
 
 def test_vilt_input_prompts_batch_over_clients(vilt: FusedEncoder) -> None:
@@ -163,3 +72,47 @@ def test_what_a_mask_hides_has_no_effect(vilt: FusedEncoder) -> None:
     hidden_image = torch.zeros(2, 65, dtype=torch.bool)
     one, other = (vilt.encode(tokens, x, image_mask=hidden_image)[1] for x in (pixels, pixels.flip(0)))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+VILT_VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] a photo of dog two red car ##s , parked in front the house deer"
+
+
+def vilt_states(reference: torch.nn.Module, ours: FusedEncoder, pixels: torch.Tensor, **extra: torch.Tensor) -> None:
+    """Compare the pooled and the text's hidden states: transformers shuffles the patches, which changes neither."""
+    tokens = ours.tokenise(TEXTS[: len(pixels)])
+    with torch.no_grad():
+        mask = ours.text_mask(tokens).long()
+        theirs = reference(
+            input_ids=tokens, attention_mask=mask, pixel_values=pixels, pixel_mask=extra.get("pixel_mask")
+        )
+        hidden, pooled = ours.encode(tokens, pixels, sizes=extra.get("sizes"))
+    torch.testing.assert_close(unit(pooled), unit(theirs.pooler_output), rtol=0, atol=1e-5)
+    length = tokens.shape[1]
+    seen = mask.bool()
+    expected = theirs.last_hidden_state[:, :length][seen]
+    torch.testing.assert_close(unit(hidden[:, :length][seen]), unit(expected), rtol=0, atol=1e-5)
+    assert (pooled[0] - pooled[1]).abs().max() > 1e-4
+
+
+def test_vilt_equals_transformers_with_images_of_several_shapes(tmp_path: Path) -> None:
+    reference = random_model(ViltModel, ViltConfig())
+    reference.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text(VILT_VOCABULARY.replace(" ", "\n"))
+    ViltImageProcessorPil().save_pretrained(tmp_path)
+    ours = load_model(str(tmp_path))
+    assert isinstance(ours, FusedEncoder)
+    assert (ours.width, ours.layers, ours.image_size) == (768, 12, 384)
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in ((90, 60), (70, 100))]
+    pixels, sizes = ours.collate([ours.preprocess(image) for image in images])
+    processed = ViltImageProcessorPil()(images, return_tensors="pt")
+    torch.testing.assert_close(pixels, processed["pixel_values"], rtol=0, atol=1e-6)
+    vilt_states(reference, ours, pixels, sizes=sizes, pixel_mask=processed["pixel_mask"])
+
+
+def test_fedvl_tiny_vilt_equals_transformers(tmp_path: Path) -> None:
+    folder = full_copy("fedvl-tiny-vilt", tmp_path)
+    reference = ViltModel.from_pretrained(folder, local_files_only=True).eval()
+    ours = load_model("fedvl-tiny-vilt")
+    assert isinstance(ours, FusedEncoder)
+    vilt_states(reference, ours, torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0)))

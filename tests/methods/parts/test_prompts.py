@@ -1,13 +1,19 @@
-"""Class texts with a learned context: against the plain text tower, chunk by chunk, and within bounded memory."""
+"""Class texts with a learned context: against the plain text tower, chunk by chunk, and within bounded memory.
+
+What all methods that learn a context have in common is at the end.
+"""
 
 import pytest
 import torch
-from helpers.small import small_encoder
+from helpers.prompts import PROMPTS, method_on
+from helpers.small import batch_of, run_quietly, small_encoder, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
+from fedvl.methods.base import Samples
 from fedvl.methods.parts.prompts import ClassTexts, recomputed
 from fedvl.models.checkpoint import load_model
+from fedvl.tensors import count_elements
 
 NAMES = ["cat", "a very old wooden sailing ship", "dog", "automobile", "red fire truck", "airplane", "frog"]
 
@@ -153,3 +159,55 @@ def test_a_name_that_leaves_no_room_for_the_context_is_refused_with_what_to_do()
         ClassTexts(encoder, ["cat", long], room + 1)
     with pytest.raises(FedVLError, match="shorter class names"):
         ClassTexts(encoder, ["cat", f"{long} {long} {long}"], 1)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_nothing_of_one_client_reaches_another(name):
+    """Alone or among others, first or second in its process, a client learns the same, and the server's copy stays."""
+    method = small_method(name)
+    federation = small_federation(method, {"momentum": 0.9})
+    sent = {key: tensor.clone() for key, tensor in federation.shared.items()}
+    among_others = federation.engine.train(0, [0, 2, 3, 4], federation.shared)[3].update.tensors
+    alone = small_federation(small_method(name), {"momentum": 0.9}).engine.train(0, [4], sent)[0].update.tensors
+    for key, tensor in sent.items():
+        torch.testing.assert_close(among_others[key], alone[key], rtol=0, atol=1e-5)
+        assert torch.equal(federation.shared[key], tensor)
+        assert among_others[key].data_ptr() != federation.shared[key].data_ptr()
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_batched_equals_one_by_one_to_1e_5_with_chunks_of_classes(name, monkeypatch):
+    monkeypatch.setattr("fedvl.methods.parts.prompts.ClassTexts.__init__.__defaults__", (2, ""))
+    method = small_method(name)
+    assert len(method.texts.chunks) == 2
+    final = [run_quietly(small_federation(method, one_by_one=alone)).shared for alone in (False, True)]
+    for key in final[0]:
+        torch.testing.assert_close(final[0][key], final[1][key], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_candidate_sets_are_trained_on_where_there_are_such(name):
+    method = small_method(name)
+    samples = small_samples(method, 6)
+    candidates = torch.zeros(6, 4).scatter(1, samples.labels[:, None], 1.0)
+    private = method.join(samples, torch.Generator())
+    tensors = {**method.start(torch.Generator().manual_seed(0)), **private}
+    received = {key: tensor for key, tensor in tensors.items() if key not in private}
+    by_label = method.objective(tensors, batch_of(samples, received))[0]
+    one = Samples({**samples.inputs, "candidates": candidates}, samples.labels)
+    torch.testing.assert_close(method.objective(tensors, batch_of(one, received))[0], by_label)
+    two = Samples({**samples.inputs, "candidates": candidates + candidates.roll(1, 1)}, samples.labels)
+    assert method.objective(tensors, batch_of(two, received))[0] < by_label
+
+
+@pytest.mark.parametrize("width, parameters", [(512, 8_192), (768, 12_288)])
+@pytest.mark.parametrize("name", ["promptfl", "promptprox", "pfedprompt"])
+def test_contexts_have_the_sizes_of_the_reference_table(name, width, parameters):
+    method = method_on(name, small_encoder(text_width=width))
+    assert count_elements(method.start(torch.Generator())) == parameters
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_class_names_without_room_for_the_context_are_refused(name):
+    with pytest.raises(FedVLError, match=r"leaves no room for a context of 30 tokens; use --set method.context=28 or"):
+        method_on(name, small_encoder(), context=30)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers.runs import prepare
 
-from fedvl.methods.base import Batch, Samples
-from fedvl.methods.parts.losses import candidate_loss, cross_entropy, label_loss
+from fedvl.methods.base import Samples
 from fedvl.methods.parts.pseudo_labels import (
     LABELLERS,
     allocation,
@@ -149,26 +148,6 @@ def test_figures_count_labels_that_are_used_and_true():
     truths = [torch.tensor([0, 0, 1]), torch.tensor([1, -1])]
     assert label_figures(labels, truths) == {"pseudo_labels_used": 4, "pseudo_label_accuracy": 100 * 2 / 3}
     assert label_figures(labels, [t * 0 - 1 for t in truths])["pseudo_label_accuracy"] is None
-
-
-def test_the_loss_of_candidates_is_that_of_their_summed_probability():
-    scores = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]])).requires_grad_()
-    candidates, mask = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 0]]), torch.tensor([1.0, 1, 0])
-    loss = candidate_loss(scores, candidates, mask)
-    assert loss.item() == pytest.approx(-(math.log(0.5) + math.log(0.8)) / 2, abs=1e-6)
-    (gradient,) = torch.autograd.grad(loss, scores)
-    assert torch.isfinite(gradient).all()
-    assert not gradient[2].any()
-
-
-def test_one_candidate_is_a_label():
-    generator = torch.Generator().manual_seed(0)
-    scores, labels = torch.randn(6, 4, generator=generator), torch.tensor([0, 3, 2, 1, 1, 0])
-    batch = Batch({}, labels, torch.ones(6), torch.arange(6), {})
-    hot = torch.nn.functional.one_hot(labels, 4).float()
-    expected = cross_entropy(scores, labels, batch.mask)
-    torch.testing.assert_close(label_loss(scores, batch), expected)
-    torch.testing.assert_close(label_loss(scores, batch._replace(inputs={"candidates": hot})), expected)
 
 
 def true_labels(scheme, partition, seed):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.func import grad, vmap
 
 from fedvl.models import checkpoint
+
+TEXTS = ["a photo of a dog", "two red cars, parked in front of the house", "deer"]
 
 
 def unit(features: Tensor) -> Tensor:
@@ -53,3 +58,29 @@ def full_copy(name: str, folder: Path) -> Path:
     shutil.copyfile(source / "preprocessor_config.json", folder / "preprocessor_config.json")
     add_tokenizer(folder)
     return folder
+
+
+def random_model(kind: type, config: object) -> torch.nn.Module:
+    with torch.device("meta"):
+        model = kind(config)
+    model.to_empty(device="cpu")
+    model.load_state_dict(random_weights(model, spread=0.02))
+    for name, buffer in model.named_buffers():
+        if name.endswith("_ids"):  # position numbers, which are not saved
+            buffer.copy_(torch.arange(buffer.shape[-1]).expand_as(buffer) if "position" in name else 0)
+    return model.eval()
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_batched_equals_loop(loss: Callable[[Tensor], Tensor], prompts: Tensor) -> Tensor:
+    """The gradient by vmap over clients = one client after another, and vmap must not fall back to a loop itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batched = vmap(grad(loss))(prompts)
+    looped = torch.stack([grad(loss)(one) for one in prompts])
+    torch.testing.assert_close(batched, looped, rtol=1e-4, atol=1e-5)
+    assert looped.abs().max() > 1e-3
+    return looped
