@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.bad_updates import KINDS, bad_message, honest, received
-from benchmarks.kills import AT_RANDOM, PLACES, Campaign, kill_runs
 from fedvl.config import FederationConfig
 from fedvl.federation.checks import sort_out
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, weighted_mean
+from tests.helpers.bad_updates import KINDS, bad_message, honest, received
+from tests.helpers.kills import AT_RANDOM, PLACES, Campaign, kill_runs
+from tests.helpers.small import PAPERS
 
-METHODS = ("fst-cbdg", "fed-mp", "fedpp", "cachefl", "fed-prime")
 BAD = 2  # the client that sends what it should not
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     outcome: dict[str, Any] = {}
     if arguments.part != "updates":  # first, for what Flower starts would be in the way of forks
         began = time.perf_counter()
-        campaigns = kill_runs(METHODS, arguments.kills)
+        campaigns = kill_runs(PAPERS, arguments.kills)
         outcome["kills"] = {method: vars(campaign) for method, campaign in campaigns.items()}
         seconds = time.perf_counter() - began
     if arguments.part != "kills":

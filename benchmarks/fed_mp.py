@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.runs import norm, run
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.evaluation.predict import Conversation
 from fedvl.federation.local import LocalEngine
@@ -30,6 +29,7 @@ from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import Prepared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+from tests.helpers.runs import norm, run
 
 SAME_STEPS = {
     "optimiser": "adamw",

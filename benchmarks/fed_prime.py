@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.runs import run
 from fedvl.seeding import torch_generator
+from tests.helpers.runs import run
 
 METHODS = ("fedavg-p", "fedprox-p", "fedmsplit-p", "fed-inter", "fed-intra", "fed-prime")
 PATTERNS = ("text", "image", "both")

@@ -1,4 +1,4 @@
-"""What Flower's own FedAvg makes of the bad updates of ``benchmarks.bad_updates``."""
+"""What Flower's own FedAvg makes of the bad updates of ``tests.helpers.bad_updates``."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from benchmarks.bad_updates import LIMIT, TENSORS, TERA, WEIGHTS, Canary
 from benchmarks.faults import BAD, trial_updates, without_bad
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, weighted_mean
+from tests.helpers.bad_updates import LIMIT, TENSORS, TERA, WEIGHTS, Canary
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # messages can be made only within a run

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from benchmarks.plain_clip import PlainClip
-from benchmarks.runs import norm
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
@@ -39,6 +38,7 @@ from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+from tests.helpers.runs import norm
 
 RATE, MOMENTUM, DECAY, SEED = 0.01, 0.9, 5e-4, 0
 FLOOR = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of the process before any model

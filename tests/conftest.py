@@ -1,8 +1,73 @@
+"""What tests of several folders share as fixtures. What is heavy is imported when a test asks for it."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
+from helpers.made_up import make_result, save_run
+
+if TYPE_CHECKING:
+    from fedvl.serve.model import FinishedRun
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Many tiny tensors: one thread is faster than two."""
     torch.set_num_threads(1)
+
+
+# --- made-up runs, for reports
+
+
+@pytest.fixture
+def sample() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return make_result()
+
+
+@pytest.fixture
+def sample_of() -> Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]:
+    return make_result
+
+
+@pytest.fixture
+def save() -> Callable[[Path, dict[str, Any], list[dict[str, Any]]], Path]:
+    return save_run
+
+
+# --- finished runs, for whoever asks them
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a finished run: "fed-mp" answers anything, "linear" has fixed classes, "fedpp" personal models."""
+    from helpers.finished import RUNS, finish
+
+    root = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def make(name: str) -> Path:
+        finish(root / name, RUNS[name])
+        return root / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fed_mp(folder_of: Callable[[str], Path]) -> "FinishedRun":
+    from fedvl.serve.model import FinishedRun
+
+    return FinishedRun(folder_of("fed-mp"))
+
+
+@pytest.fixture(scope="session")
+def address(fed_mp: "FinishedRun") -> Iterator[str]:
+    """Of a service of "fed-mp"."""
+    from helpers.finished import serving
+
+    from fedvl.serve.app import make_app
+
+    with serving(make_app(fed_mp)) as url:
+        yield url

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from helpers.runs import prepare
 from PIL import Image
 
-from benchmarks.runs import prepare
 from fedvl.models.checkpoint import load_model
 
 

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 import torch
+from helpers.small import small_method
 from PIL import Image
-from small import small_method
 
 from fedvl.evaluation import leakage
 from fedvl.evaluation.leakage import SIDE, as_png, attack, features, features_from_keys, gradient, keys_loss, psnr

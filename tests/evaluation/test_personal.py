@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small import small_federation, small_task
+from helpers.small import small_federation, small_task
 
 from fedvl.config import DataConfig
 from fedvl.data.protocols import Labels, closed, personal

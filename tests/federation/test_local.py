@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small import RAGGED, run_quietly, small_federation, small_method, small_samples
+from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.methods import method_names
 from fedvl.methods.base import Method

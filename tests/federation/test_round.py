@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import RAGGED, run_quietly, small_federation, small_method
+from helpers.small import RAGGED, run_quietly, small_federation, small_method
 
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.small import small_method, small_samples, small_task
 from pydantic import ValidationError
-from small import small_method, small_samples, small_task
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fedvl.config import FederationConfig, TrainingConfig

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
+from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError

@@ -4,14 +4,12 @@ import math
 
 import pytest
 import torch
+from helpers.small import run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
-from small import FUSED, RAGGED, run_quietly, small_batch, small_federation, small_method, small_samples
 
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.base import Update
 from fedvl.methods.fed_prime import Choice, FedPrimeOptions
 from fedvl.methods.parts.fused import Seen, embed
-from fedvl.seeding import torch_generator
 
 
 def seen(*maxima):
@@ -210,43 +208,6 @@ def test_frozen_projections_are_the_same_for_all_and_never_sent():
     assert not any(name.startswith("projection") for name in tensors)
     inputs = small_samples(method).inputs
     assert torch.equal(method.predict(tensors, inputs), again.predict(tensors, inputs))
-
-
-@pytest.mark.parametrize(("name", "pools"), [("fed-inter", {"inter", "uses"}), ("fed-intra", {"intra"})])
-def test_ablations_have_one_pool(name, pools):
-    tensors = small_method(name).start(torch_generator(0, "start"))
-    assert tensors.keys() & {"inter", "intra", "uses"} == pools
-    assert {key for key in tensors if key.startswith("projection")} == {f"projection.{name.removeprefix('fed-')}"}
-
-
-# --- all methods of the kind
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_clients_with_only_text_only_images_one_sample_or_nothing_take_part(name):
-    method = small_method(name)
-    federation = small_federation(method, rounds=2)
-    present = small_samples(method).inputs["present"]
-    assert present[: RAGGED[0]].tolist() == [[True, False]] * RAGGED[0]
-    assert present[-RAGGED[-1] :].tolist() == [[False, True]] * RAGGED[-1]
-    run_quietly(federation)
-    for record in federation.records:
-        assert record["dropped"] == [1]  # it has nothing
-        assert record["refused"] == []
-        assert math.isfinite(record["loss"])
-    trained = {
-        result.update.client: result.update for result in federation.engine.train(0, range(5), federation.shared)
-    }
-    assert {client: sent.weight for client, sent in trained.items()} == {0: 7, 2: 1, 3: 12, 4: 5}
-
-
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("preset", ["paper", "released"])
-def test_presets_describe_a_whole_run(name, preset):
-    experiment = resolve_experiment({"method": {"name": name, "preset": preset}})
-    assert experiment.model.name == "fedvl-tiny-vilt"
-    assert experiment.evaluation.protocol == "missing"
-    assert experiment.training.learning_rate == 0.05
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from helpers.small import CLASSES, RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
 from pydantic import ValidationError
-from small import CLASSES, RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.sources import open_dataset

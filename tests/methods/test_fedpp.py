@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
+from helpers.runs import run
+from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
 
-from benchmarks.runs import run
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Report, sound_reports
-from fedvl.federation.drift import drift
 from fedvl.federation.journal import Journal
 from fedvl.methods.base import Batch, Update
 from fedvl.methods.fedpp import FedPP, FedPPOptions
@@ -18,64 +17,10 @@ from fedvl.methods.parts.selection import Selection
 from fedvl.seeding import torch_generator
 from fedvl.tensors import count_bytes, digest
 
-TABLE = torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.9, 0.05, 0.03, 0.02], [0.8, 0.15, 0.03, 0.02], [0.2, 0.7, 0.08, 0.02]])
-
 
 def quick(**options):
     """Without visual prompts: images are features."""
     return small_method("fedpp", visual_prompts=False, **options)
-
-
-def told(method, table):
-    """The selection, if the method's predictions were these."""
-    return method.consultation._replace(predict=lambda round_index, tensors, inputs: table)
-
-
-def select(method, tables, clients=2):
-    """One exchange among clients with these predictions; what each labels."""
-    samples = small_samples(method)
-    own, sent = [], []
-    for table in tables:
-        few = samples.take(torch.arange(len(table)))
-        private = method.join(few, torch.Generator())
-        report, changed = told(method, table).report(0, private, few)
-        own.append({**private, **changed})
-        sent.append(report)
-    total = {name: sum(report[name] for report in sent) for name in sent[0]}
-    selection = method.consultation
-    answers = [selection.settle(0, total, None if selection.summed else report) for report in sent]
-    labels = [selection.adopt(private, answer)["labels"].tolist() for private, answer in zip(own, answers, strict=True)]
-    return sent, answers, labels
-
-
-# Medians of the confidences .6 .9 .8 .7 are .65, so images 1, 2, 3; entropies leave 1 and 2: two reliable ones of class 0.
-# The other client has one of class 0 and one of class 1. 4 classes, 8 images: M = ceil(8 / 16) = 1, or 4 times that.
-OTHER = torch.tensor([[0.97, 0.01, 0.01, 0.01], [0.1, 0.7, 0.1, 0.1], [0.3, 0.3, 0.2, 0.2], [0.3, 0.25, 0.25, 0.2]])
-
-
-def test_selection_by_hand():
-    sent, answers, labels = select(quick(), [TABLE, OTHER])
-    assert [report["counts"].tolist() for report in sent] == [[2, 0, 0, 0], [1, 1, 0, 0]]  # eq. 2
-    assert answers[0]["totals"].tolist() == [3, 1, 0, 0]
-    assert answers[0]["quota"].tolist() == [1]
-    # eq. 3 rounds 2/3 and 1/3 up to 1 each; of class 1 the first client has no share.
-    assert labels == [[-1, 0, -1, -1], [0, 1, -1, -1]]
-
-
-def test_mean_reliable_quota_by_hand():
-    _, answers, _ = select(quick(quota="mean-reliable"), [TABLE, OTHER])
-    assert answers[0]["quota"].tolist() == [1]  # 4 reliable images of 4 classes
-
-
-def test_the_server_needs_the_totals_only():
-    summed, sent = (select(quick(counts=counts), [TABLE, OTHER]) for counts in ("summed", "sent"))
-    assert summed[2] == sent[2]
-    assert digest(summed[1][0]) == digest(summed[1][1])  # the same words to everyone: nothing of one client's counts
-    assert sent[1][0]["allocation"].tolist() == [1, 0, 1, 1]  # a class that nobody reports is shared out
-    finals = [run_quietly(small_federation(small_method("fedpp", counts=c))) for c in ("summed", "sent")]
-    assert digest(finals[0].shared) == digest(finals[1].shared)
-    private = [{f"{c}/{n}": t for c, p in f.engine.private.items() for n, t in p.items()} for f in finals]
-    assert digest(private[0]) == digest(private[1])
 
 
 def test_only_sums_leave_the_engine_unless_counts_are_sent():
@@ -126,18 +71,6 @@ def test_the_objective_is_the_cross_entropy_of_the_labels():
     likelihood = torch.softmax(10.0 * cosines, dim=-1)
     expected = -(likelihood[0, 2].log() + likelihood[2, 0].log()) / 2  # eq. 5; the given labels are not read
     torch.testing.assert_close(method.objective(tensors, batch)[0], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_drift_diversity_and_cosine_distance_by_hand():
-    before = [{"visual": torch.tensor([[1.0, 0.0]]), "context": torch.zeros(1, 2)}] * 2
-    after = [{"visual": torch.tensor([[2.0, 0.0]]), "context": torch.tensor([[1.0, 0.0]])}]
-    after += [{"visual": torch.tensor([[1.0, 1.0]]), "context": torch.tensor([[2.0, 0.0]])}]
-    figures = drift(before, after, ["visual", "context"])
-    assert figures["drift_diversity_visual"] == pytest.approx((1 + 1) / 2)  # eq. 6: moves (1, 0) and (0, 1)
-    assert figures["drift_diversity_context"] == pytest.approx((1 + 4) / 9)
-    assert figures["cosine_distance_visual"] == pytest.approx(1 - 2 / math.sqrt(8))
-    assert figures["cosine_distance_context"] == pytest.approx(0)
-    assert drift(before[:1], after[:1], ["visual", "context"]) == {}
 
 
 def test_gradients_reach_every_prompt_of_every_layer():

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from real import accuracy
-from small import run_quietly, small_federation, small_method, small_samples
+from helpers.real import accuracy
+from helpers.small import run_quietly, small_federation, small_method, small_samples
 
 from fedvl.methods.base import Batch, Samples
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
+from helpers.models import full_copy
 from safetensors.torch import load_file, save_file
 
 from fedvl.errors import FedVLError
@@ -17,7 +18,6 @@ from fedvl.models import checkpoint
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from tests.models.helpers import full_copy
 from tools.quantise import quantise, shrink
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.models import add_tokenizer, random_weights, unit
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
@@ -17,7 +18,6 @@ from fedvl.models import resnet
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.resnet import ModifiedResNet, ResNetShape
-from tests.models.helpers import add_tokenizer, random_weights, unit
 
 SHAPE = ResNetShape(width=8, blocks=(2, 1, 1, 1), grid=2)  # 64-pixel images, 256 features, 4 heads
 DIM, TEXT_WIDTH = 24, 64

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.models import add_tokenizer
 from tokenizers import Tokenizer
 from transformers import BertTokenizer, CLIPTokenizer
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 from fedvl.models.tokenizer import load_tokenizer
-from tests.models.helpers import add_tokenizer
 
 TEXTS = [
     "a photo of a dog",

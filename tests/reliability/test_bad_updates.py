@@ -4,11 +4,10 @@ from functools import cache
 
 import pytest
 import torch
-from small import run_quietly, small_federation, small_method
+from helpers.bad_updates import KINDS, bad_message, honest, received
+from helpers.small import PAPERS, run_quietly, small_federation, small_method
 
 import fedvl
-from benchmarks.bad_updates import KINDS, bad_message, honest, received
-from benchmarks.faults import METHODS
 from fedvl.federation.checks import sort_out
 from fedvl.federation.round import Federation, last_updates
 from fedvl.methods.base import Update
@@ -47,7 +46,7 @@ def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_bad_update_is_refused_and_leaves_no_trace(name, kind):
     federation, updates = trained(name)
     bad = updates[1]
@@ -69,7 +68,7 @@ def test_there_are_twenty_four_kinds():
     assert REASONS.keys() == set(KINDS)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_denormal_numbers_are_numbers(name):
     """Finite, small, averaged exactly, and honest: a softmax over scores 95 apart gives them. Refusing them would be wrong."""
     federation, updates = trained(name)
@@ -86,7 +85,7 @@ def test_denormal_numbers_are_numbers(name):
 
 
 def test_what_a_client_writes_into_a_reason_has_an_end():
-    federation, updates = trained(METHODS[0])
+    federation, updates = trained(PAPERS[0])
     long = updates[0]._replace(tensors={**updates[0].tensors, "x" * 100_000: torch.ones(1)})
     _, refused = sort_out([long], range(5), federation.shared, {}, federation.config)
     assert len(refused[0].reason) < 400
@@ -95,6 +94,6 @@ def test_what_a_client_writes_into_a_reason_has_an_end():
 def test_values_whose_squares_overflow_are_refused_and_do_not_end_the_run():
     shared = {"w": torch.zeros(3, dtype=torch.float64)}
     far = Update(0, {"w": torch.full((3,), 1e200, dtype=torch.float64)}, 1.0)
-    good, refused = sort_out([far], [0], shared, {}, trained(METHODS[0])[0].config)
+    good, refused = sort_out([far], [0], shared, {}, trained(PAPERS[0])[0].config)
     assert good == []
     assert "it moves by" in refused[0].reason

@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from forked import SMALL, in_child
+from helpers.forked import SMALL, in_child
 
 from fedvl.errors import FedVLError
 from fedvl.federation import journal as journals

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from small import small_method, small_samples
+from helpers.small import small_method, small_samples
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.errors import FedVLError

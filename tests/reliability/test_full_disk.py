@@ -5,7 +5,7 @@ import os
 import resource
 
 import pytest
-from forked import SMALL, in_child
+from helpers.forked import SMALL, in_child
 
 import fedvl.tensors
 from fedvl.federation.journal import Journal

@@ -11,9 +11,9 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from helpers.bad_updates import Canary
 
 import fedvl
-from benchmarks.bad_updates import Canary
 from fedvl.config import read_toml
 from fedvl.data.images import BadImage, decode
 from fedvl.data.sources import open_dataset

@@ -6,21 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from helpers.kills import AT_RANDOM, PLACES
+from helpers.small import PAPERS
 
-from benchmarks.faults import METHODS
-from benchmarks.kills import AT_RANDOM, PLACES
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_twenty_kills_over_five_methods_change_nothing(tmp_path):
     """``python -m benchmarks.faults`` does it two hundred times."""
-    command = [sys.executable, "-m", "benchmarks.faults", "kills", "--kills", "20", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "tests.helpers.kills", "20", *PAPERS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout)["kills"]
-    assert outcome.keys() == set(METHODS)
+    outcome = json.loads(done.stdout)
+    assert outcome.keys() == set(PAPERS)
     for method, figures in outcome.items():
         assert sum(figures["kills"].values()) == 4, method
         assert figures["same"] == figures["runs"], method

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small import run_quietly, small_federation, small_method
+from helpers.small import run_quietly, small_federation, small_method
 
 from fedvl.federation.checks import Report, sort_out, sound_reports, sum_of_reports
 from fedvl.methods.base import Update

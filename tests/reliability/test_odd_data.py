@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
+from helpers.kills import SMALL
 from PIL import Image
 
-from benchmarks.kills import SMALL
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment, run

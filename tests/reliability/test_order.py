@@ -4,9 +4,8 @@ import random
 
 import pytest
 import torch
-from small import run_quietly, small_federation, small_method
+from helpers.small import PAPERS, run_quietly, small_federation, small_method
 
-from benchmarks.faults import METHODS
 from fedvl.tensors import digest
 
 
@@ -14,7 +13,7 @@ def everything(federation):
     return federation._everything(federation.shared, federation.kept)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_order_of_arrival_cannot_be_seen(name):
     """Twenty shuffles of every round's updates and reports, for each of five methods."""
     expected = digest(everything(run_quietly(small_federation(small_method(name)))))
@@ -40,7 +39,7 @@ def test_the_order_of_arrival_cannot_be_seen(name):
     assert len(orders) > 5
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_chunks_and_threads_give_the_same_bits_again_and_the_same_numbers_throughout(name):
     results = {}
     for chunk in (1, 2, 4, 8):

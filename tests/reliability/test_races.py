@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from forked import SMALL, Child, in_child
+from helpers.forked import SMALL, Child, in_child
 
 
 def wait_for(path, child):

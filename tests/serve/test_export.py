@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 import torch
-from finished import asked_rows, finish, png
+from helpers.finished import asked_rows, finish, png
 from transformers import AutoTokenizer, CLIPModel
 
 from fedvl.errors import FedVLError

@@ -1,0 +1,102 @@
+"""The pages in a real browser: sorting by mouse and keyboard, hiding a run, nothing wider than a phone."""
+
+import json
+
+import pytest
+from helpers.browser import Browser
+from helpers.grids import make_grid
+
+from fedvl.report.page import write_report, write_side_by_side
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+def column(browser, table, number):
+    rows = f"[...document.querySelectorAll('{table} tbody tr')].map(row => row.cells[{number}].textContent)"
+    return browser.evaluate(rows)
+
+
+def order_of(browser, table):
+    return browser.evaluate(f"[...document.querySelectorAll('{table} th[aria-sort]')].map(head => head.ariaSort)")
+
+
+def head(table, number):
+    return f"document.querySelector('{table} thead tr').cells[{number}].querySelector('button')"
+
+
+def test_tables_are_sorted_by_mouse_and_keyboard(browser, sample, save, tmp_path):
+    result, metrics = sample
+    result["zero_shot_per_class_recall"][4] = None
+    browser.screen(1280, 900)
+    browser.open(write_report(save(tmp_path, result, metrics)).as_uri())
+    table = "#all-recalls"
+    assert order_of(browser, table) == []
+    browser.evaluate(f"{head(table, 0)}.click()")
+    assert column(browser, table, 0) == sorted(result["class_names"])
+    assert order_of(browser, table) == ["ascending"]
+    browser.evaluate(f"{head(table, 0)}.click()")
+    assert column(browser, table, 0) == sorted(result["class_names"], reverse=True)
+    # Numbers begin with the largest; what is not known comes last in either order.
+    browser.evaluate(f"{head(table, 2)}.focus()")
+    for direction, sign in (("descending", -1), ("ascending", 1)):
+        browser.press("Enter", 13, "\r")
+        known = column(browser, table, 2)
+        assert known[-1] == "—"
+        assert [float(text) for text in known[:-1]] == sorted(
+            (float(text) for text in known[:-1]), key=lambda x: sign * x
+        )
+        assert order_of(browser, table) == [direction]
+    # Bytes are sorted by what they are, not by how they are written.
+    browser.evaluate(f"document.querySelector('details').open = true; {head('#all-rounds', 0)}.click()")
+    assert column(browser, "#all-rounds", 0) == [str(index) for index in range(10, 0, -1)]
+    assert browser.errors == []
+
+
+def test_a_run_is_hidden_everywhere_and_shown_again(browser, sample_of, save, tmp_path):
+    folders = [save(tmp_path / name, *sample_of(seed=seed)) for seed, name in enumerate(("one", "two"))]
+    browser.open(write_side_by_side(folders, tmp_path / "compare.html").as_uri())
+    # A hidden group of a drawing still calls itself visible, so its style is asked too.
+    visible = "part.checkVisibility() && getComputedStyle(part).display !== 'none'"
+    seen = f"[...document.querySelectorAll('.run-1')].filter(part => {visible}).length"
+    others = seen.replace("run-1", "run-0")
+    both, kept = browser.evaluate(seen), browser.evaluate(others)
+    assert both == kept > 10
+    browser.evaluate("document.querySelector('#show-1').focus()")
+    browser.press(" ", 32, " ")
+    assert (browser.evaluate(seen), browser.evaluate(others)) == (0, kept)
+    assert browser.evaluate("document.querySelector('#show-1').checkVisibility()")
+    browser.press(" ", 32, " ")
+    assert browser.evaluate(seen) == both
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample_of, save, tmp_path, width):
+    browser.screen(width, 800, phone=width == 390)
+    folders = [save(tmp_path / name, *sample_of(classes=45, clients=60, seed=seed)) for seed, name in enumerate("ab")]
+    (tmp_path / "grid").mkdir()
+    (tmp_path / "grid" / "result.json").write_text(
+        json.dumps(make_grid("radar", columns=["a very long column name"] * 3))
+    )
+    pages = [
+        write_report(folders[0]),
+        write_side_by_side(folders, tmp_path / "c.html"),
+        write_report(tmp_path / "grid"),
+    ]
+    for page in pages:
+        before = len(browser.requests)
+        browser.open(page.as_uri())
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width, page
+        assert browser.requests[before:] == [page.as_uri()]
+
+
+def test_the_command_can_be_copied_and_print_unfolds_what_matters(browser, sample, save, tmp_path):
+    browser.open(write_report(save(tmp_path, *sample)).as_uri())
+    browser.evaluate("document.querySelector('[data-copies]').click()")
+    assert browser.wait_for("document.querySelector('[data-copies]').textContent !== 'Copy'")
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert browser.evaluate("[...document.querySelectorAll('details[data-print]')].every(part => part.open)")

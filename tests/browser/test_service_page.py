@@ -1,0 +1,161 @@
+"""The page in a real browser: names, images, ranked answers, prototypes, comparison; by keyboard, on a phone, with a token."""
+
+import pytest
+from helpers.browser import Browser
+from helpers.finished import png, serving
+
+from fedvl.serve.app import make_app
+
+NAMES = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for row in range(20):
+        (folder / f"{row:02}.png").write_bytes(png(row * 23 % 500))
+    (folder / "notes.png").write_text("this is no picture")
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture
+def browser(tmp_path):
+    with Browser(tmp_path) as opened:
+        yield opened
+        assert opened.errors == []
+
+
+def type_names(browser, names):
+    """As a user does: all that is there is overwritten, and the box is left."""
+    browser.evaluate("document.getElementById('names').focus(); document.getElementById('names').select()")
+    browser.type(names)
+    browser.evaluate("document.getElementById('names').blur()")
+
+
+def cards(browser):
+    return browser.evaluate(
+        """[...document.querySelectorAll(".answer")].map((card) => ({
+            image: card.querySelector("figcaption")?.textContent,
+            said: card.querySelector(".said").innerText,
+            names: [...card.querySelectorAll(".federated .name")].map((each) => each.textContent),
+            zero_shot: [...card.querySelectorAll(".zero-shot .name")].map((each) => each.textContent),
+            widths: [...card.querySelectorAll(".federated li")].map((each) => each.style.getPropertyValue("--share")),
+            kept: card.querySelector(".remembered")?.textContent ?? null,
+            refused: card.classList.contains("refused"),
+            differs: card.classList.contains("differs"),
+        }))"""
+    )
+
+
+def test_names_twenty_images_answers_prototypes_and_comparison(browser, address, pictures, fed_mp, tmp_path):
+    browser.screen(1280, 900)
+    browser.open(address)
+    browser.wait_for("document.getElementById('about').textContent.includes('fed-mp on fedvl-tiny')")
+    assert browser.evaluate("document.getElementById('names').value") == ", ".join(fed_mp.class_names)
+    type_names(browser, NAMES)
+    assert browser.evaluate("document.getElementById('names-hint').textContent") == "10 names"
+    browser.give_files("#files", pictures)
+    browser.wait_for("document.querySelectorAll('.answer').length === 21")
+    found = cards(browser)
+    assert [card["image"] for card in found] == [path.name for path in pictures]
+
+    user = fed_mp.user(NAMES.split(", "))
+    rows = fed_mp.encode([fed_mp.read(path) for path in pictures[:20]])
+    replies = user.ask(rows[:18], 5) + user.ask(rows[18:], 5)
+    for card, reply in zip(found[:20], replies, strict=True):
+        assert card["names"] == [name for name, _ in reply.ranked[:4]]
+        assert card["zero_shot"] == [name for name, _ in reply.zero_shot[:4]]
+        assert card["kept"] == (None if reply.example_of is None else f"kept as {reply.example_of}")
+        assert float(card["widths"][0].rstrip("%")) == pytest.approx(100 * reply.ranked[0][1], abs=1)
+        assert card["differs"] == (reply.ranked[0][0] != reply.zero_shot[0][0])
+    assert found[20]["refused"]
+    assert "not an image of a known format" in found[20]["said"]
+
+    shown = browser.evaluate(
+        """Object.fromEntries([...document.querySelectorAll("#prototypes li")].map((row) =>
+            [row.dataset.name, row.querySelectorAll("img").length]))"""
+    )
+    kept = [reply.example_of for reply in replies if reply.example_of]
+    assert shown == {name: kept.count(name) for name in kept}
+    assert sum(shown.values()) > 0
+    weights = browser.evaluate("[...document.querySelectorAll('#clients .name')].map((each) => each.textContent)")
+    ordered = sorted(user.client_weights, key=lambda client: -user.client_weights[client])
+    assert weights == [f"Client {client}" for client in ordered]
+
+    visible = "getComputedStyle(document.querySelector('.answer .zero-shot')).display !== 'none'"
+    assert not browser.evaluate(visible)
+    browser.evaluate("document.getElementById('compare').click()")
+    assert browser.evaluate(visible)
+    differing = sum(card["differs"] for card in found)
+    said = f"zero-shot says otherwise of {differing}" if differing else "zero-shot says the same"
+    assert (
+        browser.evaluate("document.getElementById('status').textContent") == f"20 images answered · 1 refused · {said}"
+    )
+    browser.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 20_000
+    assert {url.split("/")[2] for url in browser.requests if url.startswith("http")} == {address.split("/")[2]}
+
+
+def test_other_names_ask_everything_again_and_starting_over_forgets(browser, address, pictures):
+    browser.open(address)
+    browser.wait_for("document.getElementById('names').value")
+    type_names(browser, "cat, ship")
+    browser.give_files("#files", pictures[:3])
+    browser.wait_for("document.querySelectorAll('.answer').length === 3")
+    type_names(browser, "лошадь, 猫, <b>frog</b>")
+    browser.wait_for("document.querySelector('.answer .name')?.textContent.match(/лошадь|猫|<b>frog/)")
+    browser.wait_for("document.querySelectorAll('.answer').length === 3")
+    for card in cards(browser):
+        assert set(card["names"]) == {"лошадь", "猫", "<b>frog</b>"}
+    browser.evaluate("document.getElementById('clear').click()")
+    assert browser.evaluate("document.querySelectorAll('.answer').length") == 0
+    browser.give_files("#folder", [pictures[0].parent])
+    browser.wait_for("document.querySelectorAll('.answer').length === 21")
+
+
+def test_the_keyboard_reaches_everything(browser, address, pictures):
+    browser.open(address)
+    browser.wait_for("document.getElementById('names').value")
+    browser.give_files("#files", pictures[:2])
+    browser.wait_for("document.querySelectorAll('.answer').length === 2")
+    browser.evaluate("document.body.focus()")
+    reached = []
+    for _ in range(7):
+        browser.press("Tab", 9)
+        reached.append(browser.evaluate("document.activeElement.id || document.activeElement.parentElement.id"))
+        if reached[-1] == "compare":
+            assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            browser.press("Enter", 13, "\r")
+    assert reached == ["names", "files", "folder", "compare", "clear", "leaning", "memory"]
+    assert browser.evaluate("document.getElementById('compare').getAttribute('aria-pressed')") == "true"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_without_scrolling_sideways(browser, address, pictures, dark):
+    browser.screen(390, 844, dark=dark, phone=True)
+    browser.open(address)
+    browser.wait_for("document.getElementById('names').value")
+    browser.give_files("#files", [pictures[0], pictures[-1]])
+    browser.wait_for("document.querySelectorAll('.answer').length === 2")
+    browser.evaluate("document.getElementById('compare').click()")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(19, 22, 26)" if dark else "rgb(255, 255, 255)")
+
+
+def test_a_token_comes_with_the_address_or_is_asked_for(browser, fed_mp, pictures):
+    with serving(make_app(fed_mp, token="se cret")) as url:
+        browser.open(f"{url}/#token=se%20cret")
+        browser.wait_for("document.getElementById('about').textContent.includes('fed-mp')")
+        browser.open("about:blank")
+        browser.open(url)
+        browser.wait_for("!document.getElementById('ask-token').hidden")
+        browser.evaluate("document.getElementById('token').focus()")
+        browser.type("se cret")
+        browser.press("Enter", 13, "\r")
+        browser.wait_for("document.getElementById('about').textContent.includes('fed-mp')")
+        browser.give_files("#files", pictures[:1])
+        browser.wait_for("document.querySelectorAll('.answer').length === 1")
+        refused = [error for error in browser.errors if "401" in error]
+        assert browser.errors == refused
+        browser.errors.clear()

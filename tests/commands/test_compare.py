@@ -1,0 +1,96 @@
+"""fedvl compare and fedvl reproduce as a user meets them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedvl.cli import app
+from fedvl.errors import FedVLError
+
+SMALL = ["--set", "federation.rounds=2", "--set", "data.shots=4", "--set", "data.clients=2", "--quiet"]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: str) -> Result:
+        monkeypatch.setattr("sys.argv", ["fedvl", *words])
+        return CliRunner().invoke(app, words)
+
+    return run
+
+
+def test_compare_three_methods(call: Any, tmp_path: Path) -> None:
+    words = ["compare", "--methods", "linear,fst-cbdg,zero-shot", "--partition", "iid,shards:5", "--seeds", "1", *SMALL]
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    assert all(word in done.output for word in ("fst-cbdg", "shards:5", "n = 1 seed."))
+    out = tmp_path / "comparisons" / "comparison"
+    summary = json.loads((out / "comparison.json").read_bytes())
+    assert len(summary["cells"]) == 6
+    assert summary["command"] == "fedvl " + " ".join(words)
+    for cell in summary["cells"]:
+        (name,) = cell["runs"]
+        assert json.loads((out / "runs" / name / "result.json").read_bytes())["accuracy"] == cell["mean"]
+
+
+def test_compare_a_file_of_rows_and_columns(call: Any, tmp_path: Path) -> None:
+    grid = '[base]\ndata = { clients = 2, shots = 4, partition = "iid" }\n[rows.plain]\n[rows.steep]\n'
+    (tmp_path / "grid.toml").write_text(grid + "training = { learning_rate = 0.1 }\n")
+    assert call("compare", "grid.toml", "--seeds", "1", "--out", "out", *SMALL).exit_code == 0
+    summary = json.loads((tmp_path / "out" / "comparison.json").read_bytes())
+    assert summary["rows"] == ["plain", "steep"]
+
+
+def test_a_failed_run_is_told_of_and_the_command_fails(call: Any, tmp_path: Path) -> None:
+    done = call("compare", "--methods", "zero-shot,no-such-method", "--seeds", "1", "--out", "out", *SMALL)
+    assert done.exit_code == 1
+    assert "Failed: no-such-method" in done.output
+    assert len(json.loads((tmp_path / "out" / "comparison.json").read_bytes())["cells"]) == 1
+
+
+def test_compare_wants_methods_or_a_file(call: Any) -> None:
+    with pytest.raises(FedVLError, match="Name the methods"):
+        raise call("compare").exception
+
+
+def test_the_list_shows_all_thirty(call: Any) -> None:
+    done = call("reproduce", "--list")
+    assert sum(line.split(" ")[0].count("/") for line in done.output.splitlines()) == 30
+
+
+def test_reproduce_on_the_embedded_model_sets_ours_beside_the_papers(call: Any, tmp_path: Path) -> None:
+    done = call("reproduce", "fst-cbdg/table4", "--on", "embedded", "--quick", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert "Embedded model and data, not the paper's." in done.output
+    assert "paper 74.0" in done.output
+    result = json.loads(
+        (tmp_path / "reproductions" / "embedded-quick" / "fst-cbdg" / "table4" / "result.json").read_bytes()
+    )
+    assert (result["recipe"], result["kind"]) == ("fst-cbdg/table4", "table")
+    cell = next(cell for cell in result["cells"] if cell["row"] == "Balanced sampling")
+    assert cell["paper"] == 74.0
+    assert cell["difference"] == pytest.approx(cell["ours"] - 74.0)
+
+
+def test_reproduce_says_what_to_fetch(call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDVL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(FedVLError) as told:
+        raise call("reproduce", "fst-cbdg/table1").exception
+    for part in ("hf download timm/resnet50_clip.openai", "fedvl data get cifar10", str(tmp_path / "data" / "cinic10")):
+        assert part in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(["fst-cbdg/table9"], "There is no recipe"), (["all", "--on", "moon"], "--on is paper or embedded")],
+)
+def test_wrong_words_are_told(words: list[str], told: str, call: Any) -> None:
+    with pytest.raises(FedVLError, match=told):
+        raise call("reproduce", *words).exception

@@ -1,0 +1,62 @@
+"""fedvl log as a user meets it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedvl.cli import app
+from fedvl.errors import FedVLError
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words: str) -> Result:
+        monkeypatch.setattr("sys.argv", ["fedvl", *words])
+        return CliRunner().invoke(app, words)
+
+    return run
+
+
+@pytest.fixture
+def run_folder(call: Any, tmp_path: Path) -> Path:
+    done = call("run", "--rounds", "3", "--shots", "4", "--clients", "2", "--out", "one", "--quiet")
+    assert done.exit_code == 0, done.output
+    return tmp_path / "one"
+
+
+def test_tensorboards_own_reader_finds_every_round(call: Any, run_folder: Path, tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for _ in range(2):  # exported again, nothing is there twice
+        assert call("log", str(run_folder), "--to", "tensorboard", "--out", "logs").exit_code == 0
+    read = event_accumulator.EventAccumulator(str(tmp_path / "logs" / "one"))
+    read.Reload()
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    found = [(event.step, event.value) for event in read.Scalars("rounds/accuracy")]
+    assert found == [(line["round"], pytest.approx(line["accuracy"])) for line in lines]
+    result = json.loads((run_folder / "result.json").read_bytes())
+    assert read.Scalars("final/accuracy")[0].value == pytest.approx(result["accuracy"])
+
+
+def test_mlflow_finds_every_round(call: Any, run_folder: Path, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    for _ in range(2):
+        assert call("log", str(run_folder), "--to", "mlflow", "--out", "logs").exit_code == 0
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("fedvl").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "accuracy")
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(point.step, point.value) for point in history] == [(line["round"], line["accuracy"]) for line in lines]
+    assert run.data.params["data.clients"] == "2"
+
+
+def test_log_wants_a_run_and_a_program(call: Any, run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FedVLError, match="There is no run in"):
+        raise call("log", str(tmp_path)).exception
+    with pytest.raises(FedVLError, match="--to is tensorboard or mlflow"):
+        raise call("log", str(run_folder), "--to", "paper").exception

@@ -1,0 +1,144 @@
+"""fedvl predict, export and serve as a user types them."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from helpers.finished import png
+from typer.testing import CliRunner
+
+from fedvl.cli import app
+from fedvl.commands.serve import is_loopback, read_names
+from fedvl.errors import FedVLError
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for row in range(3):
+        (folder / f"{row}.png").write_bytes(png(row * 60))
+    (folder / "more" / "last.PNG").write_bytes(png(300))
+    (folder / "broken.jpg").write_bytes(b"no")
+    (folder / "notes.txt").write_text("left alone")
+    return folder
+
+
+def fedvl(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def test_predict_in_three_forms_says_the_same(folder_of, photos):
+    words = ("predict", folder_of("fed-mp"), "--classes", "cat, ship,horse", photos)
+    told = json.loads(fedvl(*words, "--json").stdout)
+    names = ["0.png", "1.png", "2.png", "broken.jpg", "last.PNG"]
+    assert [line["image"].rsplit("/", 1)[1] for line in told] == names
+    rows = list(csv.DictReader(io.StringIO(fedvl(*words, "--csv").stdout)))
+    table = fedvl(*words).stdout
+    for line, row in zip(told, rows, strict=True):
+        if "refused" in line:
+            assert row["refused"] == line["refused"]
+            assert row["name"] == ""
+            continue
+        assert {each["name"] for each in line["ranked"]} == {"cat", "ship", "horse"}
+        best = line["ranked"][0]
+        assert (row["name"], float(row["score"])) == (best["name"], best["score"])
+        assert row["zero_shot_name"] == line["zero_shot"][0]["name"]
+    assert table.count("refused:") == 1
+
+
+def test_predict_asks_in_the_batches_of_the_run(folder_of, fed_mp, tmp_path):
+    """Forty images are asked 18, 18 and 4 at a time, whatever the encoder takes at once; a broken one among them is left out."""
+    for row in range(40):
+        (tmp_path / f"{row:02}.png").write_bytes(png(row * 11))
+    (tmp_path / "05a.png").write_bytes(b"broken")
+    told = json.loads(fedvl("predict", folder_of("fed-mp"), tmp_path, "--json").stdout)
+    user = fed_mp.user()
+    rows = fed_mp.encode([fed_mp.read(tmp_path / f"{row:02}.png") for row in range(40)])
+    replies = [reply for first in (0, 18, 36) for reply in user.ask(rows[first : first + 18], 3)]
+    good = [line for line in told if "refused" not in line]
+    assert [line["ranked"][0]["name"] for line in good] == [reply.ranked[0][0] for reply in replies]
+    assert [line["prototype_of"] for line in good] == [reply.example_of for reply in replies]
+
+
+def test_predict_refuses_in_one_sentence(folder_of, photos, tmp_path):
+    run = folder_of("linear")
+    for words, sentence in (
+        ((run, tmp_path / "nowhere"), "There is no"),
+        ((run, photos / "notes.txt"), "None of the 1 images can be used"),
+        ((tmp_path, photos), "no finished run"),
+        ((run, photos, "--classes", " , "), "--classes takes names"),
+        ((run, photos, "--classes", "@nowhere.txt"), "Cannot read class names"),
+        ((run, photos, "--classes", "cat,unicorn"), "knows only the classes"),
+    ):
+        with pytest.raises(FedVLError, match=sentence):
+            fedvl("predict", *words)
+
+
+def test_names_from_a_file_may_hold_commas(tmp_path):
+    (tmp_path / "names.txt").write_text("fox, red\n\n猫\n", encoding="utf-8")
+    assert read_names(f"@{tmp_path / 'names.txt'}") == ["fox, red", "猫"]
+
+
+def test_only_this_machine_is_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.org")))
+
+
+def test_serve_prints_an_address_that_answers(folder_of):
+    """On all addresses it makes up a token, without which nothing is told."""
+    for host, secret in (("127.0.0.1", False), ("0.0.0.0", True)):
+        words = [sys.executable, "-m", "fedvl.cli", "serve", str(folder_of("linear")), "--host", host, "--port", "0"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout
+            port, token = re.match(
+                rf"Open http://{host}:(\d+)/(?:#token=([\w-]+))? \(Ctrl-C", process.stdout.readline()
+            ).groups()
+            assert bool(token) == secret
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/run")
+            if secret:
+                with pytest.raises(urllib.error.HTTPError, match="401"):
+                    urllib.request.urlopen(request, timeout=30)
+                request.add_header("Authorization", f"Bearer {token}")
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert json.load(response)["method"] == "linear"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def test_serve_says_that_a_port_is_taken(folder_of):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(FedVLError, match="choose another --host or --port"):
+            fedvl("serve", folder_of("linear"), "--port", taken.getsockname()[1])
+
+
+def test_export_writes_a_folder(folder_of, tmp_path):
+    said = fedvl("export", folder_of("linear"), tmp_path / "out").stdout
+    assert "README.md says how to use it" in said.replace("\n", "")
+    assert (tmp_path / "out" / "classifier.safetensors").is_file()
+
+
+def test_the_client_of_the_documentation_works(address, photos, tmp_path):
+    document = (Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    (tmp_path / "client.py").write_text(code.replace("http://127.0.0.1:8000", address))
+    words = [sys.executable, tmp_path / "client.py", photos / "0.png", photos / "broken.jpg"]
+    good, bad = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert re.match(r"0.png \{'name': '(cat|ship)'", good)
+    assert bad == "broken.jpg it is not an image of a known format (JPEG, PNG, GIF, WebP, BMP, TIFF, PPM)."

@@ -1,0 +1,147 @@
+"""Grids that are run: what is run once, what survives a failure, and the arithmetic of the summary."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.grids import grid_of, outcome_of
+
+from fedvl.compare.grid import Grid
+from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
+from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.preparation import Opener
+
+SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
+
+
+@pytest.fixture(scope="module")
+def opener() -> Opener:
+    return Opener.once()
+
+
+def perform(grid: Grid, runs: Path, opener: Opener) -> Outcome:
+    with TerminalDisplay(quiet=True) as display:
+        return perform_grid(grid, runs, GridDisplay(display), opener)
+
+
+def test_flags_make_a_row_a_method_and_a_column_a_dataset_and_partition() -> None:
+    grid = flags_grid(["linear", "zero-shot"], ["a", "b"], ["iid", "shards:2"], 3, {"training": {"momentum": 0.5}})
+    assert list(grid.rows) == ["linear", "zero-shot"]
+    assert list(grid.columns) == ["a, iid", "a, shards:2", "b, iid", "b, shards:2"]
+    assert len(list(grid.cases())) == 2 * 4 * 3
+    assert list(flags_grid(["linear"], [], [], 1, {}).columns) == ["accuracy"]
+
+
+# --- running
+
+
+def test_runs_are_ordinary_shared_and_not_run_again(tmp_path: Path, opener: Opener) -> None:
+    """Two rows that are the same experiment share a folder; a second call runs nothing."""
+    grid = grid_of(base=SMALL, rows={"one": {}, "same": {}, "zero": {"method": {"name": "zero-shot"}}}, seeds=1)
+    outcome = perform(grid, tmp_path, opener)
+    assert outcome.runs["one", "all"] == outcome.runs["same", "all"]
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 2
+    results = {folder: (folder / "result.json").read_bytes() for folder in folders}
+    assert all((folder / "config.toml").is_file() for folder in folders)
+    assert perform(grid, tmp_path, opener).figures == outcome.figures
+    assert {folder: (folder / "result.json").read_bytes() for folder in folders} == results
+
+
+def test_an_interrupted_run_is_gone_on_with_to_the_same_bits(tmp_path: Path, opener: Opener) -> None:
+    grid = grid_of(base=SMALL, seeds=1)
+    (folder,) = (tmp_path / name for name in perform(grid, tmp_path, opener).runs["a", "all"])
+    whole = json.loads((folder / "result.json").read_bytes())
+    for path in (folder / "result.json", *folder.glob("journal/*2.*")):  # as if stopped after round 1
+        path.unlink()
+    perform(grid, tmp_path, opener)
+    again = json.loads((folder / "result.json").read_bytes())
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["per_round"] == whole["per_round"]
+
+
+def test_a_run_that_fails_loses_no_other(tmp_path: Path, opener: Opener) -> None:
+    rows = {"good": {}, "bad": {"data": {"dataset": "no-such-set"}}, "after": {"method": {"name": "zero-shot"}}}
+    outcome = perform(grid_of(base=SMALL, rows=rows, seeds=1), tmp_path, opener)
+    assert [failure["row"] for failure in outcome.failures] == ["bad"]
+    assert "no-such-set" in outcome.failures[0]["error"]
+    assert set(outcome.figures) == {("good", "all"), ("after", "all")}
+    summary = summarise(outcome, "fedvl compare")
+    assert {cell["row"] for cell in summary["cells"]} == {"good", "after"}
+
+
+def test_a_damaged_run_folder_is_a_failure_of_its_own(tmp_path: Path, opener: Opener) -> None:
+    grid = grid_of(base=SMALL, seeds=1)
+    (name,) = perform(grid, tmp_path, opener).runs["a", "all"]
+    (tmp_path / name / "result.json").write_text("{")
+    assert len(perform(grid, tmp_path, opener).failures) == 1
+    shutil.rmtree(tmp_path / name)
+    assert not perform(grid, tmp_path, opener).failures
+
+
+# --- the summary
+
+
+def test_mean_deviation_and_the_best_of_each_column() -> None:
+    summary = summarise(outcome_of({("a", "x"): [1.0, 2.0, 3.0], ("b", "x"): [4.0, 6.0, 9.0]}), "c")
+    worse, better = summary["cells"]
+    assert (worse["mean"], worse["deviation"], worse["n"]) == (2.0, 1.0, 3)
+    assert (worse["best"], better["best"]) == (False, True)
+    assert better["against"] == "a"
+    assert better["p"] == pytest.approx(0.0390, abs=5e-4)  # differences 3, 4, 6: t = 13/3 / (1.5275 / sqrt 3) = 4.914
+    assert better["significant"]
+
+
+def test_no_claim_with_few_seeds_or_no_spread() -> None:
+    assert paired_p([1.0, 2.0], [3.0, 5.0]) is None
+    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) is None
+    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0]) is None
+
+
+def test_the_smaller_cost_is_the_better() -> None:
+    cells = [
+        {"measure": "local_flops", "row": row, "mean": mean, "values": [mean]} for row, mean in (("a", 5.0), ("b", 7.0))
+    ]
+    mark_best(cells)
+    assert [cell["best"] for cell in cells] == [True, False]
+
+
+def test_equal_rows_have_no_best() -> None:
+    cells = [{"measure": "accuracy", "row": row, "mean": 5.0, "values": [5.0]} for row in "ab"]
+    mark_best(cells)
+    assert not any(cell["best"] for cell in cells)
+
+
+def test_series_are_averaged_step_by_step_and_end_in_their_cell() -> None:
+    summary = summarise(outcome_of({("a", "x"): [[1.0, 2.0], [3.0, 6.0]]}), "c")
+    assert summary["series"] == [
+        {
+            "row": "a",
+            "column": "x",
+            "values": [2.0, 4.0],
+            "deviations": [pytest.approx(2**0.5), pytest.approx(8**0.5)],
+            "n": 2,
+        }
+    ]
+    assert summary["cells"][0]["mean"] == 4.0
+
+
+def test_points_are_those_of_the_first_seed() -> None:
+    summary = summarise(outcome_of({("a", "x"): [{"y": [1], "value": 3.0}, {"y": [2], "value": 5.0}]}), "c")
+    assert summary["points"] == [{"row": "a", "column": "x", "y": [1], "value": 3.0}]
+    assert summary["cells"][0]["mean"] == 4.0
+
+
+@pytest.fixture
+def summary() -> dict[str, Any]:
+    figures = {("50% & <b>", "x_1"): [10.0, 20.0, 30.0], ("plain", "x_1"): [1.0, 2.0, 3.5]}
+    return summarise(outcome_of(figures, title="T & t"), "fedvl compare --methods a")
+
+
+def test_all_forms_are_written(summary: dict[str, Any], tmp_path: Path) -> None:
+    write_comparison(summary, tmp_path / "new")
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {"comparison.json", "table.csv", "table.tex", "table.html"} <= written
+    assert json.loads((tmp_path / "new" / "comparison.json").read_bytes()) == summary

@@ -1,0 +1,44 @@
+"""A client's SuperNode that ends: what is tried again, and what is said."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedvl.deployment.client import Supervised
+from fedvl.errors import FedVLError
+
+
+class Ending:
+    """A SuperNode that ends at once and says why."""
+
+    def __init__(self, command, options, folder):
+        folder.mkdir(exist_ok=True)
+        self.log, self.ended = folder / "supernode.log", True
+        self.log.write_text(Path(folder.parent / "says").read_text())
+
+
+@pytest.mark.parametrize(
+    ("says", "sentence"),
+    [
+        ("[code: 2004] Failed to activate SuperNode.", "does not know this party's key"),
+        ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "not one of this federation"),
+    ],
+)
+def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
+    (tmp_path / "says").write_text(says)
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
+    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
+    assert node.check()
+    with pytest.raises(FedVLError, match=sentence):
+        node.check()
+
+
+def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
+    (tmp_path / "says").write_text("Traceback")
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
+    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
+    assert all(node.check() for _ in range(9))
+    with pytest.raises(FedVLError, match="cannot stay connected"):
+        node.check()

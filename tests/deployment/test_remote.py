@@ -1,0 +1,162 @@
+"""Answers that are none, and a server that is killed: nothing of it can be seen in the result."""
+
+import pytest
+import torch
+from helpers.small import run_quietly
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, RecordDict
+from helpers.parties import (
+    CLIENTS,
+    EXPERIMENT,
+    NODE,
+    RUN,
+    UNREADABLE,
+    altered,
+    failed,
+    local_federation,
+    remote_federation,
+    same,
+    silent,
+    tensors_changed,
+    with_payload,
+    without,
+)
+
+from fedvl.deployment.flower import GridPost
+from fedvl.deployment.messages import Letter
+from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.errors import FedVLError
+from fedvl.federation.journal import Journal
+from fedvl.federation.round import Federation
+from fedvl.seeding import torch_generator
+
+# --- answers that are none
+
+
+BAD = {
+    "another run's": (altered(run="c" * 32), "another run, round or client"),
+    "another experiment's": (altered(experiment="c" * 64), "another run, round or client"),
+    "a round before": (altered(round=0), "another run, round or client"),
+    "an attempt before": (altered(attempt=1), "another run, round or client"),
+    "another client's": (altered(client=0), "another run, round or client"),
+    "another kind's": (altered(kind="report"), "another run, round or client"),
+    "a weight that is none": (altered(weight=float("nan")), "header of its message"),
+    "a loss that is none": (altered(loss=float("inf")), "header of its message"),
+    "a weight of nothing": (altered(weight=0.0), "weight 0.0 is not between"),
+    "a field too many": (altered(more=1), "header of its message"),
+    "a state that is a path": (altered(state="../../etc/passwd"), "header of its message"),
+    "no header": (lambda letter, party: [Letter("", b"")], "header of its message"),
+    "a list for a header": (lambda letter, party: [Letter("[1]", b"")], "header of its message"),
+    "cut short": (with_payload(lambda payload: payload[:-3]), "not whole safetensors"),
+    "nothing inside": (with_payload(lambda payload: b""), "missing or not asked for"),
+    "a header of 2^62 bytes": (with_payload(lambda payload: (2**62).to_bytes(8, "little") + payload[8:]), "header"),
+    "a tensor too many": (tensors_changed(lambda t: {**t, "more": torch.zeros(1)}), "'more'"),
+    "not finite": (tensors_changed(lambda t: {n: torch.full_like(x, torch.nan) for n, x in t.items()}), "not finite"),
+    "another record": (lambda letter, party: [RecordDict({"other": ConfigRecord({"x": 1})})], "none of ours"),
+    "numbers for bytes": (
+        lambda letter, party: [RecordDict({"letter": ConfigRecord({"header": 1, "payload": "x"})})],
+        "none of ours",
+    ),
+    "not one of Flower's": (lambda letter, party: [UNREADABLE], "none of Flower's (ValueError)"),
+    "an error": (failed, "ran out of memory"),
+    "a word for the terminal": (altered(problem="\x1b[2J" + 400 * "!"), "it says: ?[2J!!!"),
+    "too large": (with_payload(lambda payload: payload + bytes(2**17)), "more than"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_answer_is_refused_and_changes_nothing(kind, tmp_path):
+    fault, reason = BAD[kind]
+    settings = {"max_message_bytes": 2**16} if kind == "too large" else {}
+    remote, _ = remote_federation("fst-cbdg", tmp_path, {(3, 1, "train"): fault}, **settings)
+    run_quietly(remote)
+    assert same(remote, without("fst-cbdg", (3, 1)))
+    ((client, said),) = [tuple(item.values()) for record in remote.records for item in record["refused"]]
+    assert client == 3
+    assert reason in said
+
+
+@pytest.mark.parametrize("fault", [silent, failed, altered(round=7), with_payload(lambda payload: payload[:9])])
+def test_a_report_that_is_none_leaves_the_rest_to_agree(fault, tmp_path):
+    remote, grid = remote_federation(
+        "fedpp", tmp_path, {(3, 0, "report"): fault}, {"visual_prompts": False}, deadline=0.2
+    )
+    run_quietly(remote)
+    labels = grid.parties[3].engine.private_of(3)["labels"]
+    assert (labels == -1).all()
+    others = [grid.parties[client].engine.private[client]["labels"] for client in (0, 4)]
+    assert all((own >= 0).any() for own in others)
+
+
+def test_two_runs_at_once_on_the_same_clients_do_not_meet(tmp_path):
+    """Round by round in turns; both use the same clients' data, each its own private tensors."""
+    first, _ = remote_federation("fst-cbdg", tmp_path / "first")
+    second, _ = remote_federation("fst-cbdg", tmp_path / "second", training={"learning_rate": 0.2})
+
+    def take_turns(record):
+        second.config = second.config.model_copy(update={"rounds": record["round"]})
+        run_quietly(second)
+
+    first.run(lambda *_: {}, take_turns)
+    assert same(first, run_quietly(local_federation("fst-cbdg")))
+    assert same(second, run_quietly(local_federation("fst-cbdg", training={"learning_rate": 0.2})))
+
+
+# --- the server
+
+
+@pytest.mark.parametrize("name", ["fst-cbdg", "fedpp", "fed-mp", "linear"])
+@pytest.mark.parametrize("when", ["before the commit", "after the commit"])
+def test_a_server_killed_in_a_round_goes_on_to_the_same_bits(name, when, tmp_path):
+    class KilledError(Exception):
+        pass
+
+    class Mortal(Journal):
+        def commit(self, round_number, tensors, record):
+            if round_number == 2 and when == "before the commit":
+                raise KilledError
+            super().commit(round_number, tensors, record)
+            if round_number == 2:
+                raise KilledError
+
+    remote, grid = remote_federation(name, tmp_path)
+    remote.journal = Mortal(tmp_path / "journal")
+    with pytest.raises(KilledError):
+        run_quietly(remote)
+    engine = RemoteEngine(
+        GridPost(grid, {client: NODE + client for client in range(CLIENTS)}),
+        remote.method,
+        remote.config,
+        CLIENTS,
+        Identity(RUN, EXPERIMENT),
+    )
+    start = remote.method.start(torch_generator(0, "start"))
+    again = Federation(remote.method, engine, remote.config, 0, start, journal=Journal(tmp_path / "journal"))
+    again.restore()
+    assert len(again.records) == (1 if when == "before the commit" else 2)
+    assert same(run_quietly(again), run_quietly(local_federation(name)))
+
+
+def test_without_a_quorum_the_run_stops_and_says_so(tmp_path):
+    remote, grid = remote_federation("linear", tmp_path, deadline=0.1, quorum=3)
+    grid.online = {0, 3}
+    with pytest.raises(FedVLError, match=r"got 2 usable updates .* quorum of 3"):
+        run_quietly(remote)
+    assert remote.records == []
+
+
+def test_a_client_that_is_back_before_the_deadline_is_waited_for(tmp_path):
+    remote, grid = remote_federation("linear", tmp_path, quorum=4, deadline=30)
+    grid.online = set()
+    looks = iter(range(5))
+    seen = grid.get_node_ids
+
+    def come_back():
+        if next(looks, None) is None:
+            grid.online = set(range(CLIENTS))
+        return seen()
+
+    grid.get_node_ids = come_back
+    assert same(run_quietly(remote), run_quietly(local_federation("linear")))

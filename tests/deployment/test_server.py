@@ -1,0 +1,21 @@
+"""What server and client agree on before the first round."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedvl.deployment.server import experiment_id
+
+
+def test_server_and_client_must_have_the_same_settings_and_weights(tmp_path):
+    path = tmp_path / "experiment.toml"
+
+    def identity(settings, weights):
+        path.write_text(settings)
+        encoder = SimpleNamespace(fingerprint=weights)
+        return experiment_id(path, SimpleNamespace(method=SimpleNamespace(task=SimpleNamespace(encoder=encoder))))
+
+    assert identity("seed = 0", "abc") == identity("seed = 0", "abc")
+    assert len({identity("seed = 0", "abc"), identity("seed = 1", "abc"), identity("seed = 0", "abd")}) == 3

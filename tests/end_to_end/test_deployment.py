@@ -1,0 +1,220 @@
+"""A SuperLink, three SuperNodes, servers and clients as real processes, with TLS and keys, on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import httpx
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedvl.deployment.client import free_port
+from fedvl.deployment.keys import make_certificates
+from fedvl.deployment.server import add_experiment, create, fitting
+from fedvl.evaluation.predict import answer_all
+from fedvl.federation.round import Federation
+from fedvl.preparation import Silent, prepare
+from fedvl.seeding import torch_generator
+from fedvl.tensors import load
+
+NAMES = ["north", "south", "west"]
+LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
+COMMON = {"data": {"dataset": "cifar10-mini"}, "federation": {"rounds": 2, "threads": 1, "deadline": 120}}
+EXPERIMENTS = {
+    "fst-cbdg": {"method": {"name": "fst-cbdg"}, **COMMON},
+    "fedpp": {"method": {"name": "fedpp", "visual_prompts": False}, "training": {"local_epochs": 1}, **COMMON},
+    "linear": {"method": {"name": "linear"}, **COMMON, "federation": {**COMMON["federation"], "rounds": 4}},
+}
+
+
+def fedvl(*words, log):
+    with open(log, "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedvl.cli", *map(str, words)], stdout=file, stderr=file, stdin=subprocess.DEVNULL
+        )
+
+
+@contextmanager
+def ended(processes):
+    """Whatever happens, each of these processes is gone afterwards; their children end with them."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A federation whose three clients are at work, each with its share of cifar10-mini."""
+    folder = tmp_path_factory.mktemp("machines") / "clinic"
+    first, *others = [fitting(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
+    create(folder, NAMES, "127.0.0.1", free_port(), first)
+    for experiment in others:
+        for party in [folder, *(folder / "parties" / name for name in NAMES)]:
+            add_experiment(party, experiment)
+    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={})
+    for name in NAMES:
+        start_client(place, name)
+    try:
+        yield place
+    finally:
+        with ended(list(place.clients.values())):
+            pass
+    wait_until(lambda: not of_folder(folder))
+
+
+def of_folder(folder):
+    """The processes, ours and Flower's, whose command names this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [path.parent.name] * (str(folder).encode() in path.read_bytes())
+    return found
+
+
+def start_client(place, name):
+    party = place.folder / "parties" / name
+    place.clients[name] = fedvl("client", party, "--stay", log=place.logs / f"{name}.log")
+
+
+def wait_until(condition, *processes):
+    end = time.monotonic() + LATEST
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        assert all(process.poll() is None for process in processes), "a process ended"
+        time.sleep(0.1)
+
+
+def local(name):
+    """The same experiment in this process."""
+    prepared = prepare(fitting(EXPERIMENTS[name], len(NAMES)), Silent())
+    config = prepared.experiment.federation
+    torch.set_num_threads(1)
+    start = prepared.method.start(torch_generator(0, "start"))
+    federation = Federation(prepared.method, prepared.engine, config, 0, start)
+    federation.run(lambda *_: {}, lambda record: None)
+    return prepared, federation
+
+
+def assert_near(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-5)
+
+
+def finished(place, run):
+    """What a client has of a finished run."""
+    note = json.loads((run / "federation.json").read_bytes())
+    return [load(place.folder / "parties" / name / "runs" / note["run"] / "model.safetensors") for name in NAMES]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers_are_refused(place, tmp_path):
+    stranger = tmp_path / "stranger"
+    names = ("fst-cbdg", "fedpp")
+    servers = {
+        name: fedvl(
+            "server", place.folder, "--experiment", name, "--out", tmp_path / name, log=tmp_path / f"{name}.log"
+        )
+        for name in names
+    }
+    with ended(list(servers.values())):
+        wait_until((place.folder / "link.json").is_file, *servers.values())
+        refuse_strangers(place.folder, stranger)
+        for name in names:
+            assert servers[name].wait(LATEST) == 0, (tmp_path / f"{name}.log").read_text()
+    for name in names:
+        prepared, federation = local(name)
+        assert_near(load(tmp_path / name / "model.safetensors"), federation.shared)
+        for client, tensors in enumerate(finished(place, tmp_path / name)):
+            expected = {**federation.shared, **prepared.engine.private[client]}
+            assert_near(tensors, expected)
+            ours, theirs = (answer_all(prepared.method, one, prepared.test, 256) for one in (tensors, expected))
+            assert (ours == theirs).all()
+    result = json.loads((tmp_path / "fst-cbdg" / "result.json").read_bytes())
+    assert result["refused_updates"] == 0
+    assert sum(map(sum, result["partition_counts"])) == 0  # the server knows nothing of what clients hold
+    assert all((tmp_path / "fst-cbdg" / file).is_file() for file in ("report.html", "metrics.jsonl", "config.toml"))
+
+
+def refuse_strangers(folder, elsewhere):
+    """Each of these would let someone in who was not invited."""
+    elsewhere.mkdir()
+    make_certificates(elsewhere, "127.0.0.1")
+    authority, other = (folder / "ca.crt").read_bytes(), (elsewhere / "ca.crt").read_bytes()
+    address = json.loads((folder / "link.json").read_bytes())["address"]
+    private, public = generate_key_pairs()
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    signed = [version, NodeAuthHttpInterceptor(private, public)]
+    key = public_key_to_bytes(public)
+    register = RegisterNodeFleetRequest(public_key=key)
+    activate = ActivateNodeRequest(public_key=key, heartbeat_interval=30)
+    # no key, a key that nobody registered, another authority, no TLS
+    for interceptors, certificates, call in (
+        ([version], authority, lambda node: node.RegisterNode(register)),
+        (signed, authority, lambda node: node.RegisterNode(register)),
+        (signed, authority, lambda node: node.ActivateNode(activate)),
+        (signed, other, lambda node: node.ActivateNode(activate)),
+        (signed, None, lambda node: node.ActivateNode(activate)),
+    ):
+        node = FleetHttpClient.from_server_address(address, certificates is None, certificates, interceptors)
+        with pytest.raises(httpx.HTTPError):
+            call(node)
+    # Flower's own doors, which are open to all who reach the port: here a secret is needed
+    control = ControlHttpClient.from_server_address(address, False, authority, [version])
+    for call in (
+        lambda: control.RegisterNode(RegisterNodeRequest(public_key=key)),
+        lambda: control.ListRuns(ListRunsRequest()),
+    ):
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            call()
+    tasks = RuntimeHttpClient.from_server_address(address, False, authority, [version])
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        tasks.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_server_and_a_killed_client_go_on_to_the_same_bits(place, tmp_path):
+    run = tmp_path / "run"
+    server = fedvl("server", place.folder, "--experiment", "linear", "--out", run, log=tmp_path / "server.log")
+    with ended([server]):
+        wait_until(lambda: len(list(run.glob("journal/*.json"))) >= 1, server)
+        os.kill(server.pid, signal.SIGKILL)
+        os.kill(place.clients["south"].pid, signal.SIGKILL)
+        server.wait()
+        place.clients["south"].wait()
+    committed = len(list(run.glob("journal/*.json")))
+    assert 1 <= committed < 4
+    start_client(place, "south")
+    again = fedvl("resume", run, log=tmp_path / "again.log")
+    with ended([again, place.clients["south"]]):
+        assert again.wait(LATEST) == 0, (tmp_path / "again.log").read_text()
+    assert f"Going on after round {committed} of 4" in (tmp_path / "again.log").read_text()
+    assert_near(load(run / "model.safetensors"), local("linear")[1].shared)

@@ -1,0 +1,1 @@
+"""What tests share, imported as ``from helpers.small import ...``; benchmarks import some of it as ``tests.helpers``."""

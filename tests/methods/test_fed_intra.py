@@ -1,0 +1,11 @@
+"""fed-intra: Fed-PRIME with the pool within a client alone."""
+
+from helpers.small import small_method
+
+from fedvl.seeding import torch_generator
+
+
+def test_it_has_one_pool():
+    tensors = small_method("fed-intra").start(torch_generator(0, "start"))
+    assert tensors.keys() & {"inter", "intra", "uses"} == {"intra"}
+    assert {key for key in tensors if key.startswith("projection")} == {"projection.intra"}

@@ -1,0 +1,37 @@
+"""fedavg-p: prompts of each kind of sample, and how they begin."""
+
+import torch
+from helpers.small import run_quietly, small_federation, small_method, small_samples
+
+KINDS = ("complete", "text-only", "image-only")
+
+
+def test_a_sample_gets_the_prompts_of_its_kind_at_each_of_the_first_layers():
+    method = small_method("fedavg-p", tokens=3)
+    encoder = method.task.fused
+    tensors = method.start(torch.Generator().manual_seed(0))
+    assert tensors["prompts.complete"].shape == (2, 3, 8)  # the model has two layers
+    inputs = small_samples(method).inputs
+    inputs = {**inputs, "present": torch.tensor([[True, True], [True, False], [False, True]]).repeat(9, 1)[:25]}
+    states = method.represent(tensors, inputs)
+    for row, kind in enumerate(KINDS):
+        one = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
+        pixels = encoder.normalise(one["pixels"]) if kind != "text-only" else torch.ones(1, 3, 64, 64)
+        tokens = torch.cat([encoder.embed_text(one["tokens"]), encoder.embed_image(pixels)], 1)
+        mask = torch.cat([encoder.text_mask(one["tokens"]), encoder.image_mask(pixels)], 1)
+        expected = encoder.pool(encoder.run(tokens, mask, tensors[f"prompts.{kind}"]), 6)
+        torch.testing.assert_close(states[row : row + 1], expected)
+
+
+def test_prompts_that_begin_alike_stay_alike():
+    """Why prompts are drawn at random: in the public code's start, 15 of 16 do the work of one."""
+    for initial, different in (("ones", 2), ("normal", 4)):
+        method = small_method("fedavg-p", initial=initial, tokens=4)
+        trained = run_quietly(small_federation(method)).shared["prompts.text-only"]
+        assert len(torch.unique(trained[0].round(decimals=5), dim=0)) == different
+
+
+def test_the_released_start_is_one_prompt_of_ones_a_kind():
+    tensors = small_method("fedavg-p", initial="ones", tokens=4).start(torch.Generator())
+    for place, kind in enumerate(KINDS):
+        assert tensors[f"prompts.{kind}"].sum(-1).tolist() == [[8.0 * (token == place) for token in range(4)]] * 2

@@ -1,0 +1,119 @@
+"""Pages of comparisons and of reproduced recipes: the table, and the figure that the kind asks for."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from helpers.grids import make_grid, make_points
+
+from fedvl.report.comparison_page import FIGURES, describe_grid
+from fedvl.report.page import write_report
+from fedvl.report.tables import MINUS
+
+POINTED = ("scatter", "map", "bubbles", "panels")
+
+
+def grid_of(kind):
+    return make_grid(kind, points=make_points(kind)) if kind in POINTED else make_grid(kind)
+
+
+@pytest.mark.parametrize("kind", list(FIGURES))
+def test_every_kind_has_a_page_with_ours_the_papers_and_the_difference(kind, tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps(grid_of(kind)))
+    path = write_report(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    for words in (
+        "A table",
+        "not the paper&#39;s",
+        "What to look for",
+        "paper 62.0",
+        f"{MINUS}2.0",
+        "± 0.5",
+        "A note.",
+    ):
+        assert words in text, words
+    assert "fedvl</span> <span>reproduce</span>" in text
+    assert "http://" not in text
+    assert path.read_bytes() == write_report(tmp_path).read_bytes()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FIGURES if kind not in ("table", "panels")])
+def test_charts_are_sound_svg(kind):
+    figures = describe_grid(grid_of(kind))["figures"]
+    assert figures
+    for figure in figures:
+        for chart in figure["charts"]:
+            assert ElementTree.fromstring(str(chart)).get("role") == "img"
+
+
+def test_curves_begin_before_the_first_round():
+    (figure,) = describe_grid(make_grid("curves"))["figures"]
+    assert "Round 0: mine 50, theirs 50" in str(figure["charts"][0])
+    assert "Round 2: mine 60, theirs 61" in str(figure["charts"][0])
+    rounds = make_grid("curves")
+    for cell in rounds["cells"]:
+        cell["measure"] = "rounds.drift"
+    (figure,) = describe_grid(rounds)["figures"]
+    assert "Round 1: mine 50" in str(figure["charts"][0])
+    assert "Round 0" not in str(figure["charts"][0])
+
+
+def test_lines_run_over_the_columns_and_bars_tick_the_paper():
+    (figure,) = describe_grid(make_grid("lines"))["figures"]
+    assert "food: mine 61, theirs 71" in str(figure["charts"][0])
+    (figure,) = describe_grid(make_grid("bars"))["figures"]
+    assert "mine, cars: 62.0, paper 64.0" in str(figure["charts"][0])
+    assert figure["caption"] == "The tick is the paper's figure."
+
+
+def test_bars_of_different_measures_have_scales_of_their_own():
+    grid = make_grid("bars")
+    for cell in grid["cells"]:
+        cell["measure"] = cell["column"]
+    assert len(describe_grid(grid)["figures"]) == 3
+
+
+def test_a_radar_of_two_datasets_becomes_bars():
+    grid = make_grid("radar")
+    assert "Radar of 3 axes" in str(describe_grid(grid)["figures"][0]["charts"][0])
+    grid |= {"columns": grid["columns"][:2], "cells": [cell for cell in grid["cells"] if cell["column"] != "cars"]}
+    assert "bars, the longest" in str(describe_grid(grid)["figures"][0]["charts"][0])
+
+
+def test_maps_tell_what_prototypes_correct():
+    before, after = describe_grid(grid_of("map"))["figures"]
+    assert (before["title"], after["title"]) == ("mine, pets: texts alone", "mine, pets: texts and prototypes")
+    assert "66.7 % are right" in before["caption"]
+    assert "100.0 % are right" in after["caption"]
+    assert str(before["charts"][0]).count("points cross") == 1
+    assert "points cross" not in str(after["charts"][0])
+
+
+def test_a_map_of_samples_tells_what_they_lack():
+    points = make_points("map")[0]
+    sample = {key: points[key] for key in ("row", "column", "x", "y", "label")} | {"present": ["both", "text", "image"]}
+    (figure,) = describe_grid(make_grid("map", points=[sample]))["figures"]
+    svg = str(figure["charts"][0])
+    assert [f"points {shape}" in svg for shape in ("circle", "triangle", "square")] == [True, True, True]
+    assert "class 1 (1)" in svg
+
+
+def test_panels_show_only_embedded_images_and_say_what_leaks_without_a_search():
+    (figure,) = describe_grid(grid_of("panels"))["figures"]
+    assert [picture["caption"] for picture in figure["pictures"]] == ["the image", "step 0"]
+    assert "cosine 1.0000, and the class too" in figure["caption"]
+
+
+def test_a_comparison_gets_bars_and_failures_are_told(tmp_path):
+    failures = [{"row": "mine", "column": "cars", "seed": 2, "error": "<b>disk full</b>"}]
+    grid = make_grid("table", failures=failures, recipe=None)
+    grid["cells"] = [cell for cell in grid["cells"] if (cell["row"], cell["column"]) != ("mine", "cars")]
+    (tmp_path / "comparison.json").write_text(json.dumps(grid))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "5 bars, the longest" in text
+    assert "&lt;b&gt;disk full&lt;/b&gt;" in text
+    assert "—" in text
+
+
+def test_a_papers_table_has_no_figure_beside_it():
+    assert describe_grid(make_grid("table"))["figures"] == []
