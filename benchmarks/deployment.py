@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.deployment.client import free_port
-from fedvl.deployment.messages import Letter
+from fedvl.deployment.messages import Message
 from fedvl.deployment.server import SWITCHES, FederationFile, create, fitting, flower, opened_link, read_json
 
 NAMES = ["a", "b", "c"]
@@ -89,7 +89,7 @@ def echo(party: str, port: str) -> None:
     secret.write_text("0" * 64)
     node = Supervised(folder, json.loads((folder / "party.json").read_bytes())["server"], int(port), secret)
     try:
-        flower().answer_letters(f"127.0.0.1:{port}", "0" * 64, lambda letter: letter, node.check)
+        flower().answer_letters(f"127.0.0.1:{port}", "0" * 64, lambda message: message, node.check)
     finally:
         node.process.stop()
 
@@ -105,14 +105,14 @@ def floor(folder: Path, rounds: int) -> dict[str, Any]:
         link = stack.enter_context(opened_link(clinic, known))
         nodes = dict(enumerate(link.nodes))
         authority = (clinic / "ca.crt").read_bytes()
-        post = stack.enter_context(flower().flower_run(link.address, authority, link.secret, nodes))
-        while len(post.connected()) < len(NAMES):
+        transport = stack.enter_context(flower().flower_run(link.address, authority, link.secret, nodes))
+        while len(transport.connected()) < len(NAMES):
             time.sleep(0.1)
         times = [time.time()]
         for _ in range(rounds):
-            waiting = set(post.send({client: Letter("{}") for client in nodes}, 60))
+            waiting = set(transport.send({client: Message("{}") for client in nodes}, 60))
             while waiting:
-                waiting -= {ticket for ticket, _, _ in post.collect(waiting)}
+                waiting -= {ticket for ticket, _, _ in transport.collect(waiting)}
                 time.sleep(0.02)
             times.append(time.time())
     return describe(began, times)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvl.errors import FedVLError
-from fedvl.tensors import count_bytes, digest, file_sha256, load, save, weighted_mean
+from fedvl.files import file_sha256
+from fedvl.tensors import count_bytes, digest, load, save, weighted_mean
 
 
 def test_weighted_mean_by_hand():

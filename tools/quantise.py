@@ -19,7 +19,8 @@ from fedvl.data.sources import open_dataset
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, SCALE, load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.tensors import Tensors, file_sha256, load, save
+from fedvl.files import file_sha256
+from fedvl.tensors import Tensors, load, save
 
 # What the text tower is most sensitive to stays at 16 bits: else the worst of 1,000 words has a cosine of 0.9986 to the
 # original, with it 0.9992, for 0.25 MB more.

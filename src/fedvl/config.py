@@ -145,6 +145,46 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FedVLError(f"{path} is not valid TOML: {error}.") from error
 
 
+# What flags of the command line and keyword arguments of ``fedvl.run`` set
+FLAGS = {
+    "method": "method.name",
+    "preset": "method.preset",
+    "dataset": "data.dataset",
+    "partition": "data.partition",
+    "clients": "data.clients",
+    "shots": "data.shots",
+    "missing": "data.missing",
+    "model": "model.name",
+    "local_epochs": "training.local_epochs",
+    "rounds": "federation.rounds",
+    "per_round": "federation.per_round",
+    "dropout": "federation.dropout",
+    "chunk": "federation.chunk",
+    "one_by_one": "federation.one_by_one",
+    "protocol": "evaluation.protocol",
+    "seed": "seed",
+    "device": "device",
+}
+
+
+def gather_settings(file: Path | None, flags: Mapping[str, Any], assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """Lay flags over a TOML file, and ``--set`` over both; a flag that is None is absent."""
+    given = read_toml(file) if file else {}
+    for flag, value in flags.items():
+        if value is not None:
+            overlay(given, nested(FLAGS[flag], value))
+    for assignment in assignments:
+        overlay(given, parse_assignment(assignment))
+    return given
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return settings with one value at section.key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
 def parse_assignment(text: str) -> dict[str, Any]:
     """``a.b=c`` of ``--set`` as nested settings; the value is read as TOML, or else as plain text."""
     key, equals, value = text.partition("=")
@@ -155,9 +195,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
-    for part in reversed(parts):
-        parsed = {part: parsed}
-    return dict(parsed)
+    return nested(".".join(parts), parsed)
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

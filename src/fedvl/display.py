@@ -1,10 +1,30 @@
 """Progress for people, on standard error, so that standard output stays clean for tables and JSON."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]: ...
+
+    def rounds(
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
+    ) -> Callable[[dict[str, Any]], None]: ...
+
+
+class Silent:
+    """A display that shows nothing."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: None
+
+    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda record: None
 
 
 class TerminalDisplay:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as serialise
 
 from fedvl.errors import FedVLError
+from fedvl.files import write_whole
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
@@ -63,24 +63,6 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, fsync, rename, fsync the folder: the file is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a safetensors file, whatever the devices and strides of the tensors."""
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
@@ -113,6 +95,12 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
         ) from error
 
 
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def pick_device(name: str) -> str:
+    """Return the device of this name; ``auto`` is a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise FedVLError(f"Device '{name}' cannot be used on this machine; use --device cpu, or auto.") from error
+    return name

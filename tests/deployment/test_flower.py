@@ -1,4 +1,4 @@
-"""Letters over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
+"""Messages over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from helpers.small import RAGGED, run_quietly
 
 pytest.importorskip("flwr")
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message as FlowerMessage, RecordDict
 from helpers.parties import (
     CLIENTS,
     METHODS,
@@ -61,16 +61,16 @@ def test_the_exchange_before_a_round_gives_the_same_labels(counts, tmp_path):
 # --- clients that fail
 
 
-def killed_after_training(letter, party):
-    party.answer(letter)  # its files are written, its answer is not sent
+def killed_after_training(message, party):
+    party.answer(message)  # its files are written, its answer is not sent
     party.engine.private.clear()
     return []
 
 
-def killed_while_writing(letter, party):
-    party.answer(letter)
+def killed_while_writing(message, party):
+    party.answer(message)
     newest = max(party.folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns, default=None)
-    if newest is not None and json.loads(letter.header)["state"] not in newest.name:
+    if newest is not None and json.loads(message.header)["state"] not in newest.name:
         newest.write_bytes(newest.read_bytes()[:40])
     return []
 
@@ -107,7 +107,7 @@ def test_a_client_killed_in_any_phase_is_as_one_that_was_not_there(name, phase, 
 @pytest.mark.parametrize("draw", range(8))
 def test_letters_that_are_lost_at_random_cost_no_more_than_their_clients_round(draw, tmp_path):
     chance = random.Random(draw)
-    clients = [client for client in range(CLIENTS) if client != 3]  # one gets all its letters: a round needs an answer
+    clients = [client for client in range(CLIENTS) if client != 3]  # one gets all its messages: a round needs an answer
     lost = [(client, number) for client in clients for number in range(6) if chance.random() < 0.2]
     faults = {(client, number, "train"): silent for client, number in lost}
     remote, _ = remote_federation("fst-cbdg", tmp_path, faults, deadline=0.2, rounds=6)
@@ -115,7 +115,7 @@ def test_letters_that_are_lost_at_random_cost_no_more_than_their_clients_round(d
 
 
 def test_nobody_is_waited_for_who_is_gone(tmp_path):
-    def vanish(letter, party):
+    def vanish(message, party):
         grid.online.discard(3)
         return []
 
@@ -124,14 +124,14 @@ def test_nobody_is_waited_for_who_is_gone(tmp_path):
 
 
 def test_a_letter_that_the_server_could_not_deliver_is_no_answer(tmp_path):
-    """Flower tells so when a message is past its time."""
+    """Flower tells so when an envelope is past its time."""
     remote, grid = remote_federation("linear", tmp_path, {(3, 0, "train"): silent}, deadline=0.2)
 
     def expire(record):
         for ticket in remote.engine.late:
-            message = Message(RecordDict(), dst_node_id=NODE + 3, message_type="train")
-            message.metadata.__dict__["_message_id"] = ticket
-            grid.waiting[ticket] = [grid.as_message(Error(code=1, reason="expired"), message)]
+            envelope = FlowerMessage(RecordDict(), dst_node_id=NODE + 3, message_type="train")
+            envelope.metadata.__dict__["_message_id"] = ticket
+            grid.waiting[ticket] = [grid.as_message(Error(code=1, reason="expired"), envelope)]
 
     remote.run(lambda *_: {}, expire)
     assert same(remote, without("linear", (3, 0)))
@@ -165,8 +165,8 @@ def test_a_client_that_lost_its_folder_is_named_and_left_out(tmp_path):
 def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name, tmp_path):
     held = []
 
-    def straggle(letter, party):
-        held.append(party.answer(letter))
+    def straggle(message, party):
+        held.append(party.answer(message))
         return []
 
     faults = {(3, 0, "train"): straggle, (0, 1, "train"): twice, (4, 1, "train"): with_payload(lambda p: p[:-3])}
@@ -175,9 +175,9 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
     def deliver(record):
         if record["round"] == 1:
             ticket = next(ticket for ticket, late in remote.engine.late.items() if late.client == 3)
-            message = Message(RecordDict(), dst_node_id=NODE + 3, message_type="train")
-            message.metadata.__dict__["_message_id"] = ticket
-            grid.waiting[ticket] = [grid.as_message(held[0], message)]
+            envelope = FlowerMessage(RecordDict(), dst_node_id=NODE + 3, message_type="train")
+            envelope.metadata.__dict__["_message_id"] = ticket
+            grid.waiting[ticket] = [grid.as_message(held[0], envelope)]
 
     remote.run(lambda *_: {}, deliver)
     assert same(remote, without(name, (3, 0), (4, 1)))
@@ -185,5 +185,5 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
     assert {item["client"]: item["reason"].split(":")[0] for item in remote.records[1]["refused"]} == {
         3: "its answer of round 1 came too late",
         0: "it answered twice, or what it was not asked",
-        4: "its message is not whole safetensors",
+        4: "its envelope is not whole safetensors",
     }

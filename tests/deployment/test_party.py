@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 from helpers.parties import local_federation, party_of, remote_federation, request
 
-from fedvl.deployment.messages import Letter, write
+from fedvl.deployment.messages import Message, write
 from fedvl.errors import FedVLError
 
 
@@ -16,7 +16,7 @@ def test_a_party_refuses_what_is_for_another(tmp_path):
     party = party_of(small_method("linear"), 3, tmp_path, local_federation("linear").engine)
     assert "the request is for client 2" in party.answer(write(request(client=2))).read_header().problem
     with pytest.raises(FedVLError, match="header of its message"):
-        party.answer(Letter("{}"))
+        party.answer(Message("{}"))
 
 
 def test_old_private_tensors_are_removed(tmp_path):

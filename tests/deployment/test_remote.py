@@ -24,8 +24,8 @@ from helpers.parties import (
     without,
 )
 
-from fedvl.deployment.flower import GridPost
-from fedvl.deployment.messages import Letter
+from fedvl.deployment.flower import GridTransport
+from fedvl.deployment.messages import Message
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
@@ -47,19 +47,19 @@ BAD = {
     "a weight of nothing": (altered(weight=0.0), "weight 0.0 is not between"),
     "a field too many": (altered(more=1), "header of its message"),
     "a state that is a path": (altered(state="../../etc/passwd"), "header of its message"),
-    "no header": (lambda letter, party: [Letter("", b"")], "header of its message"),
-    "a list for a header": (lambda letter, party: [Letter("[1]", b"")], "header of its message"),
+    "no header": (lambda message, party: [Message("", b"")], "header of its message"),
+    "a list for a header": (lambda message, party: [Message("[1]", b"")], "header of its message"),
     "cut short": (with_payload(lambda payload: payload[:-3]), "not whole safetensors"),
     "nothing inside": (with_payload(lambda payload: b""), "missing or not asked for"),
     "a header of 2^62 bytes": (with_payload(lambda payload: (2**62).to_bytes(8, "little") + payload[8:]), "header"),
     "a tensor too many": (tensors_changed(lambda t: {**t, "more": torch.zeros(1)}), "'more'"),
     "not finite": (tensors_changed(lambda t: {n: torch.full_like(x, torch.nan) for n, x in t.items()}), "not finite"),
-    "another record": (lambda letter, party: [RecordDict({"other": ConfigRecord({"x": 1})})], "none of ours"),
+    "another record": (lambda message, party: [RecordDict({"other": ConfigRecord({"x": 1})})], "none of ours"),
     "numbers for bytes": (
-        lambda letter, party: [RecordDict({"letter": ConfigRecord({"header": 1, "payload": "x"})})],
+        lambda message, party: [RecordDict({"message": ConfigRecord({"header": 1, "payload": "x"})})],
         "none of ours",
     ),
-    "not one of Flower's": (lambda letter, party: [UNREADABLE], "none of Flower's (ValueError)"),
+    "not one of Flower's": (lambda message, party: [UNREADABLE], "none of Flower's (ValueError)"),
     "an error": (failed, "ran out of memory"),
     "a word for the terminal": (altered(problem="\x1b[2J" + 400 * "!"), "it says: ?[2J!!!"),
     "too large": (with_payload(lambda payload: payload + bytes(2**17)), "more than"),
@@ -126,7 +126,7 @@ def test_a_server_killed_in_a_round_goes_on_to_the_same_bits(name, when, tmp_pat
     with pytest.raises(KilledError):
         run_quietly(remote)
     engine = RemoteEngine(
-        GridPost(grid, {client: NODE + client for client in range(CLIENTS)}),
+        GridTransport(grid, {client: NODE + client for client in range(CLIENTS)}),
         remote.method,
         remote.config,
         CLIENTS,

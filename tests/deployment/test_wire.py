@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedvl.deployment.wire import MOST_HEADER_BYTES, decode, encode
+from fedvl.deployment.messages import MOST_HEADER_BYTES, decode, encode
 from fedvl.errors import FedVLError
 
 TENSORS = {
@@ -65,7 +65,7 @@ REFUSED = {
     "a list": (payload_of(b"[]"), "invalid JSON"),
     "nested without end": (payload_of(b'{"a":' * 1500), "invalid JSON"),
     "invalid UTF-8": (payload_of(b'{"\xff":1}'), "invalid UTF-8"),
-    "half a letter": (payload_of(b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)), "JSON"),
+    "half a message": (payload_of(b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)), "JSON"),
     "3.6 TiB": (payload_of(described(shape=[10**12], offsets=[0, 4 * 10**12])), "not fully covered"),
     "a shape that lies": (payload_of(described(shape=[2]), bytes(4)), "invalid shape"),
     "a size that overflows": (payload_of(described(shape=[2**62, 2**62]), bytes(4)), "not whole"),

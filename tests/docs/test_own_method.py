@@ -13,7 +13,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
 from fedvl.methods import load_method
 from fedvl.preparation import Opener, Silent
-from fedvl.tensors import file_sha256
+from fedvl.files import file_sha256
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 SMALL = {"federation": {"rounds": 2}, "data": {"clients": 2, "partition": "iid"}}

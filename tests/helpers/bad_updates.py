@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedvl.deployment.wire import decode, encode
+from fedvl.deployment.messages import decode, encode
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal
 from fedvl.methods.base import Update
@@ -67,7 +67,7 @@ def with_description(payload: bytes, **changes: object) -> bytes:
 
 
 def invalid_utf8(payload: bytes) -> bytes:
-    name = payload.index(b'{"dtype"') - 3  # the last letter of the first name
+    name = payload.index(b'{"dtype"') - 3  # the last message of the first name
     return payload[:name] + b"\xff" + payload[name + 1 :]
 
 

@@ -3,15 +3,15 @@
 import json
 
 import torch
-from flwr.app import Error, Message
+from flwr.app import Error, Message as FlowerMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedvl.deployment.flower import GridPost, pack, unpack
-from fedvl.deployment.messages import Header, Letter
+from fedvl.deployment.flower import GridTransport, pack, unpack
+from fedvl.deployment.messages import Header, Message
 from fedvl.deployment.party import Party
 from fedvl.deployment.remote import Identity, RemoteEngine
-from fedvl.deployment.wire import decode, encode
+from fedvl.deployment.messages import decode, encode
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.tensors import digest
@@ -47,33 +47,33 @@ class FakeGrid(Grid):
     def get_node_ids(self):
         return [NODE + client for client in self.online]
 
-    def push_messages(self, messages):
-        return [self.push(message) for message in messages]
+    def push_messages(self, envelopes):
+        return [self.push(envelope) for envelope in envelopes]
 
-    def push(self, message):
+    def push(self, envelope):
         self.number += 1
         ticket = f"ticket {self.number}"
-        message.metadata.__dict__["_message_id"] = ticket
-        client = message.metadata.dst_node_id - NODE
-        letter = unpack(message)
-        header = json.loads(letter.header)
+        envelope.metadata.__dict__["_message_id"] = ticket
+        client = envelope.metadata.dst_node_id - NODE
+        message = unpack(envelope)
+        header = json.loads(message.header)
         self.headers.append(header)
         fault = self.faults.pop((client, header["round"], header["kind"]), None)
-        answers = fault(letter, self.parties[client]) if fault else [self.parties[client].answer(letter)]
-        self.waiting[ticket] = [self.as_message(answer, message) for answer in answers]
+        answers = fault(message, self.parties[client]) if fault else [self.parties[client].answer(message)]
+        self.waiting[ticket] = [self.as_message(answer, envelope) for answer in answers]
         return ticket
 
-    def as_message(self, answer, message):
+    def as_message(self, answer, envelope):
         if answer is UNREADABLE:
             return answer
-        if isinstance(answer, Letter):
+        if isinstance(answer, Message):
             answer = pack(answer)
-        reply = Message(answer, reply_to=message)
-        reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+        reply = FlowerMessage(answer, reply_to=envelope)
+        reply.metadata.__dict__["_src_node_id"] = envelope.metadata.dst_node_id
         return reply
 
     def pull_messages(self, tickets):
-        found = [message for ticket in tickets for message in self.waiting.pop(ticket, [])]
+        found = [envelope for ticket in tickets for envelope in self.waiting.pop(ticket, [])]
         if UNREADABLE in found:
             raise ValueError("Flower cannot inflate it")
         return found
@@ -81,7 +81,7 @@ class FakeGrid(Grid):
     def set_run(self, run): ...
     def run(self): ...
     def create_message(self, *arguments): ...
-    def send_and_receive(self, messages, *, timeout=None): ...
+    def send_and_receive(self, envelopes, *, timeout=None): ...
 
 
 def party_of(method, client, folder, template):
@@ -97,7 +97,7 @@ def remote_federation(name, folder, faults=None, options=None, training=None, **
     grid = FakeGrid([party_of(method, client, folder, template) for client in range(CLIENTS)], faults)
     nodes = {client: NODE + client for client in range(CLIENTS)}
     federation.engine = RemoteEngine(
-        GridPost(grid, nodes), method, federation.config, CLIENTS, Identity(RUN, EXPERIMENT)
+        GridTransport(grid, nodes), method, federation.config, CLIENTS, Identity(RUN, EXPERIMENT)
     )
     return federation, grid
 
@@ -135,25 +135,25 @@ def same(left, right):
 # --- what a client may do instead of answering
 
 
-def silent(letter, party):
+def silent(message, party):
     return []
 
 
-def failed(letter, party):
+def failed(message, party):
     return [Error(code=0, reason="it ran out of memory")]
 
 
 def altered(**changes):
-    def fault(letter, party):
-        reply = party.answer(letter)
+    def fault(message, party):
+        reply = party.answer(message)
         return [reply._replace(header=json.dumps({**json.loads(reply.header), **changes}))]
 
     return fault
 
 
 def with_payload(change):
-    def fault(letter, party):
-        reply = party.answer(letter)
+    def fault(message, party):
+        reply = party.answer(message)
         return [reply._replace(payload=change(reply.payload))]
 
     return fault
@@ -163,6 +163,6 @@ def tensors_changed(change):
     return with_payload(lambda payload: encode(change(decode(payload, 2**28))))
 
 
-def twice(letter, party):
-    reply = party.answer(letter)
+def twice(message, party):
+    reply = party.answer(message)
     return [reply, reply]

@@ -5,10 +5,11 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fedvl.commands.run import Assignments, Json, MethodFlag, ModelFlag, Out, Quiet, RoundsFlag, SeedFlag, finish
 from fedvl.errors import FedVLError
 
 INIT_EXAMPLES = """
@@ -40,21 +41,18 @@ def init(
     clients: Annotated[str, typer.Option(help="Names of the parties, with commas between.")] = "",
     host: Annotated[str, typer.Option(help="Name or address under which clients reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 9443,
-    method: Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")] = None,
+    method: MethodFlag = None,
     dataset: Annotated[
         str | None, typer.Option(help="Gives the classes, and the images that the server tests with.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training and merging.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The one seed of every random choice.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")
-    ] = None,
+    model: ModelFlag = None,
+    rounds: RoundsFlag = None,
+    seed: SeedFlag = None,
+    settings: Assignments = None,
 ) -> None:
     """Make certificates, keys, the experiment, and a folder to hand to each party."""
-    from fedvl.cli import without_none
-    from fedvl.config import overlay, parse_assignment, read_toml
-    from fedvl.deployment.server import create, fitting
+    from fedvl.config import gather_settings
+    from fedvl.deployment.files import create, resolve_for_parties
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
@@ -63,18 +61,9 @@ def init(
         )
     if folder.exists():
         raise FedVLError(f"{folder} exists already; choose another folder.")
-    given: dict[str, Any] = read_toml(experiment) if experiment else {}
-    flags = {
-        "seed": seed,
-        "method": {"name": method},
-        "data": {"dataset": dataset},
-        "model": {"name": model},
-        "federation": {"rounds": rounds},
-    }
-    overlay(given, without_none(flags))
-    for assignment in settings or []:
-        overlay(given, parse_assignment(assignment))
-    create(folder, names, host, port, fitting(given, len(names)))
+    flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
+    given = gather_settings(experiment, flags, settings or [])
+    create(folder, names, host, port, resolve_for_parties(given, len(names)))
     print(f"{folder} is the server's. Hand each party its folder, over a channel that you trust (it holds a key):")
     for name in names:
         print(f"  {folder / 'parties' / name}")
@@ -84,23 +73,22 @@ def init(
 def server(
     folder: Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")],
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET if absent.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment with clients on other machines; go on after a crash with fedvl resume."""
-    from fedvl.cli import make_run_folder, perform
     from fedvl.config import read_toml
-    from fedvl.deployment.server import begin_run, choose_experiment
-    from fedvl.experiment import resolve_experiment
+    from fedvl.deployment.files import choose_experiment
+    from fedvl.deployment.server import describe_federation
+    from fedvl.run_folder import RunFolder
+    from fedvl.settings import resolve_experiment
 
     end_on_termination()
-    chosen = choose_experiment(folder, experiment)
-    resolved = resolve_experiment(read_toml(chosen))
-    run_folder, _ = make_run_folder(out, resolved.method.label, resolved.data.dataset)
-    begin_run(run_folder, folder, chosen)
-    print(f"Waiting for clients; see how it goes with fedvl status {run_folder} --page", file=sys.stderr)
-    perform(run_folder, as_json, quiet)
+    resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
+    with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
+        print(f"Waiting for clients; see how it goes with fedvl status {run_folder.path} --page", file=sys.stderr)
+        finish(run_folder, as_json, quiet)
 
 
 def client(
@@ -114,7 +102,7 @@ def client(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave, and end; no network.")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
     from fedvl.deployment.client import Client

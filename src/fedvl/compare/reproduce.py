@@ -14,7 +14,7 @@ from fedvl.errors import FedVLError
 from fedvl.models import EMBEDDED
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.page import write_report
-from fedvl.tensors import write_whole
+from fedvl.files import write_whole
 
 EMBEDDED_LABEL = "Embedded model and data, not the paper's."
 QUICK_LABEL = "Made tiny to see that it runs: the figures mean nothing."

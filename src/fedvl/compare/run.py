@@ -22,7 +22,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, resolve_experiment
 from fedvl.federation.journal import locked
 from fedvl.preparation import Opener
-from fedvl.tensors import write_whole
+from fedvl.files import write_whole
 
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3

@@ -33,7 +33,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
-from fedvl.tensors import file_sha256, write_whole
+from fedvl.files import file_sha256, write_whole
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "embedded" / "features"

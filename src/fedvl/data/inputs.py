@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
 from fedvl.data.features import Encoded, default_cache_dir, encode_split
-from fedvl.data.stores import Split
+from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
+TEXTS_AT_ONCE = 256
 VERBS = {"features": "Encode", "pixels": "Read", "patches": "Encode patches of"}
 
 
@@ -78,3 +79,30 @@ def texts_of(split: Split, kept: NDArray[np.int64]) -> list[str]:
 
 def domains_of(split: Split, kept: NDArray[np.int64]) -> list[str] | None:
     return None if split.domains is None else [split.domains[index] for index in kept]
+
+
+def embed_classes(
+    dataset: Dataset, templates: str, encoder: DualEncoder | FusedEncoder, device: str
+) -> torch.Tensor:
+    """Return one text embedding for each class; of width 0 for a fused encoder."""
+    if isinstance(encoder, FusedEncoder):
+        return torch.empty(len(dataset.class_names), 0, device=device)
+    if templates not in dataset.templates:
+        raise FedVLError(
+            f"Dataset '{dataset.name}' has no templates '{templates}'; it has {', '.join(dataset.templates)}."
+        )
+    return embed_names(dataset.class_names, dataset.templates[templates], encoder, device)
+
+
+def embed_names(names: Sequence[str], templates: Sequence[str], encoder: DualEncoder, device: str) -> torch.Tensor:
+    """Return the text embedding of each name: of one template, or the mean of unit ones over several."""
+    sets = []
+    for template in templates:
+        texts = [template.replace("{}", name) for name in names]
+        with torch.no_grad():
+            parts = [
+                encoder.encode_text(encoder.tokenise(texts[first : first + TEXTS_AT_ONCE]).to(device))
+                for first in range(0, len(texts), TEXTS_AT_ONCE)
+            ]
+        sets.append(torch.cat(parts))
+    return sets[0] if len(sets) == 1 else torch.stack([normalize(part, dim=-1) for part in sets]).mean(0)

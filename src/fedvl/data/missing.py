@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from fedvl.errors import FedVLError
+from fedvl.models.vilt import FusedEncoder
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import Tensors
 
@@ -83,3 +85,19 @@ def lacking(inputs: Tensors, present: Present, no_text: torch.Tensor) -> Tensors
     tokens = inputs["tokens"]
     known = torch.from_numpy(present).to(tokens.device)
     return {**inputs, "tokens": torch.where(known[:, TEXT, None], tokens, no_text.to(tokens.device)), "present": known}
+
+
+def without_modalities(
+    inputs: Tensors,
+    spec: str | None,
+    purpose: str,
+    encoder: FusedEncoder,
+    seed: int,
+    groups: list[NDArray[np.int64]] | None = None,
+) -> Tensors:
+    """Leave out texts and images of samples as a specification such as both:0.7 says."""
+    tokens, nothing = inputs["tokens"], encoder.tokenise([""])
+    has_text = encoder.text_mask(tokens).sum(1).cpu().numpy() > nothing.shape[1]
+    present = draw_present(has_text, spec, seed, purpose, groups)
+    padded = pad(nothing, (0, tokens.shape[1] - nothing.shape[1]), value=int(nothing[0, -1]))
+    return lacking(inputs, present, padded)

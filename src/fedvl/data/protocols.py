@@ -105,5 +105,18 @@ def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Deal:
     return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
 
 
+def renumbered(labels: Integers, classes: Integers) -> Integers:
+    """Return labels as positions in ``classes``; -1 for one that is not there."""
+    position = np.full(max(int(labels.max(initial=0)), int(classes.max())) + 2, -1)
+    position[classes] = np.arange(len(classes))
+    return position[labels]  # a label of -1 finds the last place, which is -1
+
+
+def only_test(labels: Labels, clients: int) -> Deal:
+    """All test images are queried; who holds training images, the parties of a federation know."""
+    everything, nothing = np.arange(labels.classes), np.array([], dtype=np.int64)
+    return Deal([nothing] * clients, everything, np.arange(len(labels.test)), everything, nothing, "")
+
+
 # Which modality a sample lacks changes nothing of who holds it.
 PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal, "missing": closed}

@@ -1,32 +1,35 @@
-"""What runs on a client's machine: its images are encoded once, and one process stays to answer the server's letters."""
+"""What runs on a client's machine: its images are encoded once, and one process answers the server's messages."""
 
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 
-from fedvl.config import read_toml
+from fedvl.config import Experiment, read_toml
+from fedvl.data.opener import Opener
+from fedvl.deployment.files import PartyFile, experiment_id, read_file
 from fedvl.deployment.keys import write_private
-from fedvl.deployment.messages import Header, Kind, Letter, write
+from fedvl.deployment.link import Process, flower
+from fedvl.deployment.messages import Header, Kind, Message, decode, encode, write
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
-from fedvl.deployment.server import PartyFile, Process, experiment_id, flower, read_json
-from fedvl.deployment.wire import decode, encode
+from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.metrics import summary
-from fedvl.evaluation.predict import confusion
-from fedvl.experiment import resolve_experiment
-from fedvl.federation.local import LocalEngine
-from fedvl.models.checkpoint import load_model
-from fedvl.preparation import Display, Opener, Prepared, prepare
+from fedvl.experiment import local_engine, make_judge
+from fedvl.federation.round import Federation
+from fedvl.preparation import Prepared, prepare
+from fedvl.result import describe
+from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, save
+from fedvl.settings import resolve_experiment
+from fedvl.tensors import Tensors
 
 SHORT_SECONDS, MOST_SHORT = 60.0, 10  # a SuperNode that ends as soon as this, as often as this, will not live
 MOST_REFUSALS = 2  # the first may be of a server that is just starting
@@ -38,43 +41,40 @@ class Ready(NamedTuple):
 
     name: str
     prepared: Prepared
-    tested: bool
 
 
 class Client:
     def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
-        self.file = read_json(
+        self.file = read_file(
             folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
         )
         self.ready: dict[str, Ready] = {}
         for path in sorted(folder.glob("experiments/*.toml")):
-            ready = self._prepare(path, data, display)
-            self.ready[experiment_id(path, ready.prepared)] = ready
+            experiment = resolve_experiment(read_toml(path))
+            prepared = self._prepare(experiment, data, display)
+            self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(path.stem, prepared)
         if not self.ready:
             raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
         self.parties: dict[str, Party] = {}
         self.finished = False
 
-    def _prepare(self, path: Path, data: str | None, display: Display) -> Ready:
-        """The client's own images, or its share of the experiment's dataset where none are given: a rehearsal."""
-        experiment = resolve_experiment(read_toml(path))
+    def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
+        """Prepare the client's own images, or its share of the experiment's dataset: a rehearsal."""
         number = self.file.number
         if data is None:
             prepared = prepare(experiment, display)
-            prepared.engine.rows = [
-                rows if client == number else rows[:0] for client, rows in enumerate(prepared.engine.rows)
-            ]
-            return Ready(path.stem, prepared, True)
+            rows = [rows if client == number else rows[:0] for client, rows in enumerate(prepared.training.rows)]
+            return replace(prepared, training=replace(prepared.training, rows=rows))
         own = open_own(data, self.file.class_names, self.file.templates)
         held = experiment.data.model_copy(update={"dataset": data, "partition": f"only:{number}"})
-        opener = Opener(dataset=lambda name, root: own.dataset, model=load_model)
-        return Ready(path.stem, prepare(experiment.model_copy(update={"data": held}), display, opener), own.tested)
+        opener = Opener(dataset=lambda name, root: own)
+        return prepare(experiment.model_copy(update={"data": held}), display, opener, splits=list(own.splits))
 
     # --- answering
 
-    def answer(self, letter: Letter) -> Letter:
-        header = letter.read_header()
+    def answer(self, message: Message) -> Message:
+        header = message.read_header()
         if header.experiment not in self.ready:
             return write(
                 header.model_copy(
@@ -83,32 +83,38 @@ class Client:
             )
         party = self.party(header)
         self.say(f"round {header.round + 1}: {header.kind}")
-        reply = party.answer(letter)
+        reply = party.answer(message)
         if party.finished is not None:
-            self._finish(self.ready[header.experiment], header.run, party.finished)
+            self._finish(self.ready[header.experiment].prepared, header, party)
             del self.parties[header.run]
         return reply
 
     def party(self, header: Header) -> Party:
-        """The client in this run; several runs share its images, and nothing else."""
+        """Return the client in this run; several runs share its images, and nothing else."""
         if header.run not in self.parties:
             prepared = self.ready[header.experiment].prepared
-            experiment, engine = prepared.experiment, prepared.engine
-            torch.set_num_threads(experiment.federation.threads)
-            own = LocalEngine(
-                prepared.method, engine.data, engine.rows, experiment.training, experiment.federation, experiment.seed
-            )
-            self.parties[header.run] = Party(self.file.number, own, self.folder / "runs" / header.run)
+            torch.set_num_threads(prepared.experiment.federation.threads)
+            folder = self.folder / "runs" / header.run
+            self.parties[header.run] = Party(self.file.number, local_engine(prepared), folder)
         return self.parties[header.run]
 
-    def _finish(self, ready: Ready, run: str, tensors: Tensors) -> None:
-        path = self.folder / "runs" / run / "model.safetensors"
-        save(path, tensors, {"method": ready.prepared.experiment.method.label})
-        self.say(f"The run is over; the model, with what is this client's own, is {path}.")
-        if ready.tested:
-            prepared = ready.prepared
-            found = confusion(prepared.asked, tensors, prepared.test, prepared.experiment.evaluation.batch_size)
-            self.say(f"Accuracy on this client's own test images: {summary(found)['accuracy']:.2f} %.")
+    def _finish(self, prepared: Prepared, header: Header, party: Party) -> None:
+        """Leave a finished run: the model with what is this client's own, judged on its own test images."""
+        assert party.finished is not None
+        folder = RunFolder(party.folder)
+        folder.describe(prepared.experiment)
+        experiment, tensors = prepared.experiment, party.finished
+        judge = make_judge(prepared, party.engine)
+        began = time.perf_counter()
+        judged = [(judge.judge(tensors, {}), time.perf_counter() - began)] if len(judge.test) else []
+        federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, tensors)
+        zero_shot = judge.judge_zero_shot() if judged else None
+        result = describe(prepared, federation, judge, zero_shot, judged)
+        told = {"rounds": header.round, "party": self.file.name, "command": f"fedvl client {self.folder}"}
+        folder.finish({**result, **told}, {}, tensors, {})
+        self.say(f"The run is over; the model, with what is this client's own, is in {folder.path}.")
+        if judged:
+            self.say(f"Accuracy on this client's own test images: {result['accuracy']:.2f} %.")
         self.finished = True
 
     # --- the process that connects
@@ -139,11 +145,11 @@ class Client:
     # --- what would leave
 
     def dry_run(self) -> list[dict[str, Any]]:
-        """For each experiment, the tensors that one round would send and those that would stay; nothing is sent."""
+        """Return the tensors that one round would send, and those that would stay; nothing is sent."""
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
-        method, engine = ready.prepared.method, ready.prepared.engine
+        method, engine = ready.prepared.method, local_engine(ready.prepared)
         shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
         sent: dict[str, Tensors] = {}
         consultation = method.consultation()

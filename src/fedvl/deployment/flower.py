@@ -1,6 +1,6 @@
 """Flower between machines: its SuperLink, its SuperNodes, its runs and messages. Nothing else here imports flwr.
 
-Flower carries letters (``letters.py``) and vouches for who sent them; what is in them, and what becomes of it, is ours. Both
+Flower carries messages (``messages.py``) and vouches for who sent them; what is in them, and what becomes of it, is ours. Both
 ends run in processes that stay: the rounds in ``fedvl server``, a client's training in ``fedvl client``, each as the task
 runner of a SuperLink or SuperNode started with ``--isolation process``. So no process is started for a message, and a client
 never runs the code that Flower bundles with a run.
@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message as FlowerMessage, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
@@ -47,14 +47,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedvl.deployment.messages import Letter
+from fedvl.deployment.messages import Message
 from fedvl.errors import FedVLError
 
 SECRET_HEADER = "fedvl-secret"
 SECRET_VARIABLE = "FEDVL_LINK_SECRET"
 POLL_SECONDS = 0.05
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
-RECORD = "letter"
+RECORD = "message"
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # Flower wants a bundle of code with every run. Ours is empty: nodes run what is installed on them.
 BUNDLE = b"""[project]
@@ -69,28 +69,28 @@ clientapp = "no:code"
 """
 
 
-# --- letters as Flower's messages
+# --- our messages in Flower's
 
 
-def pack(letter: Letter) -> RecordDict:
-    return RecordDict({RECORD: ConfigRecord({"header": letter.header, "payload": letter.payload})})
+def pack(message: Message) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({"header": message.header, "payload": message.payload})})
 
 
-def unpack(message: Message) -> Letter:
-    """The letter of a message that a stranger may have made."""
-    if message.has_error():
-        raise FedVLError(f"its client failed: {str(message.error.reason)[:300]}")
-    record = message.content.get(RECORD)
+def unpack(envelope: FlowerMessage) -> Message:
+    """Return our message in one of Flower's, which a stranger may have made."""
+    if envelope.has_error():
+        raise FedVLError(f"its client failed: {str(envelope.error.reason)[:300]}")
+    record = envelope.content.get(RECORD)
     header, payload = (
         (record.get("header"), record.get("payload")) if isinstance(record, ConfigRecord) else (None, None)
     )
     if not isinstance(header, str) or not isinstance(payload, bytes):
         raise FedVLError("its message is none of ours")
-    return Letter(header, payload)
+    return Message(header, payload)
 
 
-class GridPost:
-    """Letters to and from clients over the Grid of one Flower run; who is who goes by their registered keys."""
+class GridTransport:
+    """Messages over the Grid of one Flower run; clients are known by their registered keys."""
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
         self.grid = grid
@@ -101,32 +101,32 @@ class GridPost:
         with explained():
             return {self.clients[node] for node in self.grid.get_node_ids() if node in self.clients}
 
-    def send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]:
-        """Send each client its letter, to be answered within so many seconds; the tickets under which answers will come."""
-        order = sorted(letters)
-        messages = [
-            Message(pack(letters[client]), dst_node_id=self.nodes[client], message_type="train", ttl=seconds)
+    def send(self, messages: Mapping[int, Message], seconds: float) -> dict[str, int]:
+        """Send each client its message with a deadline; return the tickets of the answers."""
+        order = sorted(messages)
+        envelopes = [
+            FlowerMessage(pack(messages[client]), dst_node_id=self.nodes[client], message_type="train", ttl=seconds)
             for client in order
         ]
         with explained():
-            tickets = list(self.grid.push_messages(messages))
+            tickets = list(self.grid.push_messages(envelopes))
         return {ticket: client for ticket, client in zip(tickets, order, strict=True) if ticket}
 
-    def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, int | None, Letter | FedVLError]]:
-        """What has come so far: ticket, the client that Flower says it is from, and the letter or why there is none."""
+    def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, int | None, Message | FedVLError]]:
+        """Yield what has come: ticket, sender by its key, and the message or why there is none."""
         for ticket in tickets:  # one at a time, so that what Flower cannot read takes no other's answer along
             try:
                 with explained():
-                    messages = list(self.grid.pull_messages([ticket]))
+                    envelopes = list(self.grid.pull_messages([ticket]))
             except FedVLError:
                 raise
             except Exception as error:
                 yield ticket, None, FedVLError(f"its message is none of Flower's ({type(error).__name__})")
                 continue
-            for message in messages:
-                sender = self.clients.get(message.metadata.src_node_id)
+            for envelope in envelopes:
+                sender = self.clients.get(envelope.metadata.src_node_id)
                 try:
-                    yield ticket, sender, unpack(message)
+                    yield ticket, sender, unpack(envelope)
                 except FedVLError as error:
                     yield ticket, sender, error
 
@@ -168,7 +168,7 @@ def register(address: str, authority: bytes, secret: str, public_keys: list[byte
 
 
 @contextmanager
-def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridPost]:
+def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridTransport]:
     """A new Flower run in which this process is the ServerApp. The caller sees to it that one is begun at a time."""
     with explained():
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
@@ -194,7 +194,7 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
     heartbeat.start()
     status = SubStatus.FAILED
     try:
-        yield GridPost(grid, nodes)
+        yield GridTransport(grid, nodes)
         status = SubStatus.COMPLETED
     finally:
         heartbeat.stop()
@@ -231,14 +231,14 @@ def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[],
 
 
 def answer_letters(
-    address: str, secret: str, answer: Callable[[Letter], Letter], go_on: Callable[[], bool] = lambda: True
+    address: str, secret: str, answer: Callable[[Message], Message], go_on: Callable[[], bool] = lambda: True
 ) -> None:
     """Answer the messages that the SuperNode at this address of the same machine receives."""
     app = ClientApp()
 
     @app.train()
-    def train(message: Message, context: Any) -> Message:
-        return Message(pack(answer(unpack(message))), reply_to=message)
+    def train(envelope: FlowerMessage, context: Any) -> FlowerMessage:
+        return FlowerMessage(pack(answer(unpack(envelope))), reply_to=envelope)
 
     tasks = task_client(address, None, secret)
     while token := wait_for_task(tasks, TaskType.CLIENT_APP, go_on):
@@ -249,12 +249,12 @@ def answer_letters(
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heartbeat.start()
         with suppress(httpx.HTTPError):  # the SuperNode may end meanwhile; the server will ask again
-            message, context, _, _ = pull_task_input(client)
+            envelope, context, _, _ = pull_task_input(client)
             try:
-                reply = app(message, context)
+                reply = app(envelope, context)
             except Exception as error:  # it ends this answer, never the client; what it says stays here
                 traceback.print_exc()
-                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=message)
+                reply = FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=envelope)
             push_message(client, reply, context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
         heartbeat.stop()

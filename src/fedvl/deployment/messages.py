@@ -1,20 +1,32 @@
-"""What server and clients write to each other: a header that says what the letter belongs to, and tensors as bytes.
+"""Messages between server and clients: a header that says what they belong to, and tensors as safetensors.
 
-A reply repeats the header of the request it answers, so that one of another run, round or attempt is known for what it is.
+A reply repeats the header of its request, so that one of another run, round or attempt is recognised. What is
+received is read as something that a stranger wrote: :func:`decode` bounds its size and checks its form, and
+``federation/checks.py`` says whether it is what a client should have sent.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
 
 from fedvl.errors import FedVLError
+from fedvl.tensors import Tensors, to_bytes
+
+LENGTH_BYTES = 8  # of the number that says how long the header is
+# Names and shapes take less than 100 bytes a tensor. Tensors of no elements have a header only, and each costs far more
+# memory than its line there, so that this and not the limit on the whole bounds what they can take.
+MOST_HEADER_BYTES = 2**20
 
 Name = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 Kind = Literal["train", "report", "adopt", "finish"]
 
 
 class Header(BaseModel):
-    """Whose letter it is. ``state`` names private tensors that lie with the client by their SHA-256; none if empty."""
+    """What a message belongs to; ``state`` names the client's private tensors by their SHA-256."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -40,12 +52,12 @@ class Header(BaseModel):
         )
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     header: str  # JSON
     payload: bytes = b""  # safetensors; empty where there are none
 
     def read_header(self) -> Header:
-        """The header, or a FedVLError that says what is wrong with it."""
+        """Return the header; raise a FedVLError that says what is wrong with it."""
         try:
             return Header.model_validate_json(self.header)
         except ValidationError as error:
@@ -54,5 +66,28 @@ class Letter(NamedTuple):
             raise FedVLError(f"the header of its message is not one ({where}: {problem['msg'][:200]})") from error
 
 
-def write(header: Header, payload: bytes = b"") -> Letter:
-    return Letter(header.model_dump_json(), payload)
+def write(header: Header, payload: bytes = b"") -> Message:
+    return Message(header.model_dump_json(), payload)
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    return to_bytes(tensors)
+
+
+def decode(payload: bytes, limit: int) -> Tensors:
+    """Return the tensors of a payload of at most ``limit`` bytes, or raise a FedVLError."""
+    if len(payload) > limit:
+        raise FedVLError(f"its message has {len(payload):,} bytes, more than the {limit:,} that it may have")
+    if len(payload) < LENGTH_BYTES:
+        raise FedVLError(f"its message has only {len(payload)} bytes")
+    header = int.from_bytes(payload[:LENGTH_BYTES], "little")
+    if header > MOST_HEADER_BYTES:
+        raise FedVLError(f"its message claims a header of {header:,} bytes, more than {MOST_HEADER_BYTES:,}")
+    try:
+        return dict(parse_safetensors(payload))
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing: ")
+        raise FedVLError(f"its message is not whole safetensors: {reason[:200]}") from error
+    except (KeyError, AssertionError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        # types that torch does not have, and sizes of empty tensors that it cannot count
+        raise FedVLError("its message holds tensors of a type or shape that does not exist") from error

@@ -1,7 +1,6 @@
 """A client's own images, under the class list of its federation."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,13 +14,8 @@ from fedvl.errors import FedVLError
 SHOWN = 5
 
 
-class Own(NamedTuple):
-    dataset: Dataset
-    tested: bool  # whether it has test images of its own; if not, its test split is a stand-in that says nothing
-
-
-def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]]) -> Own:
-    """What a path or a dataset's name holds; all of it is trained on but what it marks as test. Labels may be lacking."""
+def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]]) -> Dataset:
+    """Open a path or a named dataset: all is trained on but what it marks as test; labels may be absent."""
     if name == Path(name).name and lookup(name):
         known = open_dataset(name)
         number = numbers(list(known.class_names), class_names, name)
@@ -29,22 +23,22 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
             part: Split(split.store, split.rows, np.append(number, -1)[split.labels], split.texts)
             for part, split in known.splits.items()
         }
-        return Own(Dataset(known.name, class_names, templates, splits, known.notes), True)
+        return Dataset(known.name, class_names, templates, splits, known.notes)
     path = Path(name).expanduser()
     if not path.exists():
         raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
     table = read_flat(path) if is_flat(path) else read_path(path.absolute())
     labels = numbers(table.labels, class_names, name)
     tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
-    splits = {part: rows_of(table, labels, np.flatnonzero(tested == (part == "test"))) for part in ("train", "test")}
-    if not tested.any():
-        first = splits["train"]
-        splits["test"] = Split(first.store, first.rows[:1], np.zeros(1, np.int64), first.texts and first.texts[:1])
-    return Own(Dataset(path.stem, class_names, templates, splits, tuple(table.notes)), bool(tested.any()))
+    splits = {
+        part: rows_of(table, labels, np.flatnonzero(tested == (part == "test")))
+        for part in (("train", "test") if tested.any() else ("train",))
+    }
+    return Dataset(path.stem, class_names, templates, splits, tuple(table.notes))
 
 
 def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Integers:
-    """The federation's number of each label, whatever its case and punctuation; -1 where there is no label."""
+    """Return the federation's number of each label, ignoring case and punctuation; -1: no label."""
     known = {class_key(class_name): number for number, class_name in enumerate(class_names)}
     strangers = sorted({label for label in labels if label and class_key(label) not in known})
     if strangers:

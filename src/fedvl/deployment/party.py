@@ -9,11 +9,12 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from fedvl.deployment.messages import Header, Letter, write
-from fedvl.deployment.wire import decode, encode
+from fedvl.deployment.messages import Header, Message, write
+from fedvl.deployment.messages import decode, encode
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
-from fedvl.tensors import Tensors, digest, load, save, write_whole
+from fedvl.files import write_whole
+from fedvl.tensors import Tensors, digest, load, save
 
 ROUNDS_KEPT = 2  # behind the present one: as many as the server's journal may fall back
 
@@ -31,15 +32,15 @@ class Party:
             write_whole(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
 
-    def answer(self, letter: Letter) -> Letter:
+    def answer(self, message: Message) -> Message:
         """The answer to a request; what goes wrong here is told, and ends nothing."""
-        header = letter.read_header()
+        header = message.read_header()
         try:
-            return self._answer(header, letter.payload)
+            return self._answer(header, message.payload)
         except FedVLError as error:
             return write(header.model_copy(update={"problem": str(error)[:500]}))
 
-    def _answer(self, request: Header, payload: bytes) -> Letter:
+    def _answer(self, request: Header, payload: bytes) -> Message:
         if request.client != self.number:
             raise FedVLError(f"This is client {self.number}, and the request is for client {request.client}.")
         self._begin(request)
@@ -80,7 +81,7 @@ class Party:
             self.engine.private[self.number] = {name: tensor.to(self.device) for name, tensor in tensors.items()}
             assert path is not None
             path.rename(self.folder / file_name(request.round, request.state))
-        for path in self.folder.glob("*.safetensors"):
+        for path in self.folder.glob("[0-9]*-*.safetensors"):
             if int(path.name.split("-")[0]) < request.round - ROUNDS_KEPT:
                 path.unlink()
 

@@ -1,4 +1,4 @@
-"""Clients on other machines: the engine that writes them letters and reads their answers.
+"""Clients on other machines: the engine that writes them messages and reads their answers.
 
 A client's private tensors stay with it. The server knows each set of them by a name only: a request names those to begin
 with, the answer those that resulted, and the names of what was counted are in the server's journal in place of the tensors.
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedvl.config import FederationConfig
-from fedvl.deployment.messages import Header, Kind, Letter, write
-from fedvl.deployment.wire import decode, encode
+from fedvl.deployment.messages import Header, Kind, Message, write
+from fedvl.deployment.messages import decode, encode
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
 from fedvl.federation.local import Trained
@@ -27,18 +27,18 @@ LOOK_SECONDS = 2.0  # between looks for who is gone
 NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
 
 
-class Post(Protocol):
-    """What carries letters, and vouches for who sent them."""
+class Transport(Protocol):
+    """What carries messages, and vouches for who sent them."""
 
     def connected(self) -> set[int]: ...
 
-    def send(self, letters: Mapping[int, Letter], seconds: float) -> dict[str, int]: ...
+    def send(self, messages: Mapping[int, Message], seconds: float) -> dict[str, int]: ...
 
-    def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, int | None, Letter | FedVLError]]: ...
+    def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, int | None, Message | FedVLError]]: ...
 
 
 class Identity(NamedTuple):
-    """Which run, of which experiment, letters belong to."""
+    """Which run, of which experiment, messages belong to."""
 
     run: str
     experiment: str
@@ -54,7 +54,7 @@ class RemoteEngine:
 
     def __init__(
         self,
-        post: Post,
+        transport: Transport,
         method: Method,
         config: FederationConfig,
         clients: int,
@@ -62,7 +62,7 @@ class RemoteEngine:
         device: torch.device | str = "cpu",
         notify: Callable[[dict[str, Any]], None] = lambda status: None,
     ) -> None:
-        self.post, self.method, self.config, self.clients = post, method, config, clients
+        self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
         self.private: dict[int, Tensors] = {}  # the name of each client's private tensors, once it has any
         self.last_seen: dict[int, float] = {}
@@ -119,9 +119,17 @@ class RemoteEngine:
     def finish(self, shared: Tensors, rounds: int) -> None:
         """Give everyone the final tensors; a client that does not hear of it now has lost nothing but these."""
         limited = min(self.config.deadline, NOTICE_SECONDS)
-        self._exchange("finish", rounds, dict.fromkeys(self.post.connected(), encode(shared)), limited)
+        self._exchange("finish", rounds, dict.fromkeys(self.transport.connected(), encode(shared)), limited)
 
-    # --- letters
+    def private_of(self, client: int) -> Tensors:
+        """Private tensors stay with their client."""
+        return {}
+
+    def local_flops(self, shared: Tensors) -> int:
+        """Unknown: clients train on machines and data of their own."""
+        return 0
+
+    # --- messages
 
     def _note_state(self, header: Header) -> None:
         if header.state:
@@ -148,21 +156,21 @@ class RemoteEngine:
         self.attempt += 1
         requests = {client: self._request(kind, round_index, client) for client in sorted(there)}
         self._show(kind, round_index, list(requests))
-        letters = {client: write(request, payloads[client]) for client, request in requests.items()}
-        tickets = self.post.send(letters, max(end - time.monotonic(), 1.0)) if letters else {}
+        messages = {client: write(request, payloads[client]) for client, request in requests.items()}
+        tickets = self.transport.send(messages, max(end - time.monotonic(), 1.0)) if messages else {}
         waiting = {ticket: requests[client] for ticket, client in tickets.items()}
         answers: dict[int, Answer] = {}
         while waiting:
-            for ticket, sender, letter in self.post.collect([*waiting, *self.late]):
+            for ticket, sender, message in self.transport.collect([*waiting, *self.late]):
                 request = waiting.pop(ticket, None)
                 if request is None:
-                    self._refuse_late(ticket, sender, letter)
+                    self._refuse_late(ticket, sender, message)
                     continue
-                answer = self._open(request, sender, letter)
+                answer = self._open(request, sender, message)
                 if answer is not None:
                     answers[request.client] = answer
                 self._show(kind, round_index, [late.client for late in waiting.values()])
-            if not waiting or time.monotonic() >= end or self._in_vain(waiting, answers):
+            if not waiting or time.monotonic() >= end or self._hopeless(waiting, answers):
                 break
             time.sleep(PAUSE_SECONDS)
         self.late |= waiting
@@ -171,39 +179,39 @@ class RemoteEngine:
     def _wait_for(self, clients: Collection[int], end: float) -> set[int]:
         """Those of the clients that are connected, once they are enough for a quorum, or at the end of the time."""
         while True:
-            there = self.post.connected() & set(clients)
+            there = self.transport.connected() & set(clients)
             if len(there) >= min(self.config.quorum, len(clients)) or time.monotonic() >= end:
                 return there
             time.sleep(PAUSE_SECONDS)
 
-    def _in_vain(self, waiting: Mapping[str, Header], answers: Mapping[int, Answer]) -> bool:
-        """Whether there is a quorum and nobody is left who could still answer: who is gone has lost its letter."""
+    def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Answer]) -> bool:
+        """Whether there is a quorum and nobody is left who could still answer: who is gone has lost its message."""
         if len(answers) < self.config.quorum or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS
-        return not self.post.connected() & {request.client for request in waiting.values()}
+        return not self.transport.connected() & {request.client for request in waiting.values()}
 
-    def _open(self, request: Header, sender: int | None, letter: Letter | FedVLError) -> Answer | None:
+    def _open(self, request: Header, sender: int | None, message: Message | FedVLError) -> Answer | None:
         try:
-            if isinstance(letter, FedVLError):
-                raise letter
+            if isinstance(message, FedVLError):
+                raise message
             self.last_seen[request.client] = time.time()
-            header = letter.read_header()
+            header = message.read_header()
             if sender != request.client or not header.answers(request):
                 raise FedVLError("it answers a request of another run, round or client")
             if header.problem:
                 raise FedVLError(f"it says: {header.problem}")
             if header.idle:
                 return None
-            tensors = decode(letter.payload, self.config.max_message_bytes) if letter.payload else {}
+            tensors = decode(message.payload, self.config.max_message_bytes) if message.payload else {}
         except FedVLError as error:
             self._refuse(request.client, str(error))
             return None
         return Answer(header, {name: tensor.to(self.device) for name, tensor in tensors.items()})
 
-    def _refuse_late(self, ticket: str, sender: int | None, letter: Letter | FedVLError) -> None:
+    def _refuse_late(self, ticket: str, sender: int | None, message: Message | FedVLError) -> None:
         request = self.late.pop(ticket, None)
-        if request is not None and isinstance(letter, FedVLError):
+        if request is not None and isinstance(message, FedVLError):
             return  # nothing came, and nothing will: a drop-out of its round
         if request is not None:
             self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
@@ -211,8 +219,8 @@ class RemoteEngine:
             self._refuse(sender, "it answered twice, or what it was not asked")
 
     def _refuse(self, client: int, reason: str) -> None:
-        """Written down in letters that a terminal can show: some of the reason may be the client's own words."""
-        self.problems.append(refusal(client, "".join(letter if letter.isprintable() else "?" for letter in reason)))
+        """Written down in messages that a terminal can show: some of the reason may be the client's own words."""
+        self.problems.append(refusal(client, "".join(message if message.isprintable() else "?" for message in reason)))
 
     def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
         self.notify(
@@ -220,7 +228,7 @@ class RemoteEngine:
                 "phase": kind,
                 "round": round_index + 1,
                 "waiting_for": sorted(waiting),
-                "connected": sorted(self.post.connected()),
+                "connected": sorted(self.transport.connected()),
                 "last_seen": {str(client): moment for client, moment in self.last_seen.items()},
             }
         )

@@ -4,17 +4,14 @@ A round is two files, tensors and manifest, each written aside, synced and renam
 there whole or not at all. Manifests stay (they are the run's history), tensors of older rounds are removed.
 """
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedvl.errors import FedVLError
-from fedvl.tensors import Tensors, load, save, write_whole
+from fedvl.files import write_whole
+from fedvl.tensors import Tensors, load, save
 
 FORMAT = 1
 TENSORS_KEPT = 2  # rounds whose tensors stay: if the newest is damaged the one before it serves
@@ -95,20 +92,3 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         return body if manifest["sha256"] == sealed(body) else None
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the run's folder; a second process is refused. The lock ends with the process, however it ends."""
-    with open(folder / ".lock", "a+", encoding="utf-8") as file:
-        file.seek(0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FedVLError(
-                f"Another process ({file.read()}) is at work in {folder}; wait for it or choose another --out."
-            ) from error
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -40,6 +40,12 @@ class Engine(Protocol):
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None: ...
 
+    def private_of(self, client: int) -> Tensors:
+        """Return a client's private tensors; nothing where they stay on its machine."""
+
+    def local_flops(self, shared: Tensors) -> int:
+        """Return the operations of a client's round; 0 where it is not known."""
+
 
 class Exchange(NamedTuple):
     """What went over the wire before a round, besides the shared tensors."""

@@ -22,7 +22,8 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import FILES as TOKENIZER_FILES
 from fedvl.models.tokenizer import TextTokenizer, load_tokenizer
 from fedvl.models.vilt import FusedEncoder
-from fedvl.tensors import Tensors, file_sha256
+from fedvl.files import file_sha256
+from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"

@@ -26,7 +26,7 @@ LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 
 
 def write_tables(summary: Summary, out: Path) -> None:
-    from fedvl.tensors import write_whole  # with torch, which a page does not need
+    from fedvl.files import write_whole
 
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):

@@ -17,7 +17,8 @@ from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
 from fedvl.serve.model import FinishedRun
-from fedvl.tensors import Tensors, save, write_whole
+from fedvl.files import write_whole
+from fedvl.tensors import Tensors, save
 
 PROBES = 64  # random images on which the exported formula must agree with the method
 GATE = """

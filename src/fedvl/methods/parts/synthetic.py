@@ -24,7 +24,7 @@ from fedvl.data.sources import read_path
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator
-from fedvl.tensors import write_whole
+from fedvl.files import write_whole
 
 PIPELINE = "diffusers:"  # what a text-to-image model's folder or hub name is preceded by
 

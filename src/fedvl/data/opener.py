@@ -1,0 +1,24 @@
+"""How datasets and models are opened; each only once for many runs in one process."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fedvl.data.sources import open_dataset
+from fedvl.data.stores import Dataset
+from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
+
+
+class Opener(NamedTuple):
+    dataset: Callable[[str, Path | None], Dataset] = open_dataset
+    model: Callable[[str, str], DualEncoder | FusedEncoder] = load_model
+
+    @classmethod
+    def once(cls) -> "Opener":
+        return cls(cache(open_dataset), cache(load_model))
+
+
+OPEN_ANEW = Opener()

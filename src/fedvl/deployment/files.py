@@ -1,0 +1,130 @@
+"""The folders of a federation between machines.
+
+    DIR/federation.json   who takes part, the address, the classes      DIR/experiments/NAME.toml   what may be run
+    DIR/server.crt .key   of the server; ca.key signs, keep it safe     DIR/parties/NAME/           a folder to hand to each party
+
+A party's folder has its key, the authority's certificate, party.json and the experiments: it takes part in these and
+no other. What it keeps for itself (private tensors, logs, its runs) lies there too.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from fedvl.config import Experiment
+from fedvl.data.sources import open_dataset
+from fedvl.deployment.keys import make_certificates, make_party_key
+from fedvl.errors import FedVLError
+from fedvl.methods import load_method
+from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
+from fedvl.settings import resolve_experiment
+
+THIS_MACHINE = "127.0.0.1"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Member(Frozen):
+    name: str
+    public_key: str
+
+
+class FederationFile(Frozen):
+    host: str
+    port: int
+    parties: tuple[Member, ...]
+    class_names: tuple[str, ...]
+    templates: dict[str, tuple[str, ...]]
+
+    @property
+    def listen(self) -> str:
+        """The address to listen on: all of the machine's, unless the federation is within it."""
+        return THIS_MACHINE if self.host in (THIS_MACHINE, "localhost") else "0.0.0.0"
+
+
+class PartyFile(Frozen):
+    name: str
+    number: int
+    parties: int
+    server: str  # host:port
+    class_names: tuple[str, ...]
+    templates: dict[str, tuple[str, ...]]
+
+
+def create(folder: Path, names: list[str], host: str, port: int, experiment: Experiment) -> None:
+    """Make the folder of a federation, with one to hand to each party."""
+    dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    for taken in folder, *(folder / "parties" / name for name in names):
+        taken.mkdir(parents=True, mode=0o700)
+    make_certificates(folder, host)
+    keys = {name: make_party_key(folder / "parties" / name / "key") for name in names}
+    common: dict[str, Any] = {"class_names": dataset.class_names, "templates": dataset.templates}
+    members = tuple(Member(name=name, public_key=key) for name, key in keys.items())
+    whole = FederationFile(host=host, port=port, parties=members, **common)
+    (folder / "federation.json").write_text(whole.model_dump_json(indent=1), encoding="utf-8")
+    add_experiment(folder, experiment)
+    for number, name in enumerate(names):
+        place = folder / "parties" / name
+        party = PartyFile(name=name, number=number, parties=len(names), server=f"{host}:{port}", **common)
+        (place / "party.json").write_text(party.model_dump_json(indent=1), encoding="utf-8")
+        shutil.copyfile(folder / "ca.crt", place / "ca.crt")
+        shutil.copytree(folder / "experiments", place / "experiments")
+
+
+def add_experiment(folder: Path, experiment: Experiment) -> None:
+    (folder / "experiments").mkdir(exist_ok=True)
+    path = folder / "experiments" / f"{experiment.method.label}.toml"
+    path.write_bytes(experiment.to_toml().encode())
+
+
+def choose_experiment(folder: Path, name: str | None) -> Path:
+    found = {path.stem: path for path in sorted((folder / "experiments").glob("*.toml"))}
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name not in found:
+        raise FedVLError(f"Say which experiment with --experiment: {', '.join(found) or 'there is none'}.")
+    return found[name]
+
+
+def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
+    """Resolve settings as parties can run them that do not see each other's data."""
+    experiment = resolve_experiment({**settings, "data": {**settings.get("data", {}), "clients": clients}})
+    method = load_method(experiment.method.name)
+    if experiment.method.name.endswith(".py"):
+        raise FedVLError(
+            "A federation between machines runs methods that all parties have; put yours into the package."
+        )
+    if method.scope == "pooled":
+        raise FedVLError(f"Method '{experiment.method.name}' pools all data in one place; it is for fedvl run only.")
+    if experiment.data.labels == "cps":
+        raise FedVLError(
+            "data.labels=cps needs all clients at once; use --method fedpp, which does it by messages, or fpl."
+        )
+    if experiment.evaluation.protocol == "open":
+        raise FedVLError(
+            "The open protocol assigns classes to clients, which real parties bring along; use --protocol closed."
+        )
+    if experiment.evaluation.protocol == "personal":  # its private tensors stay home, and so does that query
+        experiment = experiment.model_copy(
+            update={"evaluation": experiment.evaluation.model_copy(update={"protocol": "closed"})}
+        )
+    return experiment
+
+
+def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder) -> str:
+    """Hash what server and client must have alike: every setting, and every weight of the frozen model."""
+    return hashlib.sha256((experiment.to_toml() + encoder.fingerprint).encode()).hexdigest()
+
+
+def read_file(path: Path, model: type[Model], hint: str) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{path} is not there or damaged; {hint}") from error

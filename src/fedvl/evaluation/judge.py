@@ -1,0 +1,68 @@
+"""Measure a model on the test: on all of it, on each client's own part, or under missing modalities."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedvl.evaluation.metrics import confusion_matrix, summary
+from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
+from fedvl.evaluation.predict import classify
+from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.zero_shot import ZeroShot
+from fedvl.tensors import ByClient, Tensors
+
+
+class Judged(NamedTuple):
+    """How a model did on the test."""
+
+    confusion: NDArray[np.int64]
+    figures: dict[str, Any]  # accuracy and further ones, in percent
+    answers: NDArray[np.int64]  # the class given to each test row; -1 where nobody queried
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The test of a run: queries, and whose model answers them."""
+
+    method: Method  # for the queried classes
+    test: Samples
+    batch_size: int
+    parts: Sequence[Tensor] = ()  # rows of ``test`` that each client queries; none unless the protocol is personal
+    conditions: Mapping[str, Samples] = field(default_factory=dict)  # of the missing-modality protocol
+    private_of: Callable[[int], Tensors] = lambda client: {}
+
+    def judge(self, shared: Tensors, last: ByClient) -> Judged:
+        """Judge the model that these tensors make; in the personal protocol, each client's own."""
+        tensors = self.method.tailor(shared, last)
+        return self._judge(self.method, lambda client: {**tensors, **self.private_of(client)}, tensors)
+
+    def judge_zero_shot(self) -> Judged | None:
+        """Judge the pretrained model; None for a fused one, which knows no classes before training."""
+        if "features" not in self.test.inputs:
+            return None
+        return self._judge(ZeroShot(Options(), self.method.task), lambda client: {}, {})
+
+    def judge_conditions(self, shared: Tensors, last: ByClient) -> list[dict[str, Any]]:
+        """Return accuracy and macro-F1 under each condition; equal conditions are judged once."""
+        figures = {
+            id(samples): replace(self, test=samples).judge(shared, last).figures
+            for samples in {id(samples): samples for samples in self.conditions.values()}.values()
+        }
+        return [
+            {"condition": condition, **{name: figures[id(samples)][name] for name in ("accuracy", "macro_f1")}}
+            for condition, samples in self.conditions.items()
+        ]
+
+    def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
+        classes = len(method.task.class_names)
+        if not self.parts:
+            answers = classify(method, for_all, self.test, self.batch_size)
+            matrix = confusion_matrix(self.test.labels.cpu().numpy(), answers, classes)
+            return Judged(matrix, summary(matrix), answers)
+        answers = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size)
+        matrices = personal_confusions(self.test, self.parts, answers, classes)
+        return Judged(np.sum(matrices, axis=0), personal_figures(matrices), answers)

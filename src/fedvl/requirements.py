@@ -1,0 +1,57 @@
+"""What a method needs of a model and a dataset; what does not fit is refused in one sentence."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvl.config import Experiment
+from fedvl.data.stores import Dataset
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Method
+
+
+def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
+    """Refuse a model of a kind that the method was not written for."""
+    name, model = experiment.method.name, experiment.model.name
+    if wants_fused and not fused:
+        raise FedVLError(
+            f"Method '{name}' needs a fused model, and '{model}' is a CLIP-like one; use --model fedvl-tiny-vilt or a ViLT folder."
+        )
+    if fused and not wants_fused:
+        raise FedVLError(
+            f"Method '{name}' needs a CLIP-like model, and '{model}' is a fused one; use --model fedvl-tiny."
+        )
+    if not fused and (experiment.data.missing or experiment.evaluation.protocol == "missing"):
+        raise FedVLError(
+            f"Method '{name}' reads images alone, so that nothing can be missing; use fed-prime or fedavg-p."
+        )
+    if fused and experiment.data.labels != "true":
+        raise FedVLError(f"Pseudo-labels need a CLIP-like model; with '{model}' leave data.labels as it is.")
+
+
+def check_labels(
+    dataset: Dataset, method: type[Method], labels: Mapping[str, NDArray[np.int64]], experiment: Experiment
+) -> None:
+    """Refuse labels that a method cannot train on, and a test that cannot be measured."""
+    name, nothing = experiment.method.name, np.array([], np.int64)
+    if experiment.data.labels != "true" and method.labels == "none":
+        raise FedVLError(f"Method '{name}' takes no labels from elsewhere; leave data.labels as it is.")
+    if experiment.data.labels == "cpl" and method.labels != "candidates":
+        raise FedVLError(
+            f"Method '{name}' cannot learn from CPL's several candidates an image; use fpl, cps, or a prompt method."
+        )
+    if method.labels != "none" and experiment.data.labels == "true" and (labels.get("train", nothing) < 0).any():
+        raise FedVLError(
+            f"Method '{name}' needs labels, and some training images of '{dataset.name}' have none; "
+            "label them, use --set data.labels=cps, or use fst-cbdg or fedpp."
+        )
+    if (labels.get("test", nothing) < 0).any():
+        raise FedVLError(
+            f"Some test images of '{dataset.name}' have no label, so that no accuracy can be measured; "
+            "label them or leave them out."
+        )
+    if experiment.evaluation.protocol == "open" and method.vocabulary == "trained":
+        raise FedVLError(
+            f"Method '{name}' knows only the classes that it was trained on; use --protocol closed, or fed-mp or fedclip."
+        )

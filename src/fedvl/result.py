@@ -1,0 +1,165 @@
+"""The figures of a finished run, as result.json has them."""
+
+import time
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import torch
+
+from fedvl import __version__
+from fedvl.evaluation.embedding import embedding_map
+from fedvl.evaluation.examples import changed_rows, thumbnail
+from fedvl.evaluation.judge import Judge, Judged
+from fedvl.evaluation.metrics import recall_by_class
+from fedvl.evaluation.predict import represent_all
+from fedvl.federation.round import Federation
+from fedvl.methods.parts.pseudo_labels import label_figures
+from fedvl.models.clip import DualEncoder
+from fedvl.preparation import Prepared
+from fedvl.settings import command_for
+from fedvl.tensors import Tensors, count_elements, digest
+
+RESULT_SCHEMA = 1
+IMAGES_TIMED = 16
+
+
+def describe(
+    prepared: Prepared,
+    federation: Federation,
+    judge: Judge,
+    zero_shot: Judged | None,
+    judged: list[tuple[Judged, float]],
+) -> dict[str, Any]:
+    """Describe a run; ``judged`` are this process's evaluations and their seconds, if there is a test."""
+    experiment, records, engine = prepared.experiment, federation.records, federation.engine
+    final, final_seconds = judged[-1] if judged else (None, 0.0)
+    answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
+    return {
+        "schema": RESULT_SCHEMA,
+        "fedvl_version": __version__,
+        "method": experiment.method.label,
+        "method_sha256": experiment.method.sha256,  # of its file, where it is the user's own
+        "preset": experiment.method.preset,
+        "dataset": experiment.data.dataset,
+        "model": experiment.model.name,
+        "partition": experiment.data.partition,
+        "clients": experiment.data.clients,
+        "rounds": len(records),
+        "seed": experiment.seed,
+        "protocol": experiment.evaluation.protocol,
+        **(final.figures if final else {"accuracy": None}),
+        **zero_shot_figures(zero_shot),
+        **pseudo_label_figures(prepared, federation),
+        "per_round": [record["accuracy"] for record in records if "accuracy" in record],
+        "per_round_loss": [record["loss"] for record in records],
+        "trainable_parameters": count_elements(
+            {name: tensor for name, tensor in federation.shared.items() if prepared.method.role.shared(name).trained}
+        ),
+        "private_parameters": count_elements(trained_private(prepared, federation)),
+        "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
+        "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
+        // max(sum(len(r["cohort"]) for r in records), 1),
+        "local_flops": engine.local_flops(federation.shared) if federation.trains else 0,
+        "seconds": {
+            "encode": prepared.encode_seconds,
+            "train": sum(record["seconds"] for record in records),
+            "evaluate": sum(seconds for _, seconds in judged),
+        },
+        "seconds_per_image": final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
+        "refused_updates": sum(len(record["refused"]) for record in records),
+        "state_sha256": digest(federation.shared),
+        "class_names": list(prepared.queried.task.class_names),
+        "templates": prepared.templates,
+        "model_fingerprint": prepared.method.task.encoder.fingerprint,
+        "confusion": final.confusion.tolist() if final else [],
+        "per_class_recall": recall_by_class(final.confusion) if final else [],
+        **missing_figures(judge, federation),
+        "partition_counts": prepared.training.counts.tolist(),
+        "partition_class_names": prepared.class_names,
+        "partition_note": prepared.training.note,
+        "skipped_images": prepared.skipped,
+        "notes": [*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
+        "device": str(prepared.device),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": experiment.model_dump(mode="json", exclude_none=True),
+        "command": command_for(experiment),
+    }
+
+
+def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
+    """Return the pretrained model's own accuracy; None where it cannot name classes."""
+    if judged is None:
+        return {"zero_shot_accuracy": None}
+    accuracies = {f"zero_shot_{name}": value for name, value in judged.figures.items() if "accuracy" in name}
+    return {**accuracies, "zero_shot_per_class_recall": recall_by_class(judged.confusion)}
+
+
+def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
+    """Return how many pseudo-labels are trained on and how many are true; nothing with true labels."""
+    labels, truths = [], []
+    for client, rows in enumerate(prepared.training.rows):
+        made = federation.engine.private.get(client, {}).get("labels")
+        if made is None and prepared.experiment.data.labels != "true":
+            made = prepared.training.samples.labels[rows]
+        if made is not None:
+            labels.append(made)
+            truths.append(prepared.training.true_labels[rows])
+    return label_figures(labels, truths) if labels else {}
+
+
+def trained_private(prepared: Prepared, federation: Federation) -> Tensors:
+    """Return what the largest client trains for itself beside the shared tensors."""
+    rows = prepared.training.rows
+    private = federation.engine.private_of(max(range(len(rows)), key=lambda client: len(rows[client])))
+    return {name: tensor for name, tensor in private.items() if prepared.method.role.private(name).trained}
+
+
+def missing_figures(judge: Judge, federation: Federation) -> dict[str, Any]:
+    """Return the test under each condition of missing modalities, and a map of its samples."""
+    if not judge.conditions:
+        return {}
+    vectors = represent_all(judge.method, federation.shared, judge.test, judge.batch_size)
+    return {
+        "conditions": judge.judge_conditions(federation.shared, federation.last),
+        "embedding": embedding_map(vectors, judge.test),
+    }
+
+
+def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> dict[str, Any]:
+    """Return a few test images that training set right or wrong, for the report."""
+    if zero_shot is None:
+        return {}
+    labels, count = prepared.test.samples.labels.cpu().numpy(), prepared.experiment.evaluation.examples
+    found = changed_rows(labels, zero_shot.answers, final.answers, count)
+    names = prepared.queried.task.class_names
+    return {
+        kind: [
+            {
+                "true": names[labels[row]],
+                "zero_shot": names[zero_shot.answers[row]],
+                "answer": names[final.answers[row]],
+                "image": thumbnail(prepared.test.read(row)),
+            }
+            for row in rows
+        ]
+        for kind, rows in found.items()
+    }
+
+
+def encode_seconds_per_image(prepared: Prepared) -> float:
+    """Return what the frozen image tower costs a query; nothing if predicting includes it."""
+    if "pixels" in prepared.test.samples.inputs:
+        return 0.0
+    return tower_seconds(prepared.method.task.clip, prepared.device)
+
+
+@cache
+def tower_seconds(encoder: DualEncoder, device: torch.device) -> float:
+    """Measure seconds an image on one small batch, once a process for each model."""
+    pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=device)
+    with torch.inference_mode():
+        float(encoder.encode_image(pixels).sum())  # the first call warms up; reading a number waits for a GPU
+        began = time.perf_counter()
+        float(encoder.encode_image(pixels).sum())
+    return (time.perf_counter() - began) / IMAGES_TIMED

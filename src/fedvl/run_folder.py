@@ -1,0 +1,282 @@
+"""A run on disk, and the one way in which every command creates, locks, reads and writes it.
+
+    config.toml        the settings, enough to run again       metrics.jsonl      a line for each committed round
+    journal/           committed rounds, hashed                result.json        the final figures; written last
+    model.safetensors  the shared tensors                      kept.safetensors   clients' last updates, if needed
+    examples.json      a few test images for the report        report.html        what a person opens
+    federation.json    of a run between machines: which one    status.json        how such a run stands
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedvl.config import Experiment, read_toml
+from fedvl.errors import FedVLError
+from fedvl.files import read_json, write_whole
+
+if TYPE_CHECKING:
+    from fedvl.federation.journal import Journal
+    from fedvl.federation.round import State
+    from fedvl.tensors import ByClient, Tensors
+
+Record = dict[str, Any]
+
+
+class RunFolder:
+    """A run folder; what is read of it is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # --- create and lock
+
+    @classmethod
+    @contextmanager
+    def create(
+        cls, out: Path | None, experiment: Experiment, federation: dict[str, str] | None = None
+    ) -> Iterator["RunFolder"]:
+        """Make and lock a new run folder; remove it again if the run fails before its first round."""
+        path, made = claim(out, experiment)
+        folder = cls(path)
+        folder.experiment = experiment
+        try:
+            with folder.lock():
+                folder.describe(experiment)
+                if federation is not None:
+                    write_whole(path / "federation.json", json.dumps(federation).encode())
+                yield folder
+        except (FedVLError, OSError):
+            if not any((path / "journal").glob("*.json")):  # no round to go on from: leave no half-written run
+                remove(path, made)
+            raise
+
+    def describe(self, experiment: Experiment) -> None:
+        """Write the settings, and a copy of the method where it is the user's own file."""
+        if experiment.method.name.endswith(".py"):
+            shutil.copyfile(experiment.method.name, self.path / Path(experiment.method.name).name)
+        write_whole(self.path / "config.toml", experiment.to_toml().encode())
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder; refuse a second process. The lock ends with the process, however it ends."""
+        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+            file.seek(0)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FedVLError(
+                    f"Another process ({file.read().split()[0]}) is at work in {self.path}; "
+                    "wait for it or choose another --out."
+                ) from error
+            file.truncate()
+            file.write(f"{os.getpid()} {process_start(os.getpid())}")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a process of this machine holds the run; asking takes no lock."""
+        try:
+            process, _, started = (self.path / ".lock").read_text(encoding="utf-8").partition(" ")
+            os.kill(int(process), 0)
+        except PermissionError:  # somebody else's process
+            return True
+        except (OSError, ValueError):
+            return False
+        return process_start(int(process)) == started
+
+    # --- settings
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.toml").is_file()
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        if not self.exists:
+            raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
+        return read_toml(self.path / "config.toml")
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment; a method's file is the folder's own copy."""
+        from fedvl.settings import resolve_experiment
+
+        settings = {**self.settings, "method": dict(self.settings.get("method", {}))}
+        name = settings["method"].get("name", "")
+        if name.endswith(".py"):
+            settings["method"]["name"] = str(self.path / Path(name).name)
+        return resolve_experiment(settings)
+
+    @cached_property
+    def federation(self) -> dict[str, str] | None:
+        """Which federation runs it, where its clients are on other machines."""
+        found = read_json(self.path / "federation.json")
+        return dict(found) if found is not None else None
+
+    # --- rounds
+
+    @property
+    def journal(self) -> "Journal":
+        from fedvl.federation.journal import Journal
+        from fedvl.settings import resume_key
+
+        return Journal(self.path / "journal", resume_key(self.experiment))
+
+    def state(self, device: Any = "cpu") -> "State":
+        """Return the tensors of the last round, private ones included where clients were simulated."""
+        from fedvl.federation.journal import Journal
+        from fedvl.federation.round import read_state
+
+        rounds = self.result["rounds"]
+        return read_state(Journal(self.path / "journal").tensors(rounds) if rounds else {}, device)
+
+    def write_rounds(self, records: Iterable[Record]) -> None:
+        """Write the rounds as the journal has them: a line of a round that was not committed is dropped."""
+        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+
+    def append_round(self, record: Record) -> None:
+        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    @property
+    def rounds(self) -> list[Record]:
+        return self._rounds[0]
+
+    @property
+    def unreadable_lines(self) -> int:
+        return self._rounds[1]
+
+    @cached_property
+    def _rounds(self) -> tuple[list[Record], int]:
+        return read_rounds(self.path / "metrics.jsonl")
+
+    # --- result
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        path = self.path / "result.json"
+        result = read_json(path)
+        if result is None and not self.exists:
+            raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
+        if result is None:
+            raise FedVLError(f"The run in {self.path} is not finished; go on with it by fedvl resume {self.path}.")
+        if not isinstance(result, dict) or "method" not in result:
+            raise FedVLError(f"{path} is not a result of fedvl: it names no method; give the folder of a finished run.")
+        return result
+
+    @cached_property
+    def examples(self) -> dict[str, Any]:
+        """Test images that training set right or wrong."""
+        found = read_json(self.path / "examples.json")
+        return found if isinstance(found, dict) else {}
+
+    def finish(self, result: dict[str, Any], examples: dict[str, Any], shared: "Tensors", last: "ByClient") -> None:
+        """Write the model and the result, which names the hashes of its files and comes last."""
+        from fedvl.tensors import flatten, save
+
+        if any(examples.values()):
+            write_whole(self.path / "examples.json", json.dumps(examples).encode())
+        described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
+        files = {"model.safetensors": save(self.path / "model.safetensors", shared, described)}
+        if last:
+            files["kept.safetensors"] = save(
+                self.path / "kept.safetensors", flatten(last), {"method": result["method"]}
+            )
+        result["files_sha256"] = files
+        write_whole(self.path / "result.json", json.dumps(result).encode())
+        self.result = result
+
+    def tensors(self) -> "tuple[Tensors, ByClient]":
+        """Return the shared tensors and clients' last updates, their hashes verified."""
+        from fedvl.tensors import load, unflatten
+
+        if "files_sha256" not in self.result:
+            raise FedVLError(f"The run in {self.path} was made by an older FedVL, without hashes; run it again.")
+        found = {name: load(self.path / name, sha256) for name, sha256 in self.result["files_sha256"].items()}
+        return found["model.safetensors"], unflatten(found.get("kept.safetensors", {}))
+
+    # --- status
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        aside = self.path / ".status.json.part"
+        aside.write_text(json.dumps(status), encoding="utf-8")
+        os.replace(aside, self.path / "status.json")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.path / "status.json").read_bytes()))
+        except (OSError, ValueError):
+            return {}
+
+
+def claim(out: Path | None, experiment: Experiment) -> tuple[Path, bool]:
+    """Make the folder of a new run; return it, and whether it was not there before."""
+    if out is not None:
+        new = not out.exists()
+        if (not new and (not out.is_dir() or any(out.iterdir()))) or not claim_folder(out):
+            raise FedVLError(f"{out} exists already; go on with it by fedvl resume {out}, or choose another --out.")
+        return out, new
+    stem = f"{experiment.method.label}-{Path(experiment.data.dataset).stem or 'images'}"
+    for number in range(1, 10_000):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        if not folder.exists() and claim_folder(folder):
+            return folder, True
+    raise FedVLError("runs/ holds ten thousand runs of this name; choose a name with --out.")
+
+
+def claim_folder(folder: Path) -> bool:
+    """Make a run folder; return False if another run that began at the same time was quicker."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".lock").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise FedVLError(f"Cannot make the folder {folder}: {error.strerror}; choose another --out.") from error
+    return True
+
+
+def remove(path: Path, made: bool) -> None:
+    """Remove a run that never began; a folder that was there before stays, empty."""
+    shutil.rmtree(path, ignore_errors=True)
+    if not made:
+        path.mkdir()
+
+
+def process_start(process: int) -> str:
+    """Return when a process started, which tells it from a later one of the same number; "" if unknown."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def read_rounds(path: Path) -> tuple[list[Record], int]:
+    """Return the records by round, and how many lines were torn."""
+    by_round: dict[int, Record] = {}
+    unreadable = 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for line in filter(str.strip, lines):
+        try:
+            record = json.loads(line)
+            # A round that was run again after a crash appears twice: the later line is the one that was committed.
+            by_round[int(record["round"])] = record
+        except (ValueError, KeyError, TypeError):
+            unreadable += 1
+    return [by_round[index] for index in sorted(by_round)], unreadable

@@ -1,0 +1,75 @@
+"""From a user's settings to one experiment, and back to the shortest command that gives it again."""
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedvl.config import Experiment, MethodConfig, explain, overlay, resolve, toml_value
+from fedvl.data.catalogue import lookup
+from fedvl.errors import FedVLError
+from fedvl.methods import file_digest, load_method
+
+
+def resolve_experiment(settings: dict[str, Any]) -> Experiment:
+    """Lay settings over the method's preset and the defaults, and check all of them."""
+    wanted = resolve([settings])
+    asked = wanted.method
+    if asked.name.endswith(".py"):
+        settings = with_digest(settings, asked)
+    method = load_method(asked.name)
+    if asked.preset not in method.presets:
+        raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
+    layered: dict[str, Any] = {}
+    for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
+        overlay(layered, layer)
+    experiment = resolve([layered])
+    try:
+        options = method.options_type.model_validate(experiment.method.options)
+    except ValidationError as error:
+        raise FedVLError(explain(error, method.options_type, prefix="method.")) from error
+    return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
+
+
+def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]:
+    """Note the SHA-256 of a method's file; refuse one that changed since it was noted."""
+    digest = file_digest(Path(asked.name))
+    if asked.sha256 not in (None, digest):
+        raise FedVLError(f"{asked.name} has changed since the run began; restore it, or start a new run.")
+    return {**settings, "method": {**settings["method"], "sha256": digest}}
+
+
+def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
+    """Return the options that the method's paper sets for this dataset; a file goes by its name."""
+    entry = lookup(Path(dataset).stem)
+    return {"method": dict(entry.methods.get(method, {}))} if entry else {}
+
+
+def resume_key(experiment: Experiment) -> str:
+    """Hash the settings that may not change between rounds; files go by name, since folders may move."""
+    settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
+    for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
+        settings[section][key] = Path(settings[section][key]).name
+    del settings["data"]["root"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def command_for(experiment: Experiment) -> str:
+    """Return the shortest command line that gives this experiment again."""
+    method = {"name": experiment.method.name, "preset": experiment.method.preset}
+    plain = resolve_experiment({"method": method}).model_dump(mode="json")
+    of_dataset = resolve_experiment({"method": method, "data": {"dataset": experiment.data.dataset}})
+    plain["method"] = of_dataset.model_dump(mode="json")["method"]
+    words = ["fedvl", "run", "--method", method["name"]]
+    words += ["--preset", method["preset"]] if method["preset"] != "paper" else []
+    for section, value in experiment.model_dump(mode="json", exclude_none=True).items():
+        if not isinstance(value, dict):
+            words += [f"--{section}", str(value)] if value != plain[section] else []
+            continue
+        for key, setting in value.items():
+            if setting != plain[section].get(key):
+                words += ["--set", f"{section}.{key}={toml_value(setting)}"]
+    return shlex.join(words)
