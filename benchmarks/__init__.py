@@ -1,5 +1,8 @@
-"""Speed, as ratios against peers in one run. Nothing here is part of the package or of its tests."""
+"""Benchmarks of speed, accuracy and faults.
+
+They are not part of the package or of its tests.
+"""
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line has it; read when torch is first imported
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the command line; torch reads it on import

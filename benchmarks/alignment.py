@@ -1,12 +1,14 @@
-"""The server's alignment of prompts: ours against the sequential form of Fed-PRIME's public code.
+"""Compare our server's alignment of prompts with the sequential one of Fed-PRIME's public code.
 
-    python -m benchmarks.alignment [--clients 20] [--prompts 20] [--width 768] [--scale 0.02] [--noise 0.3] [--threads 1]
+    python -m benchmarks.alignment [--clients 20] [--prompts 20] [--width 768] [--scale 0.02]
+        [--noise 0.3] [--threads 1]
 
-Each client has the same prompts in an order of its own, with noise. "sequential" is our own writing of what the public code
-does: it visits one client after the other, 5 times; at each visit it asks two small networks about every centroid, one at a
-time, for the costs, takes the Hungarian assignment, asks all again for the likelihood of that assignment, and makes one Adam
-step of networks and centroids. "same" is the share of pairs of clients' copies of a prompt that end in one cluster, "other"
-that of pairs of different prompts.
+Each client has the same prompts in its own order, with noise. "sequential" is our reimplementation
+of the public code: it visits one client after the other, 5 times; at each visit it evaluates two
+small networks on every centroid, one at a time, for the costs, solves the Hungarian assignment,
+evaluates all again for the likelihood of that assignment, and makes one Adam step of networks and
+centroids. "same" is the share of pairs of clients' copies of a prompt that end in one cluster,
+"other" that of pairs of different prompts.
 """
 
 import argparse
@@ -24,7 +26,7 @@ SEED = 0
 
 
 def planted(clients: int, prompts: int, width: int, scale: float, noise: float) -> tuple[list[Tensor], list[Tensor]]:
-    """Each client's prompts, and which true prompt each of them is."""
+    """Return each client's prompts, and the index of the true prompt of each."""
     generator = torch.Generator().manual_seed(SEED)
     truth = scale * torch.randn(prompts, width, generator=generator)
     orders = [torch.randperm(prompts, generator=generator) for _ in range(clients)]
@@ -33,7 +35,7 @@ def planted(clients: int, prompts: int, width: int, scale: float, noise: float) 
 
 
 def sequential(pools: list[Tensor]) -> list[Tensor]:
-    """-> for each client, the centroid of each of its prompts."""
+    """Return the centroid of each prompt, client by client."""
     torch.manual_seed(SEED)
     clients, width = len(pools), pools[0].shape[1]
     centroids = nn.ParameterList([nn.Parameter(prompt.clone()) for pool in pools for prompt in pool])
@@ -63,7 +65,10 @@ def sequential(pools: list[Tensor]) -> list[Tensor]:
 
 
 def agreement(clusters: list[Tensor], orders: list[Tensor]) -> tuple[float, float]:
-    """The share of pairs in one cluster, of copies of a prompt in different clients and of different prompts."""
+    """Return two shares of pairs that are in one cluster.
+
+    The first is of copies of a prompt in different clients, the second of different prompts.
+    """
     found, true = torch.cat(clusters), torch.cat(orders)
     owner = torch.arange(len(orders)).repeat_interleave(len(orders[0]))
     together, copies = found[:, None] == found, true[:, None] == true
@@ -84,7 +89,9 @@ def main() -> None:
     for name, default in (("clients", 20), ("prompts", 20), ("width", 768), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--scale", type=float, default=0.02, help="standard deviation of the prompts' values")
-    parser.add_argument("--noise", type=float, default=0.3, help="of the copies, as a share of the prompts' own spread")
+    parser.add_argument(
+        "--noise", type=float, default=0.3, help="noise of the copies, relative to the prompts' deviation"
+    )
     settings = parser.parse_args()
     torch.set_num_threads(settings.threads)
     pools, orders = planted(settings.clients, settings.prompts, settings.width, settings.scale, settings.noise)

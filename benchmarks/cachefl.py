@@ -1,23 +1,27 @@
-"""CacheFL and AdapterFL on real images, and the cost of CacheFL's training.
+"""Measure CacheFL and AdapterFL on real images, and the cost of CacheFL's training.
 
     python -m benchmarks.cachefl DATASET... [--root FOLDER] [--seeds 3] [--local-epochs 1] [--json]
     python -m benchmarks.cachefl --speed [--json]
 
-16 images a class, 10 clients, 20 rounds, as the paper has it; the cache is drawn around the class texts. For each
-dataset and partition, accuracy on the test split as mean and standard deviation over seeds, of
+16 images per class, 10 clients, 20 rounds, as in the paper; the cache is drawn around the class
+texts. For each dataset and partition, accuracy on the test split as mean and standard deviation
+over seeds, of
 
 - zero-shot;
-- cache: the untrained cache with the catalogue's alpha and beta, and with those that answer validation best;
-- cachefl: trained with the paper's rate (0.001), and with a rate, alpha and beta chosen on validation;
-- adapterfl: trained with the paper's rate, and with a rate and ratio chosen on validation from as many points.
+- cache: the untrained cache with the catalogue's alpha and beta, and with the best on validation;
+- cachefl: trained with the paper's rate (0.001), and with rate, alpha and beta chosen on
+  validation;
+- adapterfl: trained with the paper's rate, and with rate and ratio chosen on validation from as
+  many settings.
 
-Validation is the dataset's `val` split, or else the training images that are not among the 16 a class; the test split
-takes no part in any choice. A choice is made once for a dataset, with seed 0, by the mean over the three partitions.
+Validation is the dataset's `val` split or, if it has none, the training images that are not among
+the 16 per class; the test split is not used for any choice. Settings are chosen once per dataset,
+with seed 0, by the mean over the three partitions.
 
-"steps" is the most gradient steps that a client takes in a round. Where it is 1, the partition cannot matter: the mean
-of one step by each client, weighted by its samples, is one step on all data together, however they are dealt. That is
-so for 10 classes of 16 images, 10 clients and batches of 32, and such rows say nothing about skew; with more
---local-epochs they do.
+"steps" is the largest number of gradient steps that a client takes in a round. If it is 1, the
+partition does not matter: the mean of one step of each client, weighted by its samples, is one step
+on all data together, however they are split. That is so for 10 classes of 16 images, 10 clients and
+batches of 32, and such rows do not show the effect of skew; with more --local-epochs they do.
 """
 
 import argparse
@@ -57,7 +61,7 @@ CACHE_GRID = {"rate": (0.1, 1.0, 3.0, 10.0, 30.0), "alpha": (1.0, 3.0, 10.0), "b
 ADAPTER_GRID = {"rate": (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "ratio": (0.2, 0.4, 0.6, 0.8)}  # as many points
 SEARCHED_ALPHAS = tuple(float(value) for value in np.linspace(0, 20, 41))
 SEARCHED_BETAS = tuple(float(value) for value in np.linspace(0.5, 10, 20))
-MOST_VALIDATION = 2000  # rows, drawn at random: more would not change a choice
+MOST_VALIDATION = 2000  # rows, drawn at random: more would not change the choice
 
 # The speed problem: Flowers-102 under CLIP RN50
 CLIENTS, SAMPLES, WIDTH, CLASSES, SHOTS, BATCH, ROUNDS = 10, 160, 1024, 102, 16, 32, 5
@@ -65,7 +69,7 @@ CLIENTS, SAMPLES, WIDTH, CLASSES, SHOTS, BATCH, ROUNDS = 10, 160, 1024, 102, 16,
 
 @dataclass
 class Data:
-    """A dataset as features, opened once for all runs."""
+    """A dataset as features, loaded once for all runs."""
 
     name: str
     train: Samples
@@ -98,7 +102,7 @@ def open_data(name: str, root: Path | None, local_epochs: int = 1) -> Data:
 
 
 def describe(data: Data, partition: str, method: str, rate: float | None = None, **options: Any) -> Experiment:
-    """An experiment of the paper's preset; ``rate`` and ``options`` replace what it says."""
+    """Return an experiment with the paper's preset, changed by ``rate`` and ``options``."""
     training = {"local_epochs": data.local_epochs} | ({} if rate is None else {"learning_rate": rate})
     return resolve_experiment(
         {
@@ -109,25 +113,25 @@ def describe(data: Data, partition: str, method: str, rate: float | None = None,
     )
 
 
-def deal(data: Data, experiment: Experiment, seed: int) -> list[torch.Tensor]:
+def client_rows(data: Data, experiment: Experiment, seed: int) -> list[torch.Tensor]:
     classes = len(data.task.class_names)
     labels = Labels(data.train.labels.numpy(), data.test.labels.numpy(), classes)
-    dealt = closed(labels, experiment.data, seed)
-    return [torch.from_numpy(client) for client in dealt.clients]
+    assigned = closed(labels, experiment.data, seed)
+    return [torch.from_numpy(client) for client in assigned.clients]
 
 
 def most_steps(data: Data, partition: str, seeds: int) -> int:
     experiment = describe(data, partition, "cachefl")
-    largest = max(len(client) for seed in range(seeds) for client in deal(data, experiment, seed))
+    largest = max(len(client) for seed in range(seeds) for client in client_rows(data, experiment, seed))
     return data.local_epochs * -(-largest // experiment.training.batch_size)
 
 
 def train(data: Data, partition: str, seed: int, name: str, **settings: Any) -> tuple[Method, Tensors]:
-    """The method after its 20 rounds."""
+    """Return the method and its tensors after 20 rounds."""
     experiment = describe(data, partition, name, **settings)
     method_type = load_method(name)
     method = method_type(method_type.options_type.model_validate(experiment.method.options), data.task)
-    rows = deal(data, experiment, seed)
+    rows = client_rows(data, experiment, seed)
     engine = LocalEngine(method, data.train, rows, experiment.training, experiment.federation, seed)
     federation = Federation(method, engine, experiment.federation, seed, method.start(torch_generator(seed, "start")))
     federation.run(lambda shared, kept, number: {}, lambda record: None)
@@ -139,9 +143,12 @@ def accuracy(method: Method, tensors: Tensors, samples: Samples) -> float:
 
 
 def choose(data: Data, name: str, grid: dict[str, tuple[float, ...]]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The settings with the best mean validation accuracy over the partitions; one that diverges counts as nothing."""
+    """Return the settings with the best mean validation accuracy over the partitions.
+
+    Settings that diverge count as accuracy 0.
+    """
     validation = data.validation(16, 0)
-    alike = all(most_steps(data, partition, 1) == 1 for partition in PARTITIONS)  # then one of them stands for all
+    alike = all(most_steps(data, partition, 1) == 1 for partition in PARTITIONS)  # then one of them represents all
     best: tuple[dict[str, float], float] = ({}, -1.0)
     for values in product(*grid.values()):
         settings, scores = dict(zip(grid, values, strict=True)), []
@@ -158,8 +165,8 @@ def choose(data: Data, name: str, grid: dict[str, tuple[float, ...]]) -> tuple[d
 
 
 def measure(data: Data, seeds: int) -> dict[str, Any]:
-    cache_choice, cache_told = choose(data, "cachefl", CACHE_GRID)
-    adapter_choice, adapter_told = choose(data, "adapterfl", ADAPTER_GRID)
+    cache_choice, cache_report = choose(data, "cachefl", CACHE_GRID)
+    adapter_choice, adapter_report = choose(data, "adapterfl", ADAPTER_GRID)
     options = CacheOptions.model_validate(describe(data, "iid", "cachefl").method.options)
     untrained = CacheFL(options, data.task)
     plain = load_method("zero-shot")(load_method("zero-shot").options_type(), data.task)
@@ -189,8 +196,8 @@ def measure(data: Data, seeds: int) -> dict[str, Any]:
         "test_images": len(data.test),
         "zero_shot": zero_shot,
         "paper_alpha_beta": [options.alpha, options.beta],
-        "cachefl_choice": cache_told,
-        "adapterfl_choice": adapter_told,
+        "cachefl_choice": cache_report,
+        "adapterfl_choice": adapter_report,
         "local_epochs": data.local_epochs,
         "steps": {partition: most_steps(data, partition, seeds) for partition in PARTITIONS},
         "accuracy": rows,
@@ -250,7 +257,10 @@ def ours(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float]
 
 
 def bare(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
-    """No engine: closed-form gradients by two matrix products a step, momentum and decay, written for this alone."""
+    """Train without an engine, by code written for this problem alone.
+
+    Closed-form gradients with two matrix products per step, momentum and weight decay.
+    """
     alpha, beta, text = method.options.alpha, method.options.beta, method.task.text_features
     features, labels, shared = samples.inputs["features"], samples.labels, start["keys"]
     seconds = []
@@ -279,7 +289,7 @@ def bare(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float]
 
 
 def products(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
-    """The two matrix products of each step and nothing else."""
+    """Run only the two matrix products of each step."""
     keys = start["keys"].expand(CLIENTS, *start["keys"].shape).clone()
     batch = samples.inputs["features"].view(CLIENTS, SAMPLES, WIDTH)[:, :BATCH]
     affinity, gradient = torch.empty(CLIENTS, BATCH, keys.shape[1]), torch.empty_like(keys)
@@ -302,7 +312,7 @@ def measure_speed(repeats: int) -> dict[str, Any]:
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     final: dict[str, Tensors] = {}
-    for number in range(repeats + 1):  # in turn, so that a busy moment of the machine falls on all; the first warms up
+    for number in range(repeats + 1):  # interleaved, so that noise of the machine affects all alike; the first warms up
         for name, contestant in contestants.items():
             measured, final[name] = contestant(method, samples, start)
             times[name] += measured if number else []
@@ -318,12 +328,12 @@ def measure_speed(repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=["cifar10-mini"])
-    parser.add_argument("--root", type=Path, help="where catalogue datasets lie")
+    parser.add_argument("--root", type=Path, help="folder of the catalogue datasets")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--local-epochs", type=int, default=1)
     parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3, help="with --speed")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of --speed")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

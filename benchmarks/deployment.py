@@ -1,11 +1,12 @@
-"""Seconds a round between processes on one machine: ours, the floor that Flower's polling sets, and bare Flower.
+"""Measure seconds per round between processes on one machine: ours, Flower's floor and bare Flower.
 
     python -m benchmarks.deployment [--rounds 5] [--json]
 
-One SuperLink and three SuperNodes each time, on loopback. Ours: FST-CBDG on cifar10-mini with TLS and node keys. The floor: the
-same processes, and clients that send an empty answer back. Bare Flower: its default processes and FedAvg over a NumPy model
-of the same size, no TLS, no keys; once as it comes and once with its task polling at 0.05 s. A round of ours does more (training
-on 2,000 images, checks, journal); everything is measured in one run, one after the other.
+One SuperLink and three SuperNodes each time, on loopback. Ours: FST-CBDG on cifar10-mini with TLS
+and node keys. The floor, set by Flower's polling: the same processes, with clients that send an
+empty reply. Bare Flower: its default processes and FedAvg over a NumPy model of the same size, no
+TLS, no keys; once as it is and once with its task polling at 0.05 s. A round of ours does more
+(training on 2,000 images, checks, journal); everything is measured in one run, one after the other.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def process(*words: str, log: Path, **environment: str) -> Iterator[subprocess.P
 
 
 def describe(began: float, times: list[float], **more: Any) -> dict[str, Any]:
-    """``times``: when the first round began and when each round ended."""
+    """Return start-up and round times; ``times`` is when the first round began and each ended."""
     rounds = [later - earlier for earlier, later in pairwise(times)]
     return {"start_up": times[0] - began, "median_round": statistics.median(rounds), "rounds": rounds, **more}
 
@@ -81,7 +82,7 @@ def ours(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def echo(party: str, port: str) -> None:
-    """A client that does nothing."""
+    """Run a client that returns every message unchanged."""
     from fedvl.deployment.client import Supervised
 
     folder = Path(party)
@@ -141,7 +142,7 @@ def bare(folder: Path, rounds: int, name: str, **environment: str) -> dict[str, 
             stack.enter_context(process(*node, log=folder / f"{name}.log", **environment))
         command = ["flwr", "run", str(APP), "here", "--run-config", f"rounds={rounds}"]
         while subprocess.run(command, env={**os.environ, **SWITCHES, **environment}, capture_output=True).returncode:
-            time.sleep(0.5)  # until the SuperLink is there
+            time.sleep(0.5)  # until the SuperLink is up
         while not times.exists() or len(times.read_text().splitlines()) <= rounds:
             time.sleep(0.1)
     return describe(began, [float(line) for line in times.read_text().splitlines()])

@@ -1,8 +1,9 @@
-"""Faults that a federation must survive: 24 kinds of bad update beside Flower's own averaging, and 200 kills of the server.
+"""Test faults that a federation must survive: 24 kinds of invalid update and 200 server kills.
 
     python -m benchmarks.faults [updates|kills] [--kills 200] [--json]
 
-Flower needs ``pip install "fedvl[flower]"``. The same faults, and those of disks, caches and races, are in tests/reliability.
+Invalid updates are also given to Flower's FedAvg, which needs ``pip install "fedvl[flower]"``. The
+same faults, and those of disks, caches and races, are in tests/reliability.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from tests.helpers.bad_updates import KINDS, bad_message, honest, received
 from tests.helpers.kills import AT_RANDOM, PLACES, Campaign, kill_runs
 from tests.helpers.small import PAPERS
 
-BAD = 2  # the client that sends what it should not
+BAD = 2  # the client that sends an invalid update
 
 
 def trial_updates() -> tuple[Tensors, list[Update]]:
-    """A linear head, and four clients' honest updates of it."""
+    """Return a linear head, and four clients' honest updates of it."""
     generator = torch.Generator().manual_seed(0)
     shared = {"bias": torch.zeros(4), "weight": torch.randn(4, 6, generator=generator)}
     updates = [
@@ -45,7 +46,7 @@ def without_bad(updates: list[Update]) -> Tensors:
 
 
 def ours(kind: str) -> str:
-    """What FedVL makes of four messages of which one is bad."""
+    """Return how FedVL handles four messages of which one is invalid."""
     shared, updates = trial_updates()
     messages = [bad_message(kind, u) if u.client == BAD else honest(u.tensors, u.client, u.weight) for u in updates]
     readable, unreadable = received(messages)
@@ -77,8 +78,10 @@ def show_updates(rows: list[dict[str, str]]) -> None:
 def show_kills(outcomes: dict[str, Campaign], seconds: float) -> None:
     total, same = sum(o.total for o in outcomes.values()), sum(o.same for o in outcomes.values())
     runs, redone = sum(o.runs for o in outcomes.values()), sum(o.redone for o in outcomes.values())
-    print(f"\n{total} kills in {seconds:.0f} s; {same} of {runs} runs ended in the bits of the uninterrupted one;")
-    print(f"{redone} rounds were begun again, at most one for each kill.\n")
+    print(
+        f"\n{total} kills in {seconds:.0f} s; {same} of {runs} runs ended with the same bits as the uninterrupted one;"
+    )
+    print(f"{redone} rounds were repeated, at most one for each kill.\n")
     print("| method | kills | " + " | ".join((AT_RANDOM, *PLACES)) + " | same bits |\n|---|" + "---|" * 7)
     for method, outcome in outcomes.items():
         places = " | ".join(str(outcome.kills[place]) for place in (AT_RANDOM, *PLACES))
@@ -88,11 +91,11 @@ def show_kills(outcomes: dict[str, Campaign], seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=("updates", "kills"), help="both if absent")
-    parser.add_argument("--kills", type=int, default=200, help="shared out among the methods")
+    parser.add_argument("--kills", type=int, default=200, help="split among the methods")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     outcome: dict[str, Any] = {}
-    if arguments.part != "updates":  # first, for what Flower starts would be in the way of forks
+    if arguments.part != "updates":  # first, because forks must not inherit what Flower starts
         began = time.perf_counter()
         campaigns = kill_runs(PAPERS, arguments.kills)
         outcome["kills"] = {method: vars(campaign) for method, campaign in campaigns.items()}

@@ -1,12 +1,13 @@
-"""Fed-MP on real images: accuracy with and without its two modules, the size of its adaptive weights, and its speed.
+"""Measure Fed-MP on real images: accuracy with and without its two modules, its weights, its speed.
 
     python -m benchmarks.fed_mp DATASET... [--seeds 5] [--clients 10] [--shots 10] [--json]
     python -m benchmarks.fed_mp --speed
 
-Open vocabulary: classes are dealt to clients and to the questions anew for each seed, so that the standard deviation is
-mostly that of the classes drawn; ``gain`` is the difference to zero-shot on the same classes. ``examples`` is the share
-of images that became prototypes, ``right`` the share of these whose class is the true one. Training happens once for
-each setting and seed; the ablations answer from the same run.
+Open vocabulary: each seed draws new classes for the clients and for the queries, so that the
+standard deviation is mostly that of the classes drawn; ``gain`` is the difference to zero-shot on
+the same classes. ``examples`` is the share of images that became prototypes, ``right`` the share of
+these with the true class. Training happens once for each setting and seed; the ablations predict
+from the same run.
 """
 
 import argparse
@@ -64,23 +65,23 @@ def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, sho
     return finished.prepared, finished.federation
 
 
-def ask(method: FedMP, tensors: Tensors, test: Samples) -> dict[str, float]:
-    """One user's session: its accuracy, and how many images became examples of which class."""
+def query(method: FedMP, tensors: Tensors, test: Samples) -> dict[str, float]:
+    """Return a user's accuracy, and the share of images that became examples and of right ones."""
     conversation = Conversation(method, tensors)
-    said = [conversation.ask({"embeddings": images}) for images in test.inputs["embeddings"].split(18)]
-    answers = torch.cat([answer.scores.argmax(-1) for answer in said])
-    examples = torch.cat([answer.example_of for answer in said])
+    replies = [conversation.ask({"embeddings": images}) for images in test.inputs["embeddings"].split(18)]
+    predicted = torch.cat([reply.scores.argmax(-1) for reply in replies])
+    examples = torch.cat([reply.example_of for reply in replies])
     admitted = examples >= 0
     right = (examples == test.labels)[admitted]
     return {
-        "accuracy": 100 * float((answers == test.labels).double().mean()),
+        "accuracy": 100 * float((predicted == test.labels).double().mean()),
         "examples": float(admitted.double().mean()),
         "right": float(right.double().mean()) if len(right) else 0.0,
     }
 
 
 def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, dict[str, list[float]]]:
-    """Accuracy (percent) of each row and seed, and beside it what explains it."""
+    """Return the accuracy (percent) of each row and seed, with what explains it."""
     rows: dict[str, dict[str, list[float]]] = {}
 
     def note(row: str, **values: float) -> None:
@@ -102,11 +103,11 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
             start = prepared.method.start(torch_generator(seed, "start"))
             moved = norm({key: federation.shared[key] - start[key] for key in start}) / norm(start)
             for ablation, options in ANSWERS.items():
-                asked = FedMP(FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.asked.task)
-                weights = asked.client_weights(federation.kept).values() or [1 / clients]  # the plain mean
+                queried = FedMP(FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.asked.task)
+                weights = queried.client_weights(federation.kept).values() or [1 / clients]  # the plain mean
                 note(
                     f"{name}: {ablation}",
-                    **ask(asked, asked.tailor(federation.shared, federation.kept), prepared.test),
+                    **query(queried, queried.tailor(federation.shared, federation.kept), prepared.test),
                     least_weight=min(weights),
                     most_weight=max(weights),
                     gate_moved=moved,
@@ -142,9 +143,10 @@ CLIENTS, CLASSES, SHOTS, WIDTH, BATCH, EPOCHS, RATE, SCALE, ALPHA = 10, 9, 10, 7
 
 
 def speed(repeats: int) -> dict[str, float]:
-    """Seconds of one round of local training at the paper's size (d = 768, 10 clients of 9 classes of 10 images).
+    """Measure seconds of one round of local training at the paper's size.
 
-    Ours; all by hand (closed-form gradients and AdamW, written for this problem only); and its matrix products alone.
+    That is d = 768 and 10 clients of 9 classes of 10 images. Compared are our engine, a version by
+    hand (closed-form gradients and AdamW, written for this problem only) and its matrix products.
     """
     generator = torch.Generator().manual_seed(0)
     count = CLIENTS * CLASSES * SHOTS
@@ -173,7 +175,7 @@ def speed(repeats: int) -> dict[str, float]:
         "matrix_products": products,
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for repeat in range(repeats + 1):  # in turn, so that a busy moment of the machine falls on all
+    for repeat in range(repeats + 1):  # interleaved, so that noise of the machine affects all alike
         for name, contestant in contestants.items():
             began = time.perf_counter()
             contestant()
@@ -192,13 +194,16 @@ def speed(repeats: int) -> dict[str, float]:
 
 
 def batches(client: int, count: int) -> torch.Tensor:
-    """The order in which our engine takes a client's samples in round 0."""
+    """Return the order in which our engine takes a client's samples in round 0."""
     generator = torch_generator(0, "order", 0, client)
     return torch.cat([torch.randperm(count, generator=generator) for _ in range(EPOCHS)]).view(-1, BATCH)
 
 
 def matrix_products(images: torch.Tensor, shared: Tensors, order: torch.Tensor) -> None:
-    """The gate's five products of each step: two forward, two for the weights' gradients, one for the hidden ones."""
+    """Run only the gate's five matrix products of each step.
+
+    Two are forward, two for the gradients of the weights and one for those of the hidden layer.
+    """
     first, second = (shared[f"gate.{n}.weight"].expand(CLIENTS, WIDTH, WIDTH).contiguous() for n in (0, 1))
     for step in order.unbind(1):
         inputs = images[step]
@@ -262,7 +267,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--shots", type=int, default=10)
     parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--repeats", type=int, default=5, help="of the speed measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of --speed")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,9 +1,11 @@
-"""Fed-PRIME against its baselines: test accuracy under seven conditions, by what training samples lack.
+"""Compare Fed-PRIME with its baselines: test accuracy under seven conditions of missing modalities.
 
-    python -m benchmarks.fed_prime emoji-mini [emoji FILE.parquet] [--patterns both --seeds 3 --rounds 100 --out rows.jsonl]
+    python -m benchmarks.fed_prime emoji-mini [emoji FILE.parquet]
+        [--patterns both --seeds 3 --rounds 100 --out rows.jsonl]
 
-All contestants train alike (rate, batch, rounds, epochs); 20 clients, 70 % of training samples lack a modality. Rows are
-printed as they finish; ``--show FILE...`` prints the tables of rows that were written before.
+All methods train with the same rate, batch, rounds and epochs; 20 clients, 70 % of the training
+samples miss a modality. Rows are printed as they finish; ``--show FILE...`` prints the tables of
+rows that were written before.
 """
 
 import argparse
@@ -59,14 +61,17 @@ def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: s
         "moved": {
             name: float((tensor - start[name]).norm() / start[name].norm())
             for name, tensor in federation.shared.items()
-            if tensor.shape == start[name].shape and start[name].any()  # an aligned pool has other prompts
+            if tensor.shape == start[name].shape and start[name].any()  # an aligned pool has different prompts
         },
         "seconds": finished.seconds,
     }
 
 
 def show(rows: list[Row], figure: str) -> None:
-    """One table a dataset, partition and training pattern: methods x conditions, mean and deviation over seeds."""
+    """Print a table for each dataset, partition and training pattern.
+
+    It shows methods x conditions, with mean and standard deviation over seeds.
+    """
     tables: dict[tuple[str, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         tables[row["dataset"], row["partition"], row["pattern"]][row["method"]].append(row)
@@ -92,7 +97,7 @@ def main() -> None:
     parser.add_argument("--patterns", nargs="+", default=list(PATTERNS))
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rate", type=float, default=0.7, help="share of samples that lack a modality")
+    parser.add_argument("--rate", type=float, default=0.7, help="share of samples that miss a modality")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=100)
@@ -102,9 +107,9 @@ def main() -> None:
     parser.add_argument("--model", default="fedvl-tiny-vilt")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=1e9, help="after which no further run is begun")
-    parser.add_argument("--out", type=Path, help="a file to which each row is appended as JSON")
-    parser.add_argument("--show", type=Path, nargs="+", help="files of rows to print the tables of; nothing is run")
+    parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no further run starts")
+    parser.add_argument("--out", type=Path, help="file to which each row is appended as JSON")
+    parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files of rows, and run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     began, rows = time.perf_counter(), []
@@ -123,8 +128,8 @@ def main() -> None:
                 continue
             row = measure(arguments, *case)
             rows.append(row)
-            told = "  ".join(f"{c['condition']} {c['accuracy']:.1f}" for c in row["conditions"])
-            print(*case, f"{told}  loss {row['loss'][-1]:.3f}  {row['seconds']:.1f} s", flush=True)
+            accuracies = "  ".join(f"{c['condition']} {c['accuracy']:.1f}" for c in row["conditions"])
+            print(*case, f"{accuracies}  loss {row['loss'][-1]:.3f}  {row['seconds']:.1f} s", flush=True)
             print(
                 "moved, share of length:", {name: round(share, 4) for name, share in row["moved"].items()}, flush=True
             )

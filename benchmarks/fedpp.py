@@ -1,11 +1,15 @@
-"""FedPP's tables with a model and datasets at hand: accuracies (tables 1 and 2), labels (7), CPS for PromptFL (3), ablation (5).
+"""Measure FedPP's tables with given models and datasets.
+
+They are accuracies (tables 1 and 2), labels (7), CPS for PromptFL (3) and ablations (5).
 
     python -m benchmarks.fedpp cifar10-mini --device cpu --rounds 2 --local-epochs 1
-    python -m benchmarks.fedpp cifar10-mini DATA/eurosat_rgb.parquet DATA/dtd10.parquet --device cuda --minutes 20 --out rows.jsonl
+    python -m benchmarks.fedpp cifar10-mini DATA/eurosat_rgb.parquet DATA/dtd10.parquet \\
+        --device cuda --minutes 20 --out rows.jsonl
 
-All contestants train by FedPP's recipe (rate, decay, batch, schedule, rounds, epochs), so that they differ in what they
-train and by which labels alone; every client is asked about its own test part. Rows are printed as they finish, the main
-table before the ablations; when the minutes are over, no further run is begun, and what was left out is told.
+All methods train with FedPP's settings (rate, decay, batch, schedule, rounds, epochs), so that they
+differ only in what they train and by which labels; every client is tested on its own test images.
+Rows are printed as they finish, the main table before the ablations; when the minutes are over, no
+further run starts, and the number of runs left out is printed.
 """
 
 import argparse
@@ -50,7 +54,7 @@ OPENER = preparation.Opener.once()
 
 
 def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
-    """The contestant's own settings under those of the table."""
+    """Return the settings of the table on top of the method's own."""
     layered: Row = {}
     overlay(layered, own)
     common: Row = {
@@ -71,7 +75,7 @@ def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prep
 
 
 def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
-    """One run: final accuracies, labels, and how far prompts moved apart in the last round."""
+    """Run once; return final accuracies, labels, and how far prompts moved apart in each round."""
     prepared = prepared_for(arguments, dataset, partition, seed, own)
     experiment, method = prepared.experiment, prepared.method
     shared = method.start(torch_generator(seed, "start"))
@@ -79,8 +83,8 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
     by_round: list[Row] = []
 
     def evaluate(shared: Any, kept: Any, number: int) -> Row:
-        asked = arguments.every and number % arguments.every == 0
-        accuracy = {"accuracy": prepared.judge(shared, kept).figures["accuracy"]} if asked else {}
+        due = arguments.every and number % arguments.every == 0
+        accuracy = {"accuracy": prepared.judge(shared, kept).figures["accuracy"]} if due else {}
         return {**accuracy, **prepared.label_figures()}
 
     if shared or method.role.trained_private:
@@ -96,7 +100,7 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
 
 
 def label_rows(arguments: argparse.Namespace, dataset: str, partition: str, seed: int) -> Row:
-    """Percent of the zero-shot pseudo-labels that are true, by labeller (table 7)."""
+    """Return the percentage of zero-shot pseudo-labels that are true, by labeller (table 7)."""
     found = {}
     for labeller in LABELLERS:
         own = {"method": {"name": "linear"}, "data": {"labels": labeller}}
@@ -137,14 +141,14 @@ def run(arguments: argparse.Namespace) -> list[Row]:
 
 
 def one_line(row: Row) -> str:
-    told = {name: value for name, value in row.items() if name != "rounds"}
+    shown = {name: value for name, value in row.items() if name != "rounds"}
     return "  ".join(
-        f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}" for name, value in told.items()
+        f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items()
     )
 
 
 def show(rows: list[Row]) -> None:
-    """Mean and standard deviation over seeds."""
+    """Print mean and standard deviation over seeds."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if "failed" not in row:
@@ -171,22 +175,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="*", default=["cifar10-mini"])
     parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS))
-    parser.add_argument("--rows", nargs="+", default=ROWS, choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument(
+        "--rows", nargs="+", default=ROWS, choices=ROWS, metavar="ROW", help=f"some of {', '.join(ROWS)}"
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-epochs", type=int, default=10)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--per-round", type=int, help="clients that train in a round; all if absent")
-    parser.add_argument("--shots", type=int, help="training images kept per class; all if absent")
+    parser.add_argument("--per-round", type=int, help="clients that train in a round (default: all)")
+    parser.add_argument("--shots", type=int, help="training images per class (default: all)")
     parser.add_argument("--model", default="fedvl-tiny")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--chunk", type=int, default=10, help="clients trained in one kernel")
-    parser.add_argument("--every", type=int, default=0, help="rounds between accuracies in --out; 0: the last alone")
-    parser.add_argument("--minutes", type=float, default=1e9, help="after which no further run is begun")
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
-    parser.add_argument("--out", type=Path, help="a file to which each row is appended as JSON")
+    parser.add_argument("--every", type=int, default=0, help="rounds between accuracies in --out; 0: only the last")
+    parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no further run starts")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--out", type=Path, help="file to which each row is appended as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     show(run(arguments))

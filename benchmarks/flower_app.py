@@ -22,7 +22,7 @@ from fedvl.tensors import Tensors
 
 @cache
 def data() -> Samples:
-    """Made once in each worker process, as a user's own data would be."""
+    """Return the samples, created once in each worker process, as a user's own data would be."""
     torch.set_num_threads(1)
     return problem()[0]
 
@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def simulate(start: Tensors) -> tuple[list[float], Tensors]:
-    """The clock after each round, and the final classifier."""
+    """Return the clock after each round, and the final classifier."""
     times: list[float] = []
     final: Tensors = {}
 

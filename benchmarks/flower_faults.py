@@ -1,4 +1,4 @@
-"""What Flower's own FedAvg makes of the bad updates of ``tests.helpers.bad_updates``."""
+"""Give the invalid updates of ``tests.helpers.bad_updates`` to Flower's own FedAvg."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ from fedvl.tensors import Tensors, weighted_mean
 from tests.helpers.bad_updates import LIMIT, TENSORS, TERA, WEIGHTS, Canary
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # messages can be made only within a run
+TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # messages can be created only within a run
 
 
 def as_npy(data: bytes, like: NDArray[np.float32]) -> Array:
@@ -30,7 +30,7 @@ def as_npy(data: bytes, like: NDArray[np.float32]) -> Array:
 
 
 def claiming(array: NDArray[np.float32], shape: tuple[int, ...]) -> Array:
-    """The bytes of an array under a header of another shape."""
+    """Return the bytes of an array under a header of another shape."""
     file = BytesIO()
     npy.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
     return as_npy(file.getvalue() + array.tobytes(), array)
@@ -42,7 +42,7 @@ def pickled(array: NDArray[np.float32]) -> Array:
     return as_npy(file.getvalue(), array)
 
 
-# Flower's arrays are in numpy's own format: what can be done to its bytes is done to them.
+# Flower's arrays are in numpy's format, so their bytes are changed in the same ways where possible.
 ARRAYS: dict[str, Callable[[NDArray[np.float32]], Array]] = {
     "string": lambda array: Array(np.array(["poison"])),
     "object": pickled,
@@ -73,7 +73,7 @@ def reply(update: Update, kind: str | None) -> Message:
 
 
 def merged(replies: list[Message]) -> dict[str, NDArray[np.float32]]:
-    """The next model of Flower's FedAvg."""
+    """Return the next model of Flower's FedAvg."""
     arrays, _ = FedAvg().aggregate_train(1, replies)
     assert arrays is not None
     return {name: array.numpy() for name, array in arrays.items()}

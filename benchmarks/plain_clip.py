@@ -1,4 +1,4 @@
-"""CLIP as one writes it with PyTorch's own layers, on the weights of one of our encoders: the peer of ``benchmarks/prompts.py``."""
+"""CLIP in PyTorch's own layers with our encoder's weights, the baseline of ``prompts.py``."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,10 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 class PlainClip:
-    """Class texts are padded to all positions of the model; nothing is shared between classes, clients or steps."""
+    """CLIP without our optimisations.
+
+    Class texts are padded to all positions; nothing is shared between classes, clients or steps.
+    """
 
     def __init__(self, encoder: DualEncoder, class_names: Sequence[str]) -> None:
         assert isinstance(encoder.visual, VisionTransformer)
@@ -32,7 +35,7 @@ class PlainClip:
         self.causal = nn.Transformer.generate_square_subsequent_mask(length, device=device)
 
     def texts(self, context: Tensor) -> Tensor:
-        """classes x d, from sequences of all the model's positions."""
+        """Return classes x d text features, from sequences of all the model's positions."""
         before = context.expand(len(self.words), -1, -1)
         x = torch.cat([self.words[:, :1], before, self.words[:, 1 : len(self.causal) - len(context)]], 1)
         x = x + self.encoder.positional_embedding
@@ -44,7 +47,10 @@ class PlainClip:
         return projected
 
     def image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
-        """n x (1 + M) x d: the pooled feature, then the spatial ones; prompts (layers x P x width) as in FedPP."""
+        """Return n x (1 + M) x d features: the pooled one, then the patches.
+
+        prompts: layers x P x width, as in FedPP.
+        """
         visual = self.visual
         x = visual.conv1(pixels).flatten(2).transpose(1, 2)
         first = visual.class_embedding.expand(len(x), 1, -1)
@@ -63,7 +69,7 @@ def blocks(stack: Transformer) -> list[Block]:
 
 
 def plain_layer(block: Block) -> nn.TransformerEncoderLayer:
-    """PyTorch's layer with a block's weights."""
+    """Return PyTorch's layer with a block's weights."""
     width, hidden = block.mlp.c_fc.in_features, block.mlp.c_fc.out_features
     activation = quick_gelu if block.mlp.quick else gelu
     layer = nn.TransformerEncoderLayer(

@@ -1,13 +1,16 @@
-"""Seconds a round of the prompt methods: ours against the plain way, in one run and with the same work.
+"""Compare seconds per round of the prompt methods with a plain implementation of the same work.
 
-    python -m benchmarks.prompts [--model vit-b-16 | fedvl-tiny] [--device cuda | cpu] [--precision bfloat16] [--memory]
+    python -m benchmarks.prompts [--model vit-b-16 | fedvl-tiny] [--device cuda | cpu]
+        [--precision bfloat16] [--memory]
 
-ViT-B/16 has CLIP's sizes and random weights, for the time does not depend on them. The plain way is what the public code of
-these methods does: one client after another, a DataLoader over images that are encoded again in each step, class texts padded
-to all of the model's positions, PyTorch's own layers with their fused attention, ``torch.optim.SGD``. Both do the same steps on
-the same batches in the same precision; how far their results lie apart is printed beside the times, relative to how far
-training went. The first round of each is not timed, nor is FedPP's choice of labels, which falls into it. ``--memory`` instead
-gives the peak memory of PromptFL's training as clients and classes grow.
+ViT-B/16 has CLIP's sizes and random weights, since the time does not depend on them. The plain
+implementation does what the public code of these methods does: one client after another, a
+DataLoader over images that are encoded again in each step, class texts padded to all of the model's
+positions, PyTorch's own layers with their fused attention, ``torch.optim.SGD``. Both take the same
+steps on the same batches in the same precision; the difference of their results, relative to how
+far training moved, is printed with the times. The first round of each is not timed, nor is FedPP's
+choice of labels, which happens in it. ``--memory`` instead prints the peak memory of PromptFL's
+training as clients and classes grow.
 """
 
 import argparse
@@ -41,16 +44,16 @@ from fedvl.tensors import Tensors
 from tests.helpers.runs import norm
 
 RATE, MOMENTUM, DECAY, SEED = 0.01, 0.9, 5e-4, 0
-FLOOR = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of the process before any model
+FLOOR = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # bytes of the process before any model
 VIT_B_16 = ClipShape(
     512, ViTShape(StackShape(768, 12, 12, 3072), patch=16, grid=14), StackShape(512, 12, 8, 2048), 49408, 77
 )
-SIZES = {  # clients, images a client, classes, rounds
+SIZES = {  # clients, images per client, classes, rounds
     "vit-b-16": (10, 64, 100, 3),
     "fedvl-tiny": (10, 32, 10, 2),
 }
 MEMORY = ((10, 100), (10, 1000), (100, 1000))  # clients, classes
-OPTIONS = {"fedpp": {"selection": "zero-shot"}}  # labels every image, so that all methods train on as many
+OPTIONS = {"fedpp": {"selection": "zero-shot"}}  # labels every image, so that all methods train on equally many
 KINDS = ("small", "large", "red", "blue", "green", "old", "young", "wooden", "wild", "striped", "spotted", "flying")
 THINGS = (
     "bird",
@@ -71,7 +74,7 @@ THINGS = (
 
 
 class Run(NamedTuple):
-    """What one way of training came to."""
+    """Result of one way of training."""
 
     seconds: list[float]  # of each timed round
     shared: Tensors
@@ -79,7 +82,7 @@ class Run(NamedTuple):
 
 
 class Contest:
-    """A method on random images, ready to be run both ways."""
+    """A method on random images, which can be run both ways."""
 
     def __init__(self, name: str, encoder: DualEncoder, settings: argparse.Namespace) -> None:
         self.name, self.encoder, self.settings = name, encoder, settings
@@ -102,7 +105,7 @@ class Contest:
         )
 
     def ours(self) -> tuple[Run, float, Tensors, dict[int, Tensors]]:
-        """Our run, the seconds that encoding took once, and what the run began with: shared and private tensors."""
+        """Return our run, the seconds of encoding, and the initial shared and private tensors."""
         began = time.perf_counter()
         samples = Samples(self.encoded(), self.labels.to(self.device))
         wait(self.device)
@@ -122,7 +125,7 @@ class Contest:
             times.append(time.perf_counter())
 
         federation.run(lambda shared, kept, number: {}, after)
-        if "fedpp" in self.name:  # it makes its own labels, in the first round and every fifth
+        if "fedpp" in self.name:  # it draws its own labels in the first round and every fifth
             self.labels = torch.cat([engine.private[client]["labels"].cpu() for client in private])
         return Run(differences(times), federation.shared, engine.private), encoding, start, private
 
@@ -130,7 +133,7 @@ class Contest:
         return {name: private[name] for name in self.method.role.trained_private}
 
     def encoded(self) -> Tensors:
-        """The images in the forms that our runs have: encoded once, and rounded as the cache rounds them."""
+        """Return the images as our runs read them: encoded once, and rounded as in the cache."""
         encoder = self.encoder
 
         def each(encode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -203,7 +206,10 @@ def plain_promptfl(clip: PlainClip, tensors: Tensors, pixels: Tensor) -> Tensor:
 
 
 def plain_fedotp(clip: PlainClip, tensors: Tensors, pixels: Tensor) -> Tensor:
-    """Scaling outside of the log domain that stops when it hardly moves, as the released code has it."""
+    """Return FedOTP's scores as the released code computes them.
+
+    Scaling is outside the log domain and stops when it has converged.
+    """
     texts = torch.stack([normalize(clip.texts(tensors[name]), dim=-1) for name in ("context", "local_context")])
     patches = normalize(clip.image(pixels)[:, 1:], dim=-1)
     similarity = torch.einsum("bmd,ncd->bcmn", patches, texts).float()
@@ -233,7 +239,10 @@ PLAIN: dict[str, Callable[[PlainClip, Tensors, Tensor], Tensor]] = {
 
 
 def build(model: str, device: str) -> DualEncoder:
-    """The embedded model, or ViT-B/16 with random weights and the embedded tokenizer, whose tokens any CLIP has."""
+    """Return the embedded model, or ViT-B/16 with random weights.
+
+    The latter uses the embedded tokenizer, whose tokens any CLIP has.
+    """
     if model == "fedvl-tiny":
         loaded = load_model(model, device)
         assert isinstance(loaded, DualEncoder)
@@ -259,7 +268,7 @@ def task_of(encoder: DualEncoder, classes: int, clients: int) -> Task:
 
 
 def memory(encoder: DualEncoder, settings: argparse.Namespace) -> list[dict[str, Any]]:
-    """Peak bytes while PromptFL trains one step on each client of a round, beyond what lies there before."""
+    """Measure the peak bytes of one PromptFL step on each client of a round, above those before."""
     device = encoder.log_scale.device
     found = []
     for clients, classes in MEMORY:
@@ -291,7 +300,10 @@ def memory(encoder: DualEncoder, settings: argparse.Namespace) -> list[dict[str,
 
 
 def settle(device: torch.device) -> int:
-    """Begin to count the peak anew (a process's own can only grow: hence from small to large) -> bytes in use."""
+    """Reset the peak memory and return the bytes in use.
+
+    A process's own peak can only grow, so measurements go from small to large.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -315,7 +327,7 @@ def differences(times: list[float]) -> list[float]:
 
 
 def apart(left: Tensors, right: Tensors, start: Tensors) -> float:
-    """How far two results lie apart, relative to how far the second lies from the start."""
+    """Return the difference of two results, relative to how far the second is from the start."""
     moved = norm({name: right[name] - start[name] for name in start})
     return round(norm({name: left[name] - right[name] for name in start}) / moved, 6)
 
@@ -330,7 +342,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--chunk", type=int, default=10, help="clients trained in one kernel")
-    parser.add_argument("--threads", type=int, help="of the processor")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--per-round", type=int, default=100, help="clients that train, with --memory")
     settings = parser.parse_args()

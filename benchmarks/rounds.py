@@ -1,10 +1,11 @@
-"""Seconds a round of a federated linear probe: ours, a DataLoader loop, Flower's simulation, and the bare matrix products.
+"""Compare seconds per round of a federated linear probe: ours, a PyTorch loop, Flower, bare code.
 
     python -m benchmarks.rounds [--json] [--without-flower]
 
-100 clients of 128 samples of 1,024 features, 100 classes, 10 clients a round, 10 rounds, batch 32, SGD with momentum. All do
-the same arithmetic from the same start; the accuracies and the distance of the final weights are printed beside the times.
-Flower needs ``pip install "fedvl[bench]"``.
+100 clients of 128 samples of 1,024 features, 100 classes, 10 clients per round, 10 rounds, batch
+32, SGD with momentum. "bare" is matrix products without an engine, "flower" is Flower's simulation.
+All do the same arithmetic from the same start; the accuracies and the distance of the final weights
+are printed with the times. Flower needs ``pip install "fedvl[bench]"``.
 """
 
 import argparse
@@ -31,7 +32,7 @@ RATE, MOMENTUM, SCALE, SEED = 0.01, 0.9, 20.0, 0
 
 
 def problem() -> tuple[Samples, Tensors]:
-    """Features around random class centres, and the classifier that all start from."""
+    """Return features around random class centres, and the initial classifier."""
     generator = torch.Generator().manual_seed(SEED)
     centres = torch.nn.functional.normalize(torch.randn(CLASSES, WIDTH, generator=generator), dim=-1)
     labels = torch.randint(CLASSES, (CLIENTS * SAMPLES,), generator=generator)
@@ -42,7 +43,7 @@ def problem() -> tuple[Samples, Tensors]:
 
 
 def cohort(round_index: int) -> list[int]:
-    """The clients that our engine chooses; the others are told the same."""
+    """Return the clients that our engine selects, so that the others train the same ones."""
     return sorted(
         int(c) for c in numpy_generator(SEED, "choose", round_index, 0).choice(CLIENTS, PER_ROUND, replace=False)
     )
@@ -66,7 +67,10 @@ def ours(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
 
 
 def bare(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
-    """No engine at all: closed-form gradients by two batched matrix products a step, written for this problem only."""
+    """Train without an engine, by code written for this problem alone.
+
+    Closed-form gradients with two batched matrix products per step.
+    """
     features, labels = samples.inputs["features"], samples.labels
     shared = {name: tensor.clone() for name, tensor in start.items()}
     times = [time.perf_counter()]
@@ -90,7 +94,7 @@ def bare(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
 
 
 def train_one(features: torch.Tensor, labels: torch.Tensor, shared: Tensors, rows: torch.Tensor) -> Tensors:
-    """What a user writes first: a DataLoader over the client's data, nn.Linear and torch.optim.SGD."""
+    """Train as a user would first write it: DataLoader, nn.Linear and torch.optim.SGD."""
     from torch.utils.data import DataLoader, TensorDataset
 
     layer = torch.nn.Linear(WIDTH, CLASSES)
@@ -118,7 +122,7 @@ def loop(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
 
 
 def flower(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
-    """Flower's simulation with its own FedAvg; it draws clients itself, so its cohorts differ from ours."""
+    """Run Flower's simulation with its own FedAvg, which selects other clients than ours."""
     from benchmarks.flower_app import simulate
 
     times, shared = simulate(start)
@@ -138,8 +142,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--without-flower", action="store_true")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, for all of them")
-    parser.add_argument("--repeats", type=int, default=3, help="of each but Flower")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads, the same for all")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of all but Flower")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     samples, start = problem()
@@ -152,7 +156,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for contestant in contestants.values():
         contestant(samples, start)  # imports and warm-up
-    for _ in range(arguments.repeats):  # in turn, so that a busy moment of the machine falls on all
+    for _ in range(arguments.repeats):  # interleaved, so that noise of the machine affects all alike
         for name, contestant in contestants.items():
             measured, final[name] = contestant(samples, start)
             times[name] += measured

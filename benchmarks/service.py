@@ -1,10 +1,11 @@
-"""The query service under load: many sessions at once against the bare encoder, which is all that must be computed.
+"""Load the query service with many sessions at once, and compare it with the bare encoder.
 
     python -m benchmarks.service [--sessions 32] [--images 50] [--per-request 10] [--json]
 
-The service is a process of its own on this machine, as are its clients; all images are decoded by it from PNG files. Every
-session has class names of its own, so that an answer which was meant for another one shows. The bare encoder reads images
-that lie decoded in memory, 64 at a time. Latency is that of a whole request, from its first byte to its last line.
+The service is a separate process on this machine, as are its clients; it decodes all images from
+PNG files. Every session has its own class names, so that a reply meant for another session is
+noticed. The bare encoder reads decoded images from memory, 64 at a time. Latency is that of a whole
+request, from its first byte to its last line.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def make_run(folder: Path) -> None:
 
 
 def bare_rate(run: FinishedRun, split: Split, count: int) -> float:
-    """Images a second that the encoder alone manages."""
+    """Return the images per second of the encoder alone."""
     pixels = torch.stack(
         [run.encoder.preprocess(split.read(row % len(split))) for row in range(min(count, len(split)))]
     )
@@ -61,15 +62,15 @@ def png(split: Split, row: int) -> bytes:
     return content.getvalue()
 
 
-async def ask(
+async def query(
     client: httpx.AsyncClient, number: int, files: list[bytes], per_request: int
 ) -> tuple[list[Any], list[float]]:
-    """One session: the likeliest name of each image, and the seconds of each request."""
+    """Query one session; return the top name of each image and the seconds of each request."""
     names = [f"{thing} {number}" for thing in THINGS]
     made = await client.post("/sessions", json={"classes": names})
     made.raise_for_status()
     path = f"/sessions/{made.json()['id']}/images"
-    told, seconds = [], []
+    predicted, seconds = [], []
     for first in range(0, len(files), per_request):
         part = [("files", (f"{number}-{first + n}", data)) for n, data in enumerate(files[first : first + per_request])]
         began = time.perf_counter()
@@ -79,20 +80,20 @@ async def ask(
         lines = [json.loads(line) for line in response.text.splitlines()]
         assert [line["image"] for line in lines] == [name for _, (name, _) in part], "files were mixed up"
         assert {each["name"] for line in lines for each in line["ranked"]} == set(names), "names were mixed up"
-        told += [line["ranked"][0]["name"] for line in lines]
-    return told, seconds
+        predicted += [line["ranked"][0]["name"] for line in lines]
+    return predicted, seconds
 
 
 async def load(address: str, images: list[list[bytes]], per_request: int) -> tuple[list[list[Any]], list[float], float]:
-    """All sessions at once; what each was told, the seconds of all requests, and of the whole."""
+    """Query all sessions at once; return their predictions, seconds per request and in total."""
     limits = httpx.Limits(max_connections=len(images))
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
         began = time.perf_counter()
-        found = await asyncio.gather(*(ask(client, n, files, per_request) for n, files in enumerate(images)))
+        found = await asyncio.gather(*(query(client, n, files, per_request) for n, files in enumerate(images)))
         whole = time.perf_counter() - began
-        alone = (await ask(client, 0, images[0], per_request))[0]
-    assert alone == found[0][0], "a session among others was told something else than alone"
-    return [told for told, _ in found], [second for _, seconds in found for second in seconds], whole
+        alone = (await query(client, 0, images[0], per_request))[0]
+    assert alone == found[0][0], "a session got different predictions among others than alone"
+    return [predicted for predicted, _ in found], [second for _, seconds in found for second in seconds], whole
 
 
 def measure(sessions: int, count: int, per_request: int) -> dict[str, Any]:
@@ -108,14 +109,14 @@ def measure(sessions: int, count: int, per_request: int) -> dict[str, Any]:
             try:
                 assert server.stdout is not None
                 address = re.findall(r"http://\S+", server.stdout.readline())[0]
-                told, seconds, whole = asyncio.run(load(address, images, per_request))
+                predicted, seconds, whole = asyncio.run(load(address, images, per_request))
                 metrics = dict(re.findall(r"^fedvl_(\w+) (\S+)$", httpx.get(f"{address}metrics").text, re.MULTILINE))
             finally:
                 server.terminate()
-    rate = sum(map(len, told)) / whole
+    rate = sum(map(len, predicted)) / whole
     return {
         "sessions": sessions,
-        "images": sum(map(len, told)),
+        "images": sum(map(len, predicted)),
         "images_per_request": per_request,
         "images_per_second": rate,
         "bare_images_per_second": bare,
@@ -129,7 +130,7 @@ def measure(sessions: int, count: int, per_request: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=32)
-    parser.add_argument("--images", type=int, default=50, help="of each session")
+    parser.add_argument("--images", type=int, default=50, help="images per session")
     parser.add_argument("--per-request", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -1,6 +1,8 @@
-"""Make the features that ship inside the package anew: run this after the embedded model or images have changed.
+"""Compute the features that ship inside the package again.
 
-python tools/make_embedded_features.py [OUT_FOLDER]
+    python tools/make_embedded_features.py [OUT_FOLDER]
+
+Run this after the embedded model or images have changed.
 """
 
 import argparse
@@ -29,7 +31,7 @@ def main() -> None:
             path = ship_features(split, encoder, folder, show)
             made |= {path, path.with_suffix(".json")}
             print(f" -> {path.name}, {path.stat().st_size:,} bytes")
-    # What an earlier model or image set left behind would never be found again.
+    # Files of an earlier model or image set would never be used again.
     for path in folder.iterdir():
         if path.suffix in (".safetensors", ".json") and path not in made:
             path.unlink()

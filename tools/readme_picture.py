@@ -1,4 +1,7 @@
-"""The README's picture, from the run folder of a bare ``fedvl run``:  python tools/readme_picture.py runs/linear-cifar10-mini"""
+"""Draw the README's picture from the run folder of a bare ``fedvl run``.
+
+python tools/readme_picture.py runs/linear-cifar10-mini
+"""
 
 import json
 import sys

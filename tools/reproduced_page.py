@@ -1,5 +1,6 @@
-"""The documentation's page of reproduced tables, from what `fedvl reproduce all --on embedded --out FOLDER` wrote.
+"""Write the documentation's page of reproduced tables.
 
+fedvl reproduce all --on embedded --out FOLDER
 python tools/reproduced_page.py FOLDER > docs/reproduced.md
 """
 
@@ -8,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LARGE = 1000  # no decimals of what is larger
+LARGE = 1000  # larger numbers have no decimals
 HEAD = """# The papers' tables and figures on the embedded model
 
-`fedvl reproduce all --on embedded`: every recipe on the embedded model and images, in the small form that its note describes.
-**None of these is a figure of CLIP or of the papers' data**; the paper's figure stands in brackets where the recipe sets one
-beside ours, to compare the order of rows, never their height. `±` is the deviation over seeds. Each recipe also leaves a
-`report.html` with its figure.
+`fedvl reproduce all --on embedded`: every recipe on the embedded model and images, in the reduced form that its
+note describes. **None of these numbers is from CLIP or from the papers' datasets**; the paper's number is in brackets
+where the recipe has one, to compare the order of rows, never their values. `±` is the standard deviation over seeds.
+Each recipe also writes a `report.html` with its figure.
 
-The rates of CacheFL, AdapterFL and PromptFL were chosen twice on validation images: first on cifar10-mini alone and then, after
-test figures of emoji-mini had been seen and four runs there had diverged, on both sets.
+The rates of CacheFL, AdapterFL and PromptFL were chosen twice on validation images: first on cifar10-mini alone and
+then, after test results of emoji-mini had been seen and four runs there had diverged, on both datasets.
 """
 
 
@@ -39,7 +40,7 @@ def page(folder: Path) -> str:
 def table(result: dict[str, Any]) -> str:
     cells = {(cell["row"], cell["column"]): cell for cell in result["cells"]}
     if not any(isinstance(cell.get("ours"), float | int) for cell in cells.values()):
-        return "A picture alone: the command draws it.\n"
+        return "Only a figure: the command draws it.\n"
     unit = f", {result['unit']}" if result["unit"] else ""
     lines = [
         f"| {result['kind']}{unit} | {' | '.join(result['columns'])} |",

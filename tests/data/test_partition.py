@@ -191,14 +191,14 @@ def test_quantity_counts_holders_without_rounding_errors():
 def test_quantity_leaves_no_client_without_a_class():
     result = partition(CIFAR, "quantity:0.01", 100, 0)
     assert ((result.counts > 0).sum(1) == 1).all()
-    assert "10 of 100 clients (more than asked for" in result.note
+    assert "10 of 100 clients (more than requested" in result.note
 
 
 def test_clients_that_must_stay_empty_are_counted_in_the_note():
     # Two classes of 1 and 9 samples with two holders each: the one sample cannot serve both of its holders.
     result = partition(np.repeat([0, 1], [1, 9]), "quantity:0.5", 4, 0)
     assert (result.counts.sum(1) == 0).sum() == 1
-    assert result.note.endswith("and 1 clients hold nothing.")
+    assert result.note.endswith("and 1 clients hold no samples.")
 
 
 def test_disjoint_blocks_are_even():
@@ -259,7 +259,7 @@ def test_a_wrong_specification_is_one_sentence(spec, message):
     [
         ([0, 1, 2], "iid", 4, "more clients (4) than samples (3)"),
         ([0, 1, 2], "iid", 0, "at least 1 client, not 0"),
-        ([], "iid", 1, "no samples to share out"),
+        ([], "iid", 1, "no samples to partition"),
         ([0, -2], "iid", 1, "Label -2 is out of range"),
         ([0, 1, 2] * 5, "disjoint", 5, "5 clients and 3 classes; use at most 3 clients."),
         (list(range(10)) * 3, "shards:1", 4, "4 shards, too few for 10 classes; use shards:3 or more clients."),
@@ -284,7 +284,7 @@ def test_a_hundred_thousand_classes_end():
 def test_few_shot_takes_that_many_of_each_class(values, shots, seed):
     labels = np.array(values, np.int64)
     if labels.max() < 0:
-        with pytest.raises(FedVLError, match="no sample of this data set has one"):
+        with pytest.raises(FedVLError, match="no sample of this dataset has one"):
             few_shot(labels, shots, seed)
         return
     chosen = few_shot(labels, shots, seed)

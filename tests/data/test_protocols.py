@@ -56,14 +56,14 @@ def test_a_client_without_images_stays_in_its_place():
 
 def test_the_note_tells_the_counts():
     assert opened().note == (
-        "open vocabulary: each of 3 clients holds 3 classes of its own, and 3 classes that nobody holds are asked"
+        "open vocabulary: each of 3 clients holds 3 classes of its own, and 3 classes that no client holds are queried"
     )
 
 
 def test_too_few_classes_or_no_question():
     with pytest.raises(FedVLError, match="12 clients and 12 classes; use between 1 and 11 clients"):
         opened(clients=12)
-    with pytest.raises(FedVLError, match="No test image belongs to the classes that were held back"):
+    with pytest.raises(FedVLError, match="No test image belongs to the classes held out for the queries"):
         opened(test=TEST[~np.isin(TEST, opened().asked_classes)])
 
 

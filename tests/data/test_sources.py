@@ -213,7 +213,7 @@ def test_hidden_and_foreign_files_are_ignored_but_bad_images_are_not(tmp_path: P
     (root / "train/loose.png").write_bytes(picture(1))
     dataset = open_dataset(str(root))
     assert len(dataset.splits["train"]) == good
-    assert dataset.notes == ("1 images of 'train' lie outside of any class folder and were left out.",)
+    assert dataset.notes == ("1 images of 'train' are outside any class folder and were left out.",)
     (root / "train/cat/empty.JPG").write_bytes(b"")
     split = open_dataset(str(root)).splits["train"]
     assert len(split) == good + 1
@@ -355,12 +355,12 @@ WRONG = {
     "empty class": (empty_class, "unicorn has no images"),
     "one class": (one_class, "only one class, 'cat'"),
     "no images": (no_images, "no images in class folders"),
-    "stranger in test": (stranger_in_test, "test split that its train split lacks: 'yeti'"),
+    "stranger in test": (stranger_in_test, "test split that are missing from its train split: 'yeti'"),
     "two spellings": (two_spellings, "'Red Panda' and 'red_panda'"),
     "only test": (only_test, "no images to train on"),
     "one image a class": (one_image_a_class, "too few images"),
     "unlabelled test": (unlabelled_test, "test images without a label"),
-    "no name": (no_name, "'___', which says nothing"),
+    "no name": (no_name, "'___', which is blank"),
     "no such thing": (lambda root: root / "absent", "no dataset, folder or file"),
     "other file": (written("set.zip", b"PK"), "is not a dataset"),
     "broken parquet": (written("set.parquet", b"PAR1 no"), "cannot be read as parquet"),

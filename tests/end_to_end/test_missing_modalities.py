@@ -73,7 +73,7 @@ def test_a_run_tells_all_conditions_and_no_zero_shot_accuracy(tmp_path):
         ({"method": {"name": "linear"}, "data": {"missing": "both:0.7"}}, "reads images alone"),
         ({"method": {"name": "linear"}, "evaluation": {"protocol": "missing"}}, "reads images alone"),
         ({"method": {"name": "fed-prime"}, "data": {"labels": "cps"}}, "Pseudo-labels need a CLIP-like model"),
-        ({"method": {"name": "fed-prime"}, "data": {"dataset": "cifar10-mini"}}, "reads a text beside each image"),
+        ({"method": {"name": "fed-prime"}, "data": {"dataset": "cifar10-mini"}}, "needs a text with each image"),
         ({"method": {"name": "fed-prime"}, "data": {"missing": "sound:0.7"}}, "for example both:0.7"),
     ],
 )

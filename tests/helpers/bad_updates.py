@@ -1,4 +1,4 @@
-"""Twenty-four kinds of update that no honest client sends, and what the server makes of them."""
+"""Build twenty-four kinds of invalid update, and read them as the server does."""
 
 import json
 import math
@@ -14,8 +14,8 @@ from fedvl.federation.checks import Refusal
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors
 
-LIMIT = 2**20  # bytes that a message may have in these trials
-TERA = 10**12  # elements: 3.6 TiB of 32 bits
+LIMIT = 2**20  # maximum bytes of a message in these trials
+TERA = 10**12  # elements: 3.6 TiB as 32-bit floats
 
 
 class Message(NamedTuple):
@@ -30,7 +30,7 @@ def one_nan(tensor: torch.Tensor) -> torch.Tensor:
     return spoilt
 
 
-# What is sent in place of one of the tensors; None: it is left out.
+# What is sent instead of one of the tensors; None leaves it out.
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "NaN": lambda tensor: torch.full_like(tensor, math.nan),
     "+Inf": lambda tensor: torch.full_like(tensor, math.inf),
@@ -49,14 +49,14 @@ WEIGHTS = {"weight 0": 0.0, "weight negative": -15.0, "weight NaN": math.nan, "w
 
 
 def with_header(payload: bytes, change: Callable[[str], str]) -> bytes:
-    """The same data under a header that was changed as text."""
+    """Return the payload with its header changed as text."""
     end = 8 + int.from_bytes(payload[:8], "little")
     header = change(payload[8:end].decode()).encode()
     return len(header).to_bytes(8, "little") + header + payload[end:]
 
 
 def with_description(payload: bytes, **changes: object) -> bytes:
-    """The first tensor of the header described otherwise."""
+    """Return the payload with the first tensor of the header described differently."""
 
     def change(header: str) -> str:
         described = json.loads(header)
@@ -72,7 +72,7 @@ def invalid_utf8(payload: bytes) -> bytes:
 
 
 class Canary:
-    """Unpickling this would leave a trace."""
+    """An object that leaves a trace when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return exec, ("import fedvl; fedvl.canary = True",)
@@ -91,7 +91,7 @@ KINDS = (*TENSORS, "extra key", *WEIGHTS, *PAYLOADS)
 
 
 def bad_message(kind: str, update: Update) -> Message:
-    """This client's honest update, spoilt."""
+    """Return this client's honest update, made invalid."""
     tensors, weight = dict(update.tensors), WEIGHTS.get(kind, update.weight)
     if kind in TENSORS:
         name = min(tensors)
@@ -104,7 +104,7 @@ def bad_message(kind: str, update: Update) -> Message:
 
 
 def received(messages: Iterable[Message]) -> tuple[list[Update], list[Refusal]]:
-    """What a server reads: updates to be checked, and refusals of what cannot be read at all."""
+    """Return the updates that can be read, and refusals of those that cannot."""
     updates, refusals = [], []
     for message in messages:
         try:

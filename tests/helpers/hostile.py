@@ -12,7 +12,7 @@ from helpers.finished import png
 
 File = tuple[str, bytes]
 GOOD: File = ("good.png", png(3))
-FORMAT, DAMAGED, PIXELS = "not an image of a known format", "damaged or cut short", "than the limit of 32 megapixels"
+FORMAT, DAMAGED, PIXELS = "not an image of a known format", "damaged or truncated", "than the limit of 32 megapixels"
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL, again and again, and gone on with: do they end in the same bits?
+"""Kill runs with SIGKILL repeatedly, resume them, and check that they end in the same bits.
 
 One process opens a small model and some images and forks a child for every start of a run, so that a kill costs a fraction
 of a second. A kill falls at a random time of the run, or inside the writing of one of its files: half-way through the
@@ -49,10 +49,10 @@ AT_RANDOM = "at a random time"
 
 
 class Ending(NamedTuple):
-    """What must not depend on kills."""
+    """Outcome of a run that kills must not change."""
 
     state: str  # SHA-256 of the shared tensors
-    everything: str  # SHA-256 of the last committed file, which has what server and clients keep for themselves, too
+    everything: str  # SHA-256 of the last committed file, which also holds the private state of server and clients
     per_round: list[float]
     lines: int  # of metrics.jsonl
 
@@ -60,10 +60,10 @@ class Ending(NamedTuple):
 @dataclass
 class Campaign:
     kills: Counter[str] = field(default_factory=Counter)  # by place
-    committed: Counter[int] = field(default_factory=Counter)  # by how many rounds were committed at the kill
+    committed: Counter[int] = field(default_factory=Counter)  # by the number of rounds committed at the kill
     runs: int = 0
-    same: int = 0  # runs that ended as the uninterrupted one, with at most one round begun again for each kill
-    redone: int = 0  # rounds begun again, of all runs
+    same: int = 0  # runs that ended as the uninterrupted one, with at most one round repeated per kill
+    redone: int = 0  # rounds repeated, over all runs
 
     @property
     def total(self) -> int:
@@ -72,7 +72,7 @@ class Campaign:
 
 @cache
 def small_encoder(fused: bool) -> DualEncoder | FusedEncoder:
-    """Two random layers in each tower: what is tried here is not the model."""
+    """Return an encoder with two random layers per tower, since the model is not tested here."""
     tokenizer = load_tokenizer(EMBEDDED_FOLDER, 32)
     stack = StackShape(width=8, layers=2, heads=2, hidden=16)
     pixels = Preprocessing(32, 32)
@@ -93,7 +93,7 @@ SMALL = Opener(cache(open_dataset), lambda name, device: small_encoder("vilt" in
 
 
 def draw_images(folder: Path) -> Path:
-    """A manifest of noise images, eight a class, with a text beside each."""
+    """Write a manifest of noise images, eight per class, with a text for each."""
     generator = random.Random(0)
     lines = ["path,label,text"]
     for name in CLASSES:
@@ -135,7 +135,7 @@ class HalfWritten(io.FileIO):
 
 
 def die_in_file(place: str, number: int) -> None:
-    """Arrange for this process to be killed in this place of the file that it writes as the number-th (from 1)."""
+    """Arrange a kill of this process at this place of the number-th file it writes (from 1)."""
     files, sync, rename = itertools.count(1), os.fsync, os.replace
     now = 0
 
@@ -157,14 +157,14 @@ def die_in_file(place: str, number: int) -> None:
 def start(
     experiment: Experiment, folder: Path, place: str | None = None, number: int = 0, seconds: float = 0.0
 ) -> bool:
-    """Run, or go on with, the run of a folder in a child process; whether it was killed before it could end."""
+    """Run or resume the run of a folder in a child process; return whether it was killed."""
     child = os.fork()
     if not child:
         try:
             train = LocalEngine.train
 
             def counted(*arguments: Any) -> Any:
-                with open(folder / "begun", "ab") as file:  # a byte for every round that is begun
+                with open(folder / "begun", "ab") as file:  # one byte for every round that starts
                     file.write(b".")
                 return train(*arguments)
 
@@ -188,7 +188,10 @@ def start(
 
 
 def campaign(method: str, kills: int, work: Path) -> Campaign:
-    """Kill runs of a method this many times, each run several times, and compare their ends with an uninterrupted one's."""
+    """Kill runs of a method this many times, each run several times.
+
+    Their outcomes are compared with that of an uninterrupted run.
+    """
     generator = random.Random(f"{method} {kills}")
     experiment = small_experiment(method, work / "images.csv")
     run(experiment, new_folder(work, method, "first"), Silent(), SMALL)  # fills the cache, imports what children need
@@ -204,7 +207,7 @@ def campaign(method: str, kills: int, work: Path) -> Campaign:
             place = AT_RANDOM if generator.random() < 0.5 else generator.choice(PLACES)
             number, seconds = generator.randint(1, files_to_come), generator.uniform(0, duration)
             if not start(experiment, folder, place, number, seconds):
-                break  # it had ended before
+                break  # it ended before the kill
             outcome.kills[place] += 1
             outcome.committed[committed_rounds(folder)] += 1
         start(experiment, folder)
@@ -226,8 +229,8 @@ def committed_rounds(folder: Path) -> int:
 
 
 def kill_runs(methods: Sequence[str], kills: int) -> dict[str, Campaign]:
-    """Share kills out among methods."""
-    torch.set_num_threads(1)  # a process that forks must have no threads of its own
+    """Split kills among methods and return the outcome of each."""
+    torch.set_num_threads(1)  # a process that forks must have no threads
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         SMALL.dataset(str(draw_images(work)), None)  # once, for all children

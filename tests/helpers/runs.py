@@ -1,4 +1,7 @@
-"""Whole experiments in one process without files, for tables of many runs: a dataset and a model are opened once."""
+"""Run whole experiments in one process without files, for tables of many runs.
+
+Each dataset and model is opened once.
+"""
 
 import math
 import time
@@ -29,12 +32,12 @@ class Finished(NamedTuple):
 
 
 def prepare(settings: dict[str, Any]) -> Prepared:
-    """An experiment, described as a TOML file would, up to its first round."""
+    """Prepare an experiment, described as in a TOML file, up to its first round."""
     return preparation.prepare(resolve_experiment(settings), Silent(), OPENER)
 
 
 def run(settings: dict[str, Any]) -> Finished:
-    """All rounds of an experiment; a round's record tells how true its pseudo-labels were, if it had any."""
+    """Run all rounds of an experiment; the records include the accuracy of any pseudo-labels."""
     prepared = prepare(settings)
     seed = prepared.experiment.seed
     start = prepared.method.start(torch_generator(seed, "start"))
@@ -46,5 +49,5 @@ def run(settings: dict[str, Any]) -> Finished:
 
 
 def norm(tensors: Tensors) -> float:
-    """Of all tensors as one vector."""
+    """Return the norm of all tensors as one vector."""
     return math.sqrt(sum(float(tensor.double().pow(2).sum()) for tensor in tensors.values()))

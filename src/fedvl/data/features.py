@@ -1,14 +1,15 @@
-"""The feature cache: what a frozen encoder makes of each image, computed once, kept on disk and memory-mapped.
+"""Feature cache: the output of a frozen encoder for each image, on disk and memory-mapped.
 
-An entry is two files named after a hash of the encoder's fingerprint (weights and preprocessing), the kind and the
-identity of the images: `<kind>-<key>.safetensors` with the numbers, and a JSON file with their SHA-256 and the images
-that could not be used. Both are verified on every load, since safetensors itself loads flipped bits without a word;
-what is damaged is made again. Features of the embedded image sets under the embedded model ship with the package in the
-same form and are looked for first.
+An entry is two files named after a hash of the encoder's fingerprint (weights and preprocessing),
+the kind and the identity of the images: `<kind>-<key>.safetensors` with the tensor, and a JSON
+file with its SHA-256 and the images that could not be used. Both are verified on every load,
+because safetensors loads flipped bits without an error; a damaged entry is computed again.
+Features of the embedded image sets under the embedded model ship with the package in the same
+form and are used first.
 
-Features are rounded to 16-bit floats whenever they are made, and used as 32-bit ones. The shipped files are stored in
-16 bits to stay small; because of the rounding a run gives the same bits with them as with a cache made on the spot.
-(Two kinds of machine may still differ in the last of those bits.)
+Features are rounded to 16-bit floats when computed, and used as 32-bit floats. The shipped files
+are stored in 16 bits to stay small; because of the rounding, a run gives the same bits with them
+as with a newly computed cache. (Two kinds of machine may still differ in the last of those bits.)
 """
 
 import fcntl
@@ -43,10 +44,10 @@ KINDS = {
     "patches": (torch.float16,),
 }
 
-# The header of our safetensors files is padded to a fixed size: it says how many images were good, which is known last.
+# The header is padded to a fixed size, because the number of usable images is known only at the end.
 _HEADER_SIZE = 248
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
-# Pillow lets other threads run while it decodes; more readers than this only take memory.
+# Pillow releases the GIL while it decodes; more readers than this only take memory.
 _READERS = 2
 
 Progress = Callable[[int, int], None]
@@ -85,10 +86,10 @@ class _EncodesImages(Protocol):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder made of a split: a row for each image that could be used.
+    """Output of an encoder for a split: one row for each usable image.
 
-    `kept` are the indices of those images in the split, `bad` the names of the others with the reason. `note` says in a
-    sentence that a damaged file was found and replaced; it is empty otherwise.
+    `kept` holds the indices of those images in the split, `bad` the names of the others with the
+    reason. `note` says that a damaged file was replaced; it is empty otherwise.
     """
 
     tensor: torch.Tensor
@@ -99,7 +100,7 @@ class Encoded:
 
 
 def default_cache_dir() -> Path:
-    """Where features are kept: FEDVL_CACHE, or a folder in the user's cache."""
+    """Return the folder of the feature cache: FEDVL_CACHE, or one in the user's cache."""
     if chosen := os.environ.get("FEDVL_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedvl" / "features"
@@ -113,10 +114,11 @@ def encode_split(
     progress: Progress | None = None,
     batch_size: int = 64,
 ) -> Encoded:
-    """Features (n x d float32), pixels (n x 3 x H x W uint8) or patches (n x M x d float16) of a split.
+    """Return features, pixels or patches of a split.
 
-    They come from the package, from the cache, or from the encoder, whose result is then cached. Processes that want
-    the same entry at once wait for the first. `progress(done, total)` is called while images are encoded.
+    Features are n x d float32, pixels n x 3 x H x W uint8 and patches n x M x d float16. They come
+    from the package, from the cache, or from the encoder, whose output is then cached. Processes
+    that need the same entry wait for the first. `progress(done, total)` is called while encoding.
     """
     key = _key(split, encoder, kind)
     cached = _Entry(cache_dir or default_cache_dir(), kind, key)
@@ -126,7 +128,7 @@ def encode_split(
     cache_damage = ""
     if found is None:
         with cached.locked():
-            # Again: another process may have made it while we waited, or been between its two files when we looked.
+            # Look again: another process may have written it while we waited, or have been between its two files.
             found, cache_damage = cached.find(split)
             if found is None:
                 found = cached.make(split, encoder, KINDS[kind][0], progress, batch_size)
@@ -134,12 +136,12 @@ def encode_split(
     if shipped_damage:
         notes.append(f"The features that came with the package were not used because {shipped_damage}.")
     if cache_damage:
-        notes.append(f"The {kind} in {cached.data} were made again because {cache_damage}.")
+        notes.append(f"The {kind} in {cached.data} were computed again because {cache_damage}.")
     return replace(found, note=" ".join(notes))
 
 
 def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progress: Progress | None = None) -> Path:
-    """Make the features of an embedded set anew, in the 16 bits in which they ship."""
+    """Compute the features of an embedded set again, in the 16 bits in which they ship."""
     entry = _Entry(folder, "features", _key(split, encoder, "features"))
     with entry.locked():
         made = entry.make(split, encoder, torch.float16, progress, batch_size=64)
@@ -151,15 +153,15 @@ def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
     if kind not in KINDS:
         raise FedVLError(f"There is no kind of feature called '{kind}'; use features, pixels or patches.")
     if kind != "pixels" and not isinstance(encoder, _EncodesImages):
-        raise FedVLError(f"Model {encoder.name} does not encode images apart from texts; use a CLIP model.")
+        raise FedVLError(f"Model {encoder.name} does not encode images separately from texts; use a CLIP model.")
     if len(split) == 0:
-        raise FedVLError("There are no images to encode; check that the data set is not empty.")
+        raise FedVLError("There are no images to encode; check that the dataset is not empty.")
     parts = [FORMAT, encoder.fingerprint, kind, split.identity]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class _DamagedError(FedVLError):
-    """An entry that is there and not as it was written."""
+    """A cache entry that exists but is not as it was written."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class _Entry:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Held until we leave or die: the kernel drops it with the process, so it cannot go stale."""
+        """Hold the entry's lock; the kernel releases it with the process, so it is never stale."""
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.lock, "ab")  # noqa: SIM115 (closed below)
@@ -196,7 +198,7 @@ class _Entry:
             yield
 
     def find(self, split: ImageSplit) -> tuple[Encoded | None, str]:
-        """The entry if it is there and sound, and what is wrong with it if it is there and not sound."""
+        """Return the entry or None, and what is wrong with it if it is damaged."""
         if not self.data.exists() and not self.description.exists():
             return None, ""
         try:
@@ -214,14 +216,14 @@ class _Entry:
                 raise _DamagedError("it is of other images, another model or another version")
             if file_sha256(self.data) != described["sha256"]:
                 raise _DamagedError("its SHA-256 is not the one that was written")
-            with safe_open(self.data, framework="pt") as file:  # a private mapping: read when used, never written back
+            with safe_open(self.data, framework="pt") as file:  # memory-mapped: read on use, never written back
                 tensor = file.get_tensor(self.kind)
         except OSError as error:
             raise _DamagedError(
                 f"{Path(error.filename or self.data).name} cannot be read ({error.strerror})"
             ) from error
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise _DamagedError("it is not in our format") from error
+            raise _DamagedError("it is not in FedVL's format") from error
         if tensor.dtype not in KINDS[self.kind] or len(tensor) != total - len(bad):
             raise _DamagedError("its type or length is wrong")
         good = np.ones(total, dtype=bool)
@@ -241,7 +243,7 @@ class _Entry:
         progress: Progress | None,
         batch_size: int,
     ) -> Encoded:
-        """Encode and write the entry in place of what is there; the lock must be held."""
+        """Encode the split and write the entry, replacing any old one; the lock must be held."""
         self._remove()
         bad: list[tuple[int, str]] = []
         with _Part(self._file(".part"), self.kind, storage) as part:
@@ -290,7 +292,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class _Part:
-    """A safetensors file of one tensor, written aside by and by, and gone on leaving unless it was renamed."""
+    """A safetensors file of one tensor, written batch by batch; deleted on exit unless renamed."""
 
     def __init__(self, path: Path, kind: str, storage: torch.dtype) -> None:
         self.path, self.kind, self.storage = path, kind, storage
@@ -312,7 +314,7 @@ class _Part:
             self.file.write(rows.to(self.storage).contiguous().numpy().data)
 
     def finish(self) -> str:
-        """Write the header, make sure that all is on the disk, and return its SHA-256."""
+        """Write the header, flush the file to disk and return its SHA-256."""
         shape = [self.rows, *(self.shape or ())]
         size = math.prod(shape) * self.storage.itemsize
         described = {self.kind: {"dtype": _NAMES[self.storage], "shape": shape, "data_offsets": [0, size]}}
@@ -326,7 +328,7 @@ class _Part:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # what could not be written fails once more here, and was reported then
+        with suppress(OSError):  # a failed write fails again here, and was already reported
             self.file.close()
         self.path.unlink(missing_ok=True)
 
@@ -334,7 +336,7 @@ class _Part:
 def _encoded_batches(
     split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int
 ) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, str]]]]:
-    """In order and batch by batch: how many images are done, the rows of the good ones, the others with the reason."""
+    """Yield per batch: images done so far, rows of the good ones, the others with the reason."""
     for start, batch in _read_batches(split, encoder, batch_size):
         images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
         failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
@@ -349,7 +351,7 @@ def _encoded_batches(
 
 
 def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One batch of preprocessed images as rows of the given kind, rounded as all that is cached."""
+    """Encode a batch of preprocessed images as rows of the given kind, rounded as in the cache."""
     if any(image.shape != images[0].shape for image in images):
         raise _uneven()
     pixels = torch.stack(list(images))
@@ -363,7 +365,7 @@ def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tenso
 
 def _uneven() -> FedVLError:
     return FedVLError(
-        "This model keeps the proportions of images, and images of several shapes cannot be cached as one array; "
+        "This model keeps the aspect ratio of images, and images of several shapes cannot be cached as one array; "
         "crop them to one shape first."
     )
 
@@ -371,7 +373,7 @@ def _uneven() -> FedVLError:
 def _read_batches(
     split: ImageSplit, encoder: ImageEncoder, batch_size: int
 ) -> Iterator[tuple[int, list[tuple[int, torch.Tensor | str]]]]:
-    """Batches of (index, pixels or why there are none), in order; the next is read while the last is encoded."""
+    """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
 
     def read(index: int) -> torch.Tensor | str:
         try:

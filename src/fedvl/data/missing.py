@@ -1,10 +1,12 @@
-"""Samples that lack their text or their image: who lacks what, and what stands for it.
+"""Missing modalities: draw which samples miss their text or image, and fill in placeholders.
 
-A specification such as ``both:0.7`` says which modality is lacking in which share of the samples: ``text``, ``image``, or
-``both``, where half of that share lacks the one and half the other. A sample never lacks both.
+A specification such as ``both:0.7`` gives the modality and the share of samples that miss it:
+``text``, ``image``, or ``both``, where half of that share misses the text and half the image.
+A sample never misses both.
 
-An absent text is the empty text. An absent image is left in memory and marked in ``present``; a method puts all ones after
-normalisation in its place (``methods/parts/fused.py``), as missing-aware prompting does.
+A missing text is the empty text. A missing image stays in memory and is marked in ``present``; a
+method replaces it with ones after normalisation (``methods/parts/fused.py``), as missing-aware
+prompting does.
 """
 
 import math
@@ -23,7 +25,7 @@ from fedvl.tensors import Tensors
 Present = NDArray[np.bool_]  # samples x 2: has text, has image
 TEXT, IMAGE = 0, 1
 PATTERNS = ("text", "image", "both")
-DEFAULT_RATE = 0.7  # of the paper's test conditions, where training lacks nothing
+DEFAULT_RATE = 0.7  # of the paper's test conditions, if nothing is missing in training
 
 
 class Missing(NamedTuple):
@@ -47,9 +49,10 @@ def parse_missing(spec: str) -> Missing:
 def draw_present(
     texts: NDArray[np.bool_], spec: str | None, seed: int, purpose: str, groups: list[NDArray[np.int64]] | None = None
 ) -> Present:
-    """Which modalities each sample has. ``texts``: whether it has a text to begin with; one without keeps its image.
+    """Draw which modalities each sample has.
 
-    The share is of all samples together or, with ``groups``, of each group (a client's samples).
+    ``texts`` says which samples have a text at all; those without one keep their image. The share
+    is of all samples together or, with ``groups``, of each group (a client's samples).
     """
     present = np.stack([texts, np.ones_like(texts)], axis=1)
     if spec is None:
@@ -57,17 +60,17 @@ def draw_present(
     missing = parse_missing(spec)
     generator = numpy_generator(seed, "missing", purpose, spec)
     for rows in [np.arange(len(texts))] if groups is None else groups:
-        lacking = generator.permutation(rows)[: round(missing.rate * len(rows))]
-        half = (len(lacking) + 1) // 2
-        without_text = {"text": lacking, "image": lacking[:0], "both": lacking[:half]}[missing.pattern]
-        without_image = {"text": lacking[:0], "image": lacking, "both": lacking[half:]}[missing.pattern]
+        chosen = generator.permutation(rows)[: round(missing.rate * len(rows))]
+        half = (len(chosen) + 1) // 2
+        without_text = {"text": chosen, "image": chosen[:0], "both": chosen[:half]}[missing.pattern]
+        without_image = {"text": chosen[:0], "image": chosen, "both": chosen[half:]}[missing.pattern]
         present[without_text, TEXT] = False
         present[without_image, IMAGE] = ~present[without_image, TEXT]
     return present
 
 
 def conditions_of(spec: str | None) -> dict[str, str | None]:
-    """The seven conditions under which the paper tests (its results table), by name."""
+    """Return the seven test conditions of the paper's results table, by name."""
     rate = parse_missing(spec).rate if spec else DEFAULT_RATE
     return {
         "as trained": spec,
@@ -81,7 +84,7 @@ def conditions_of(spec: str | None) -> dict[str, str | None]:
 
 
 def lacking(inputs: Tensors, present: Present, no_text: torch.Tensor) -> Tensors:
-    """The inputs with ``present`` beside them, and the tokens of no text where the text is absent."""
+    """Return the inputs with ``present``, and with empty-text tokens where the text is missing."""
     tokens = inputs["tokens"]
     known = torch.from_numpy(present).to(tokens.device)
     return {**inputs, "tokens": torch.where(known[:, TEXT, None], tokens, no_text.to(tokens.device)), "present": known}

@@ -1,8 +1,9 @@
-"""Who holds which samples: the ways the papers deal one data set out to clients, and the class splits they test on.
+"""Partition a dataset among clients as the papers do, and draw the classes that they test on.
 
-Every scheme first draws a table of counts (clients x classes) and only then deals the samples, so a draw that must be
-tried again is cheap, and the same table splits a test set. All of them end on every input, place every sample exactly
-once and depend on nothing but the labels, the specification, the number of clients and the seed.
+Every scheme first draws a table of counts (clients x classes) and then assigns the samples, so a
+draw that must be repeated is cheap, and the same table splits a test set. Every scheme terminates
+on every input, assigns every sample exactly once and depends only on the labels, the
+specification, the number of clients and the seed.
 """
 
 import heapq
@@ -17,7 +18,7 @@ from fedvl.seeding import numpy_generator
 
 Indices = npt.NDArray[np.int64]
 
-# A Dirichlet draw is tried again at most this often, and less where the table is so large that one draw is slow.
+# The most Dirichlet draws; fewer are made if the table is so large that one draw is slow.
 MOST_DRAWS = 200
 MOST_CELLS = 30_000_000
 
@@ -26,10 +27,10 @@ _EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:2", "quantity": "qu
 
 @dataclass(frozen=True)
 class Partition:
-    """The samples of each client, and the draw they came from.
+    """The samples of each client, and the draw that assigned them.
 
-    `clients[k]` are the sorted indices of client k's samples. `counts` (clients x labels) says how many of each label
-    it holds; samples without a label are not counted. `note` is a sentence for the report.
+    `clients[k]` are the sorted indices of client k's samples. `counts` (clients x labels) is how
+    many labelled samples of each class it holds. `note` is a sentence for the report.
     """
 
     clients: list[Indices]
@@ -40,7 +41,7 @@ class Partition:
 
 
 def parse_spec(spec: str) -> tuple[str, float]:
-    """The scheme of a specification such as `dirichlet:0.3` and its number, 0 where it has none."""
+    """Return the scheme of a specification such as `dirichlet:0.3` and its number, 0 if none."""
     scheme, colon, text = spec.partition(":")
     if scheme in ("iid", "disjoint", "domains"):
         if colon:
@@ -48,7 +49,8 @@ def parse_spec(spec: str) -> tuple[str, float]:
         return scheme, 0.0
     if scheme not in _EXAMPLES:
         raise FedVLError(
-            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, disjoint or domains."
+            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
+            "disjoint or domains."
         )
     try:
         value = float(text)
@@ -67,22 +69,22 @@ def parse_spec(spec: str) -> tuple[str, float]:
 
 
 def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int, minimum: int = 10) -> Partition:
-    """Deal the samples that have these labels (-1: none) to clients; for `domains` a label is the number of a domain.
+    """Assign samples to clients by their labels (-1: none) or, for `domains`, by domain numbers.
 
-    `minimum` is how many samples a Dirichlet draw must give every client; the other schemes have no such rule.
+    `minimum` is how many samples a Dirichlet draw must give each client; other schemes ignore it.
     """
     scheme, value = parse_spec(spec)
     labels = _checked(labels)
     if clients < 1:
         raise FedVLError(f"A federation needs at least 1 client, not {clients}.")
-    if scheme == "only":  # of a real federation: this machine has the samples of one client
+    if scheme == "only":  # in a real federation this machine has the samples of one client
         return _held_by_one(labels, int(value), clients, spec, seed)
     if clients > len(labels):
-        raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels)}); ask for fewer clients.")
+        raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels)}); use fewer clients.")
     generator = numpy_generator(seed, "partition", spec, clients)
     if scheme == "iid":
-        note = f"iid: {len(labels)} samples were dealt at random to {clients} clients in equal parts."
-        return _dealt_evenly(labels, clients, generator, note, spec, seed)
+        note = f"iid: {len(labels)} samples were split at random among {clients} clients in equal parts."
+        return _assign_evenly(labels, clients, generator, note, spec, seed)
     _need_labels(labels, spec)
     sizes = np.bincount(labels).astype(np.int64)
     present = np.flatnonzero(sizes)
@@ -100,16 +102,16 @@ def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int,
     counts = np.zeros((clients, len(sizes)), np.int64)
     counts[:, present] = drawn
     empty = int((counts.sum(1) == 0).sum())
-    note = f"{spec}: {note}" + (f", and {empty} clients hold nothing." if empty else ".")
-    return Partition(_deal(labels, counts, generator), counts, note, spec, seed)
+    note = f"{spec}: {note}" + (f", and {empty} clients hold no samples." if empty else ".")
+    return Partition(_assign(labels, counts, generator), counts, note, spec, seed)
 
 
 def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition:
     """Split a test set by the draw that split the training set.
 
-    Of each class a client gets the share that it holds of the training samples, rounded down or up at random, so that
-    it never meets a class it was not given. A class without training samples is shared by all. An iid training set has
-    an iid test set.
+    Of each class a client gets the share that it holds of the training samples, rounded down or up
+    at random, so it is never tested on a class that it does not hold. A class without training
+    samples is shared by all. An iid training set has an iid test set.
     """
     labels = _checked(labels)
     clients = len(train.clients)
@@ -118,8 +120,8 @@ def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition
     if scheme == "only":
         return _held_by_one(labels, int(value), clients, train.spec, train.seed)
     if scheme == "iid":
-        note = f"iid: {len(labels)} test samples were dealt at random to {clients} clients in equal parts."
-        return _dealt_evenly(labels, clients, generator, note, train.spec, train.seed)
+        note = f"iid: {len(labels)} test samples were split at random among {clients} clients in equal parts."
+        return _assign_evenly(labels, clients, generator, note, train.spec, train.seed)
     _need_labels(labels, train.spec)
     sizes = np.bincount(labels, minlength=train.counts.shape[1]).astype(np.int64)
     shares = np.zeros((clients, len(sizes)), np.int64)
@@ -133,19 +135,19 @@ def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition
     counts = np.diff((edges * sizes + generator.integers(whole)) // whole, axis=0)
     note = f"{train.spec}: test samples follow the classes and proportions of the training samples"
     note += f", and {int(unseen.sum())} classes without training samples are shared by all." if unseen.any() else "."
-    return Partition(_deal(labels, counts, generator), counts, note, train.spec, train.seed)
+    return Partition(_assign(labels, counts, generator), counts, note, train.spec, train.seed)
 
 
 def few_shot(labels: npt.NDArray[np.int64], shots: int, seed: int) -> Indices:
-    """Sorted indices of `shots` samples of each class, or of all it has; samples without a label are never chosen.
+    """Return the sorted indices of `shots` samples of each class, or of all if it has fewer.
 
-    With one seed, fewer shots are a subset of more.
+    Samples without a label are never chosen. With one seed, fewer shots are a subset of more.
     """
     labels = _checked(labels)
     if shots < 1:
         raise FedVLError(f"Few-shot training needs at least 1 image of each class, not {shots}.")
     if labels.max() < 0:
-        raise FedVLError("Few-shot training needs labels, but no sample of this data set has one.")
+        raise FedVLError("Few-shot training needs labels, but no sample of this dataset has one.")
     order = _grouped(labels, numpy_generator(seed, "few-shot"))
     ordered = labels[order]
     place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
@@ -153,9 +155,10 @@ def few_shot(labels: npt.NDArray[np.int64], shots: int, seed: int) -> Indices:
 
 
 def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices], Indices]:
-    """Fed-MP's open vocabulary: each client has C // (K + 1) classes of its own; the test classes are those nobody has.
+    """Return each client's classes and the test classes, which no client holds (Fed-MP).
 
-    Unlike the released code, whose split is fixed, this one depends on the seed.
+    Each client holds C // (K + 1) classes. Unlike the fixed split of the released code, this one
+    depends on the seed.
     """
     each = class_count // (clients + 1)
     if clients < 1 or each < 1:
@@ -171,9 +174,9 @@ def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices]
 def _checked(labels: npt.NDArray[np.int64]) -> Indices:
     labels = np.asarray(labels, dtype=np.int64)
     if labels.ndim != 1 or len(labels) == 0:
-        raise FedVLError("There are no samples to share out; check that the data set holds readable images.")
+        raise FedVLError("There are no samples to partition; check that the dataset holds readable images.")
     if labels.min() < -1:
-        raise FedVLError(f"Label {labels.min()} is out of range; labels count from 0, and -1 stands for none.")
+        raise FedVLError(f"Label {labels.min()} is out of range; labels start at 0, and -1 means unlabelled.")
     return labels
 
 
@@ -184,20 +187,20 @@ def _need_labels(labels: Indices, spec: str) -> None:
 
 
 def _grouped(labels: Indices, generator: np.random.Generator) -> Indices:
-    """All indices, class after class, in random order within each class."""
+    """Return all indices, class by class, in random order within each class."""
     shuffled = generator.permutation(len(labels)).astype(np.int64)
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
-def _deal(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
-    """Random samples of each class for each client, as many as the table says."""
+def _assign(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
+    """Assign random samples of each class to each client, as many as the table says."""
     clients, classes = counts.shape
     owner = np.empty(len(labels), np.int64)
     owner[_grouped(labels, generator)] = np.repeat(np.tile(np.arange(clients), classes), counts.T.reshape(-1))
     return _by_owner(owner, clients)
 
 
-def _dealt_evenly(
+def _assign_evenly(
     labels: Indices, clients: int, generator: np.random.Generator, note: str, spec: str, seed: int
 ) -> Partition:
     owner = generator.permutation(np.arange(len(labels)) % clients)
@@ -225,25 +228,26 @@ def _by_owner(owner: Indices, clients: int) -> list[Indices]:
 def _dirichlet(
     sizes: Indices, alpha: float, clients: int, minimum: int, generator: np.random.Generator
 ) -> tuple[Indices, str]:
-    """Label skew of NIID-Bench, FedNTD and FedPP: each class in Dirichlet(alpha) proportions, none to full clients.
+    """Draw label skew (NIID-Bench, FedNTD, FedPP): each class in Dirichlet(alpha) proportions.
 
-    The papers draw until every client has `minimum` samples, which for 100 clients and alpha 0.05 takes some 15,000
-    draws. Here draws are bounded, and then the draw that lacks the fewest samples is repaired.
+    Clients that are full get no more. The papers draw until every client has `minimum` samples,
+    which takes about 15,000 draws for 100 clients and alpha 0.05. Here the number of draws is
+    limited, and then the draw that is short of the fewest samples is repaired.
     """
-    total, asked = int(sizes.sum()), minimum
+    total, requested = int(sizes.sum()), minimum
     if total < clients * minimum:
-        # Half the mean keeps the clients unequal; the mean itself would level them.
+        # Half the mean keeps the clients unequal; the mean itself would make them equal.
         minimum = max(1, total // (2 * clients))
-    lowered = f" (not {asked}, for which there are too few samples)" if minimum != asked else ""
+    lowered = f" (not {requested}, for which there are too few samples)" if minimum != requested else ""
     draws = max(1, min(MOST_DRAWS, MOST_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
-    best, best_draw, best_lack = np.zeros((clients, len(sizes)), np.int64), 0, total + 1
+    best, best_draw, best_shortfall = np.zeros((clients, len(sizes)), np.int64), 0, total + 1
     for draw in range(1, draws + 1):
         counts = _dirichlet_draw(sizes, alpha, clients, generator)
-        lack = int(np.maximum(minimum - counts.sum(1), 0).sum())
-        if lack == 0:
+        shortfall = int(np.maximum(minimum - counts.sum(1), 0).sum())
+        if shortfall == 0:
             return counts, f"draw {draw} gave each of {clients} clients at least {minimum} samples{lowered}"
-        if lack < best_lack:
-            best, best_draw, best_lack = counts, draw, lack
+        if shortfall < best_shortfall:
+            best, best_draw, best_shortfall = counts, draw, shortfall
     moved = _repair(best, minimum)
     return best, (
         f"none of {draws} draws gave each of {clients} clients {minimum} samples{lowered}, "
@@ -252,14 +256,14 @@ def _dirichlet(
 
 
 def _dirichlet_draw(sizes: Indices, alpha: float, clients: int, generator: np.random.Generator) -> Indices:
-    # Logarithms of gamma variates, by gamma(a) = gamma(a + 1) U^(1/a): with a small alpha the variates are all zero.
+    # Logarithms of gamma variates, by gamma(a) = gamma(a + 1) U^(1/a): for a small alpha the variates underflow.
     logarithms = np.log(generator.standard_gamma(alpha + 1, (len(sizes), clients)))
     logarithms += np.log1p(-generator.random((len(sizes), clients))) / max(alpha, 1e-300)
     counts = np.empty((len(sizes), clients), np.int64)
     held = np.zeros(clients, np.int64)
     full = sizes.sum() / clients
     for row, size, logarithm in zip(counts, sizes, logarithms, strict=True):
-        # Some client is always open: they cannot all hold the mean while samples are left.
+        # Some client can always take more: they cannot all hold the mean while samples are left.
         logarithm = np.where(held < full, logarithm, -np.inf)
         edges = np.exp(logarithm - logarithm.max()).cumsum()
         # Divided by its last entry, so that the last edge is the size exactly and rounding gives a full client nothing.
@@ -269,7 +273,7 @@ def _dirichlet_draw(sizes: Indices, alpha: float, clients: int, generator: np.ra
 
 
 def _repair(counts: Indices, minimum: int) -> int:
-    """Fill starved clients, each time from what the largest client has most of; returns how many samples moved."""
+    """Move samples from the largest clients to those below `minimum`; return how many moved."""
     held = counts.sum(1)
     moved = 0
     while held.min() < minimum:
@@ -285,7 +289,7 @@ def _repair(counts: Indices, minimum: int) -> int:
 
 
 def _shards(sizes: Indices, each: int, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
-    """FedNTD's sharding: classes are cut into shards of which each client draws `each`, so it has at most that many."""
+    """Draw FedNTD's shards: each client gets `each` shards, so at most that many classes."""
     shards = each * clients
     if shards < len(sizes):
         raise FedVLError(
@@ -297,8 +301,8 @@ def _shards(sizes: Indices, each: int, clients: int, generator: np.random.Genera
             f"Partition 'shards:{each}' needs {shards} samples for {clients} clients, but there are {sizes.sum()}; "
             "use fewer shards or fewer clients."
         )
-    # One shard a class, then always one more for the class with the largest shards: with equal classes this is S K / C
-    # for each, with unequal ones it keeps the clients as equal as it can, and no shard is empty.
+    # One shard per class, then always one more for the class with the largest shards: with equal classes this is
+    # S K / C for each, with unequal ones it keeps the clients as equal as possible, and no shard is empty.
     pieces = np.ones(len(sizes), np.int64)
     tie_break = generator.permutation(len(sizes))
     queue = [(-float(size), int(tie), label) for label, (size, tie) in enumerate(zip(sizes, tie_break, strict=True))]
@@ -317,25 +321,29 @@ def _shards(sizes: Indices, each: int, clients: int, generator: np.random.Genera
 
 
 def _quantity(sizes: Indices, fraction: float, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
-    """FedPP's quantity skew: a client has a fraction of the classes, and the holders of a class random parts of it.
+    """Draw FedPP's quantity skew: each class is split in random parts among some of the clients.
 
-    As in the released code each class goes to int(fraction K) clients, at least one, and neighbours hold the same
-    classes; here classes are shuffled and dealt in turn, so that clients hold equally many and none goes without.
+    As in the released code each class goes to int(fraction K) clients, at least one, and neighbours
+    hold the same classes; here classes are shuffled and assigned in turn, so that clients hold
+    equally many and no client is empty.
     """
     holders = max(1, int(fraction * clients + 1e-9))  # 0.29 * 100 is 28.999...
     raised = ""
     if holders * len(sizes) < clients:
         holders = math.ceil(clients / len(sizes))
-        raised = " (more than asked for, so that every client has one)"
+        raised = " (more than requested, so that every client has one)"
     counts = np.zeros((clients, len(sizes)), np.int64)
     for place, label in enumerate(generator.permutation(len(sizes))):
         chosen = (place * holders + np.arange(holders)) % clients
         counts[chosen, label] = _random_parts(int(sizes[label]), holders, int(sizes[label]) // clients, generator)
-    return counts, f"each of {len(sizes)} classes was dealt in random parts to {holders} of {clients} clients{raised}"
+    return counts, f"each of {len(sizes)} classes was split at random among {holders} of {clients} clients{raised}"
 
 
 def _random_parts(total: int, parts: int, least: int, generator: np.random.Generator) -> Indices:
-    """Whole numbers that sum to the total, each at least `least` and, if the total allows, 1; otherwise uniform."""
+    """Return uniformly random whole numbers that sum to the total.
+
+    Each is at least `least` and at least 1; if the total is too small for that, each is 0 or 1.
+    """
     if total < parts:
         return generator.permutation(np.arange(parts) < total).astype(np.int64)
     least = max(1, least)
@@ -345,7 +353,10 @@ def _random_parts(total: int, parts: int, least: int, generator: np.random.Gener
 
 
 def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
-    """Blocks of classes that no other client has (PromptFL, FedTPG, CacheFL's `pat`), as equal in number as can be."""
+    """Draw blocks of classes that no other client has, as equal in number as possible.
+
+    PromptFL, FedTPG and CacheFL's `pat` use it.
+    """
     if clients > len(sizes):
         raise FedVLError(
             f"Partition 'disjoint' needs a class for each client, but there are {clients} clients "
@@ -358,7 +369,7 @@ def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> t
 
 
 def _domains(sizes: Indices, clients: int) -> tuple[Indices, str]:
-    """Every client belongs to one domain (a hospital, a vendor); the clients of a domain share it evenly."""
+    """Assign each client to one domain (a hospital, a vendor), whose clients share it evenly."""
     if clients < len(sizes):
         raise FedVLError(f"Partition 'domains' needs a client for each of {len(sizes)} domains, not {clients} clients.")
     counts = np.zeros((clients, len(sizes)), np.int64)

@@ -1,4 +1,4 @@
-"""Who trains on what, and what is asked afterwards: the protocols, as rows of the dataset's two splits."""
+"""Protocols: which rows each client trains on, and which rows of the test split are queried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,18 @@ from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 
 Integers = NDArray[np.int64]
-VALIDATION_SHARE = 0.2  # of a new user's images in the open-vocabulary protocol; the rest is the test
+VALIDATION_SHARE = 0.2  # of a new user's images in the open-vocabulary protocol; the rest is for the test
 
 
 class Domains(NamedTuple):
-    """The number of the domain (a hospital, a vendor) that each row of a split belongs to."""
+    """The domain number (of a hospital, a vendor) of each row of both splits."""
 
     train: Integers
     test: Integers
 
 
 class Labels(NamedTuple):
-    """What is known of the rows of both splits: labels below ``classes``, -1 for none, and domains if there are any."""
+    """Labels of both splits, below ``classes`` or -1 for none, and domains if there are any."""
 
     train: Integers
     test: Integers
@@ -33,7 +33,7 @@ class Labels(NamedTuple):
 
 
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
-    """Domains by number; None for a dataset that knows none."""
+    """Number the domains, or return None if the dataset has none."""
     if not train or not test:
         return None
     _, numbers = np.unique([*train, *test], return_inverse=True)
@@ -42,31 +42,31 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
 
 @dataclass(frozen=True)
 class Deal:
-    """Rows and classes of training and of the questions; a class is a number of the dataset's."""
+    """Rows and classes for training and for the test queries; classes are numbers."""
 
     clients: list[Integers]  # rows of the training split that each client holds
     trained_classes: Integers
-    asked: Integers  # rows of the test split, in the order in which they are asked
+    asked: Integers  # rows of the test split, in the order of the queries
     asked_classes: Integers
-    validation: Integers  # rows of the test split for choosing settings by
+    validation: Integers  # rows of the test split for choosing settings
     note: str
-    parts: list[Integers] = field(default_factory=list)  # of ``asked``, by client, where each asks about its own
+    parts: list[Integers] = field(default_factory=list)  # rows of ``asked`` by client, if each has its own test images
 
 
 def closed(labels: Labels, data: DataConfig, seed: int) -> Deal:
-    """All clients together know all classes, and the whole test split is asked."""
+    """Partition the training split among the clients and query the whole test split."""
     return _closed(labels, data, seed)[0]
 
 
 def personal(labels: Labels, data: DataConfig, seed: int) -> Deal:
-    """Every client asks about its own part of the test split, which is dealt by the draw of the training split."""
+    """Query each client's own test images, split by the draw that split the training images."""
     deal, drawn = _closed(labels, data, seed)
-    return replace(deal, parts=partition_test(drawn, _dealt_by(labels, data).test).clients)
+    return replace(deal, parts=partition_test(drawn, _partition_by(labels, data).test).clients)
 
 
 def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Deal, Partition]:
     kept = _kept(labels, data, seed)
-    drawn = partition(_dealt_by(labels, data).train[kept], data.partition, data.clients, seed, data.minimum)
+    drawn = partition(_partition_by(labels, data).train[kept], data.partition, data.clients, seed, data.minimum)
     everything = np.arange(labels.classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
@@ -77,8 +77,8 @@ def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
     return few_shot(labels.train, data.shots, seed) if data.shots else np.arange(len(labels.train))
 
 
-def _dealt_by(labels: Labels, data: DataConfig) -> Labels | Domains:
-    """What a partition goes by: domains if it is of domains, and else labels."""
+def _partition_by(labels: Labels, data: DataConfig) -> Labels | Domains:
+    """Return the numbers to partition by: domains for `domains`, else labels."""
     if data.partition != "domains":
         return labels
     if labels.domains is None:
@@ -87,20 +87,18 @@ def _dealt_by(labels: Labels, data: DataConfig) -> Labels | Domains:
 
 
 def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Deal:
-    """Every client has classes of its own, and a new user asks about classes that nobody has (Fed-MP, section 5.1)."""
+    """Give each client its own classes and query classes that none holds (Fed-MP, section 5.1)."""
     owned, asked_classes = open_split(labels.classes, data.clients, seed)
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
     pool = np.flatnonzero(np.isin(labels.test, asked_classes))
     if not len(pool):
-        raise FedVLError(
-            "No test image belongs to the classes that were held back for the questions; use more test images."
-        )
+        raise FedVLError("No test image belongs to the classes held out for the queries; use more test images.")
     pool = numpy_generator(seed, "questions").permutation(pool)
     validation, asked = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
     note = (
         f"open vocabulary: each of {data.clients} clients holds {len(owned[0])} classes of its own, "
-        f"and {len(asked_classes)} classes that nobody holds are asked"
+        f"and {len(asked_classes)} classes that no client holds are queried"
     )
     return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
 
@@ -118,5 +116,5 @@ def only_test(labels: Labels, clients: int) -> Deal:
     return Deal([nothing] * clients, everything, np.arange(len(labels.test)), everything, nothing, "")
 
 
-# Which modality a sample lacks changes nothing of who holds it.
+# Missing modalities do not change which client holds a sample.
 PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal, "missing": closed}

@@ -1,4 +1,4 @@
-"""Datasets as tables for the terminal."""
+"""Print the catalogue and single datasets as tables in the terminal."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def list_datasets() -> None:
         table.add_row(name, entry.title, str(entry.classes), how(entry.embedded, entry.fetchable, name))
     console = Console()
     console.print(table)
-    console.print(f"\nDatasets lie in {default_data_root()}. A folder of your own needs no entry.", soft_wrap=True)
+    console.print(f"\nDatasets are stored in {default_data_root()}. Your own folder needs no entry.", soft_wrap=True)
 
 
 def how(embedded: bool, fetchable: bool, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Open a dataset by name or path: embedded sets, catalogue entries, image folders, parquet files, manifests."""
+"""Open a dataset by name or path: embedded, catalogue, image folder, parquet file or manifest."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ MANIFESTS = (".csv", ".jsonl")
 
 
 def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
-    """An embedded set, a catalogue name kept under `data_root`, an image folder, a parquet file or a manifest."""
+    """Open an embedded set, a catalogue name under `data_root`, a folder, parquet or manifest."""
     entry = lookup(name) if name == Path(name).name else None
     if entry is None:
         path = Path(name).expanduser()
@@ -36,18 +36,18 @@ def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
     root = data_root or default_data_root()
     if place := place_of(entry, root):
         return assemble(entry.name, read_path(place), entry)
-    here = f" To use what lies in this folder, write ./{name}." if Path(name).exists() else ""
+    here = f" To use the one in this folder, write ./{name}." if Path(name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
 
 def place_of(entry: Entry, root: Path) -> Path | None:
-    """Where a dataset of the catalogue lies, if it does."""
+    """Return where a catalogue dataset is stored, or None if it is not there."""
     candidates = [root / entry.name, *(root / f"{entry.name}{suffix}" for suffix in (".parquet", *MANIFESTS))]
     return next((path for path in candidates if path.exists()), None)
 
 
 def how_to_get(entry: Entry, root: Path) -> str:
-    """One sentence: what to fetch and where to put it."""
+    """Return a sentence that says what to download and where to put it."""
     if entry.fetchable:
         return f"{entry.title} is not in {root} yet; run `fedvl data get {entry.name}` to fetch it."
     place = root / entry.name
@@ -61,7 +61,7 @@ def how_to_get(entry: Entry, root: Path) -> str:
 
 
 def read_path(path: Path) -> Table:
-    """A file or folder in any of the layouts we know."""
+    """Read a file or folder in any supported layout."""
     if path.is_dir():
         if (path / "data_batch_1.png").exists():
             return read_cifar10(path)
@@ -84,7 +84,7 @@ def read_path(path: Path) -> Table:
 
 
 def read_folder(root: Path) -> Table:
-    """root/CLASS/images, or root/train/CLASS/images with root/test/CLASS/images."""
+    """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images."""
     folders = _folders(root)
     split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
         SPLIT_NAMES.get(folder.name.casefold()) in ("train", "val", "test") and _folders(folder) for folder in folders
@@ -103,7 +103,7 @@ def read_folder(root: Path) -> Table:
             labels += [class_folder.name] * len(images)
             splits += [split] * len(images)
         if stray := sum(1 for path in part.iterdir() if _is_image(path)):
-            notes.append(f"{stray} images of {part.name!r} lie outside of any class folder and were left out.")
+            notes.append(f"{stray} images of {part.name!r} are outside any class folder and were left out.")
     if not paths:
         raise FedVLError(
             f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
@@ -127,7 +127,7 @@ def _is_image(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> Table:
-    """CSV with a header, or one JSON object a line: path, and where there are any label, text, split."""
+    """Read a CSV with a header, or JSON lines: path, and optionally label, text and split."""
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []
     names: list[str] = []
@@ -143,8 +143,8 @@ def read_manifest(path: Path) -> Table:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedVLError(f"{path} cannot be read as a UTF-8 {path.suffix[1:].upper()} manifest ({error}).") from error
     if not paths:
-        raise FedVLError(f"{path} lists no images; give one row an image with the columns path, label, text, split.")
-    # An absolute path may change from machine to machine; the identity of the images may not.
+        raise FedVLError(f"{path} lists no images; write one row per image with the columns path, label, text, split.")
+    # Absolute paths differ between machines; the identity of the images must not.
     stable = [Path(name).name if Path(name).is_absolute() else Path(name).as_posix() for name in names]
     texts = columns["text"] if any(columns["text"]) else None
     return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts)
@@ -172,7 +172,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def read_parquet(path: Path) -> Table:
-    """Columns image (bytes), label, and where there are any split and text."""
+    """Read the columns image (bytes) and label, and optionally split and text."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
@@ -204,7 +204,7 @@ def read_parquet(path: Path) -> Table:
 
 
 def _class_labels(metadata: dict[bytes, bytes] | None) -> dict[Any, str]:
-    """Hugging Face datasets store labels as numbers and their names in the schema."""
+    """Return the label names that Hugging Face datasets store in the schema."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return dict(enumerate(features["label"]["names"]))

@@ -1,4 +1,4 @@
-"""Where images lie (files, parquet rows, contact sheets) and what a dataset is once it is open."""
+"""Image stores (files, parquet rows, contact sheets) and the datasets built on them."""
 
 import hashlib
 import threading
@@ -27,12 +27,12 @@ class Store(Protocol):
     def describe(self, row: int) -> str: ...
 
     def fingerprint(self, row: int) -> bytes:
-        """Bytes that change when the image changes and not when it is moved."""
+        """Return bytes that change when the image changes, but not when it is moved."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Some rows of a store with their labels (-1 where there is none), texts and domains ("" where there is none)."""
+    """Rows of a store with their labels (-1: none), texts and domains ("": none)."""
 
     store: Store
     rows: Integers
@@ -44,16 +44,16 @@ class Split:
         return len(self.rows)
 
     def read(self, index: int) -> Image.Image:
-        """The image, upright 8-bit RGB; raises `BadImage` where there is none to be had."""
+        """Return the image as upright 8-bit RGB, or raise `BadImage`."""
         return self.store.read(int(self.rows[index]))
 
     def describe(self, index: int) -> str:
-        """The path or row, for messages."""
+        """Return the path or row number, for messages."""
         return self.store.describe(int(self.rows[index]))
 
     @cached_property
     def identity(self) -> str:
-        """SHA-256 of what the images are, in order; every byte is read once."""
+        """SHA-256 of the images in order; every byte is read once."""
         digest = hashlib.sha256()
         for row in self.rows:
             digest.update(self.store.fingerprint(int(row)))
@@ -62,7 +62,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Classes, prompt templates and splits ("train", "test", perhaps "val"); `notes` says what was left out and why."""
+    """Classes, prompt templates and splits ("train", "test" and sometimes "val").
+
+    `notes` says what was left out and why.
+    """
 
     name: str
     class_names: tuple[str, ...]
@@ -73,7 +76,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class FileStore:
-    """One file an image. A name is a path relative to the source, so that moving the whole changes nothing."""
+    """One file per image; names are relative to the source, so that it can be moved."""
 
     paths: Sequence[Path]
     names: Sequence[str]
@@ -95,7 +98,10 @@ class FileStore:
 
 @dataclass
 class Sheet:
-    """One image file that holds many small images; `cut` takes its pixels apart. The file is read when first needed."""
+    """An image file that holds many small images, read on first use.
+
+    `cut` splits its pixels into the images.
+    """
 
     path: Path
     count: int
@@ -121,7 +127,7 @@ class Sheet:
             ) from error
         if len(tiles) < self.count:
             raise FedVLError(
-                f"{self.path} holds {len(tiles)} images where {self.count} are labelled; get the dataset again."
+                f"{self.path} holds {len(tiles)} images but has {self.count} labels; get the dataset again."
             )
         return tiles
 
@@ -134,7 +140,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class SheetStore:
-    """The images of several sheets, one after the other."""
+    """Images of several sheets in order."""
 
     sheets: Sequence[Sheet]
 
@@ -160,7 +166,10 @@ class SheetStore:
 
 @dataclass
 class ParquetStore:
-    """Image bytes in a column of a parquet file, held one row group at a time: reading in order is cheap."""
+    """Image bytes in a column of a parquet file.
+
+    One row group is held at a time, so reading in order is cheap.
+    """
 
     path: Path
     file: Any  # pyarrow.parquet.ParquetFile
@@ -185,7 +194,7 @@ class ParquetStore:
             if group != self._group:
                 try:
                     self._images = self.file.read_row_group(group, columns=["image"]).column("image")
-                except Exception as error:  # pyarrow has many; a damaged group must not end the reading of the others.
+                except Exception as error:  # pyarrow raises many kinds; one damaged group must not stop the others.
                     raise BadImage("its part of the parquet file is damaged.", self.describe(row)) from error
                 self._group = group
             value = self._images[row - int(self.starts[group])].as_py()

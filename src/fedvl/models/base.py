@@ -1,4 +1,4 @@
-"""What every encoder has, whatever its towers are: a name, preprocessing, a tokenizer and a fingerprint."""
+"""The base class of all encoders: name, preprocessing, tokenizer and fingerprint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FrozenEncoder(nn.Module):
-    """A pretrained model that is only read: no parameter of it is ever trained."""
+    """A pretrained model whose parameters are never trained."""
 
     image_size: int
 
@@ -38,17 +38,20 @@ class FrozenEncoder(nn.Module):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the configuration, the preprocessing and every weight: what a cached feature depends on."""
+        """SHA-256 of configuration, preprocessing and weights, which decide a cached feature."""
         return hashlib.sha256((self._description + digest(self.state_dict())).encode()).hexdigest()
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """-> uint8, 3 x H x W."""
+        """Return the image as uint8, 3 x H x W."""
         return self.preprocessing(image)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 in 0..255, or float in 0..1, of shape n x 3 x H x W -> float32, as `encode_image` wants it."""
+        """Return the pixels as float32, normalised for `encode_image`.
+
+        pixels: n x 3 x H x W, uint8 in 0..255 or float in 0..1.
+        """
         return self.preprocessing.normalise(pixels)
 
     def tokenise(self, texts: Sequence[str]) -> Tensor:
-        """-> n x L token numbers, cut to the longest of these texts and padded after the end token."""
+        """Return n x L token ids, padded after the end token to the longest of these texts."""
         return self.tokenizer(texts)

@@ -1,6 +1,7 @@
-"""`load_model`: an embedded model, a Hugging Face folder, an open_clip file or a hub name -> a frozen encoder.
+"""Load a frozen encoder: an embedded model, a Hugging Face folder, an open_clip file or a hub name.
 
-Only safetensors and JSON are read, never a pickle. A download happens for a hub name only, of the files needed only.
+Only safetensors and JSON are read, never a pickle. Only a hub name is downloaded, and only the
+files that are needed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
-SCALE = ".scale"  # int8 tensors are followed by one scale a row under this name (tools/quantise.py)
+SCALE = ".scale"  # an int8 tensor has one scale per row under its name with this suffix (tools/quantise.py)
 CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
 OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 
@@ -35,7 +36,11 @@ Encoder = TypeVar("Encoder", bound=FrozenEncoder)
 
 
 def load_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder:
-    """name: "fedvl-tiny", "fedvl-tiny-vilt", a folder, an open_clip .safetensors file, or a hub name (owner/model)."""
+    """Load the model of that name.
+
+    name: "fedvl-tiny", "fedvl-tiny-vilt", a folder, an open_clip .safetensors file, or a hub name
+    (owner/model).
+    """
     path = Path(name)
     model: DualEncoder | FusedEncoder
     if name in EMBEDDED:
@@ -70,7 +75,8 @@ def _folder(folder: Path, name: str) -> DualEncoder | FusedEncoder:
     if (folder / OPEN_CLIP_WEIGHTS).is_file():
         return _open_clip(folder / OPEN_CLIP_WEIGHTS, name)
     raise FedVLError(
-        f"{name} is no CLIP or ViLT model: it needs a config.json with model_type clip or vilt, or {OPEN_CLIP_WEIGHTS}."
+        f"{name} is not a CLIP or ViLT model: it needs a config.json with model_type clip or vilt, "
+        f"or {OPEN_CLIP_WEIGHTS}."
     )
 
 
@@ -82,19 +88,19 @@ def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncode
         if config["model_type"] == "vilt":
             tensors = convert.vilt_from_hugging_face(source)
             vilt = convert.vilt_shape(tensors, config)
-            # ViLT keeps an image's proportions, unless its folder asks for CLIP's centre crop.
+            # ViLT keeps an image's aspect ratio, unless its folder sets CLIP's centre crop.
             preprocessing = Preprocessing.from_config(images, vilt.patch * vilt.grid, crop="crop_size" in images)
             tokenizer = _tokenizer(tokenizer_folder, vilt.context_length, vilt.vocabulary)
             return _assemble(FusedEncoder, name, vilt, preprocessing, tokenizer, tensors)
         tensors = convert.clip_from_hugging_face(source)
-        # Older folders keep what differs from the defaults in `..._config_dict`.
+        # Older folders store what differs from the defaults in `..._config_dict`.
         vision, text = (
             {**(config.get(f"{t}_config") or {}), **(config.get(f"{t}_config_dict") or {})} for t in ("vision", "text")
         )
         clip = convert.clip_shape(tensors, vision, text)
     except KeyError as error:
         raise FedVLError(
-            f"The weights of {name} lack {error}: the folder does not hold a whole CLIP or ViLT model."
+            f"The weights of {name} are missing {error}: the folder does not hold a complete CLIP or ViLT model."
         ) from error
     preprocessing = Preprocessing.from_config(images, clip.vision.image_size, crop=True)
     tokenizer = _tokenizer(tokenizer_folder, clip.context_length, clip.vocabulary)
@@ -102,7 +108,10 @@ def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncode
 
 
 def _open_clip(path: Path, name: str) -> DualEncoder:
-    """A state dict under OpenAI's names; sizes come from the tensors, the rest from open_clip_config.json beside it."""
+    """Load a state dict with OpenAI's names.
+
+    Sizes come from the tensors, the rest from open_clip_config.json in the same folder.
+    """
     if path.suffix != ".safetensors":
         raise FedVLError(
             f"{name} is not a .safetensors file: convert it (safetensors.torch.save_file), FedVL reads no pickles."
@@ -113,11 +122,13 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
         tensors = convert.clip_from_open_clip(_dequantised(read_tensors(path)))
         shape = convert.clip_shape(tensors, vision, text)
     except KeyError as error:
-        raise FedVLError(f"{name} lacks the tensor {error}: it is not a CLIP model in open_clip's format.") from error
+        raise FedVLError(
+            f"{name} is missing the tensor {error}: it is not a CLIP model in open_clip's format."
+        ) from error
     images = config.get("preprocess_cfg", {})
     if images.get("resize_mode", "shortest") != "shortest" or images.get("interpolation", "bicubic") != "bicubic":
         raise FedVLError(
-            f"{name} wants images resized in a way that FedVL does not have: use a model with CLIP's preprocessing."
+            f"{name} needs images resized in a way that FedVL does not support: use a model with CLIP's preprocessing."
         )
     renamed = {f"image_{key}": images[key] for key in ("mean", "std") if key in images}
     preprocessing = Preprocessing.from_config(renamed, shape.vision.image_size, crop=True)
@@ -126,11 +137,11 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
 
 
 def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Heads and activation of the image and of the text tower, in Hugging Face's words."""
+    """Return heads and activation of the image and text towers under Hugging Face's names."""
     model = config.get("model_cfg")
     if model is None:
         warnings.warn(
-            f"There is no {OPEN_CLIP_CONFIG} beside {path.name}: OpenAI's activation (quick_gelu) is assumed.",
+            f"There is no {OPEN_CLIP_CONFIG} next to {path.name}: OpenAI's activation (quick_gelu) is assumed.",
             stacklevel=4,
         )
         return {}, {}
@@ -167,7 +178,7 @@ def _tokenizer(folder: Path, positions: int, vocabulary: int) -> TextTokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no file."""
+    """Return a JSON object, empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -186,7 +197,7 @@ def _read_weights(folder: Path) -> Tensors:
         pickled = ", only pickled weights, which FedVL does not open" if any(folder.glob("*.bin")) else ""
         raise FedVLError(
             f"{folder} has no {missing[0]}{pickled}: convert the weights to safetensors (transformers' save_pretrained "
-            "does), or name a model that offers them."
+            "does), or use a model that has them."
         )
     tensors: Tensors = {}
     for part in parts:
@@ -195,7 +206,10 @@ def _read_weights(folder: Path) -> Tensors:
 
 
 def _dequantised(tensors: Tensors) -> Tensors:
-    """Make 8-bit rows full: value = integer * scale of its row. Tensors of other kinds stay as they are."""
+    """Return the tensors with 8-bit rows as floats: value = integer * scale of its row.
+
+    Tensors of other kinds are unchanged.
+    """
     full = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for name, tensor in full.items():
         if tensor.dtype == torch.int8:
@@ -204,7 +218,7 @@ def _dequantised(tensors: Tensors) -> Tensors:
 
 
 def _download(name: str) -> Path:
-    """Fetch the small files of a hub model, then the weights that they tell of; both stay in the hub's cache."""
+    """Download the small files of a hub model, then its weights, into the hub's cache."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
 
@@ -220,7 +234,7 @@ def _download(name: str) -> Path:
         return folder
     except FedVLError:
         raise
-    except Exception as error:  # the hub's client and its transport have no base class in common
+    except Exception as error:  # the hub's client and its transport have no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedVLError(
             f"Cannot fetch the model {name!r} ({reason}): check the name and the network, or give a folder that has it."
@@ -228,12 +242,15 @@ def _download(name: str) -> Path:
 
 
 def _converted(name: str, folder: Path) -> str | None:
-    """The pull request in which the hub's converter offers safetensors of a model published as a pickle only."""
+    """Return the pull request with safetensors of a model that is published as a pickle only.
+
+    The hub's own converter opens such pull requests.
+    """
     from huggingface_hub import HfApi
 
     try:
         offers = HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type="pull_request")
         numbers = [str(offer.num) for offer in offers if "safetensors" in offer.title]
-    except Exception:  # no network: the one that was fetched before will do
+    except Exception:  # no network: use the one downloaded before
         numbers = [path.name for path in (folder.parents[1] / "refs" / "refs" / "pr").glob("*")]
     return f"refs/pr/{numbers[0]}" if numbers else None

@@ -1,6 +1,6 @@
-"""CLIP: an image tower (ViT, or the modified ResNet) and a text tower that meet in one space.
+"""CLIP: an image tower (ViT or modified ResNet) and a text tower with one embedding space.
 
-Parameters carry OpenAI's names, so that their and open_clip's files load as they are.
+Parameters have OpenAI's names, so that OpenAI's and open_clip's files load unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class VisionTransformer(nn.Module):
         self.proj = nn.Parameter(torch.empty(width, dim))
 
     def forward(self, pixels: Tensor, prompts: Tensor | None, patches: bool) -> Tensor:
-        """-> n x d; with `patches` n x (1 + M) x d, the pooled feature first."""
+        """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
         x = self.conv1(pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_embedding.expand(x.shape[0], 1, -1), x], 1) + self.positional_embedding
         rows = None if patches else torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
@@ -60,10 +60,10 @@ class VisionTransformer(nn.Module):
 
 
 class DualEncoder(FrozenEncoder):
-    """Images and texts encoded apart. Prompts are arguments; gradients flow to them and to nothing else.
+    """Encoder with separate image and text towers; gradients flow only to the prompts passed in.
 
-    `vision_layers` is the number of layers that can take prompts: 0 for a ResNet tower. `patches` is M, the number of
-    spatial features.
+    `vision_layers` is the number of layers that can take prompts: 0 for a ResNet tower. `patches`
+    is M, the number of patch features.
     """
 
     def __init__(self, name: str, shape: ClipShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
@@ -80,7 +80,7 @@ class DualEncoder(FrozenEncoder):
             self.visual = ModifiedResNet(shape.vision, shape.dim)
             self.vision_width, self.vision_layers = shape.vision.features, 0
         self.patches = shape.vision.grid**2
-        # not drawn at random: without real memory that would import a compiler, which takes seconds
+        # not initialised: on the meta device that would import a compiler, which takes seconds
         self.token_embedding = nn.Embedding(
             shape.vocabulary, shape.text.width, _weight=torch.empty(shape.vocabulary, shape.text.width)
         )
@@ -92,34 +92,35 @@ class DualEncoder(FrozenEncoder):
 
     @property
     def logit_scale(self) -> float:
-        """What a cosine is multiplied by before the softmax: 100 in OpenAI's weights."""
+        """Factor of the cosine similarity before the softmax: 100 in OpenAI's weights."""
         return float(self.log_scale.exp())
 
     def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
-        """pixels: n x 3 x H x W, normalised -> n x d, not yet of unit length.
+        """Return n x d features, not of unit length, of normalised pixels, n x 3 x H x W.
 
-        prompts: layers x P x width (or layers x n x P x width), appended after the patch tokens, replaced at each layer
-        and removed after the last layer that they reach.
+        prompts: layers x P x width (or layers x n x P x width), appended after the patch tokens,
+        replaced at each layer and removed after the last prompted layer.
         """
         self._check_prompts(prompts)
         features: Tensor = self.visual(pixels, prompts, False)
         return features
 
     def encode_patches(self, pixels: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """-> the pooled feature, n x d, and the projected spatial ones, n x M x d."""
+        """Return the pooled features, n x d, and the projected patch features, n x M x d."""
         self._check_prompts(prompts)
         features: Tensor = self.visual(pixels, prompts, True)
         return features[:, 0], features[:, 1:]
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
-        """n x L -> n x L x width, without positions."""
+        """Return the n x L x width embeddings of n x L tokens, without positions."""
         embedded: Tensor = self.token_embedding(tokens)
         return embedded
 
     def encode_text(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
-        """tokens: n x L -> n x d, not yet of unit length.
+        """Return n x d features, not of unit length, of n x L tokens.
 
-        context: P x width (one for all texts) or n x P x width, put in after the start token; the words move up by P.
+        context: P x width (shared by all texts) or n x P x width, inserted after the start token,
+        so that the words move up by P positions.
         """
         x = self.embed_tokens(tokens)
         ends = (tokens == self.tokenizer.end).int().argmax(-1)

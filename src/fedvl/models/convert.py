@@ -1,4 +1,4 @@
-"""Other people's parameter names -> ours (OpenAI's), and the sizes of a model read off its tensors."""
+"""Rename other formats' parameters to OpenAI's, and read a model's sizes from its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedvl.tensors import Tensors
 
 Config = Mapping[str, Any]
 
-# The parts of a block, ours <- Hugging Face's CLIP and ViLT; the three projections q, k, v become one matrix.
+# Parts of a block, our name: Hugging Face's for CLIP and ViLT; the q, k and v projections become one matrix.
 CLIP_BLOCK = {
     "ln_1": "layer_norm1",
     "attn.out_proj": "self_attn.out_proj",
@@ -34,7 +34,7 @@ CLIP_WHOLE = {
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
 }
-CLIP_TURNED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+CLIP_TRANSPOSED = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
 CLIP_NORMS = {
     "visual.ln_pre": "vision_model.pre_layrnorm",
     "visual.ln_post": "vision_model.post_layernorm",
@@ -49,14 +49,14 @@ VILT_BLOCK = {
     "mlp.c_proj": "output.dense",
 }
 VILT_QKV = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
-# open_clip's head width where it is not 64 (ViT-H, ViT-g, ViT-bigG); shapes alone do not tell it.
+# open_clip's head width where it is not 64 (ViT-H, ViT-g, ViT-bigG); it cannot be read from shapes.
 HEAD_WIDTH = {1280: 80, 1408: 88, 1664: 104}
 
 
 def clip_from_hugging_face(source: Tensors) -> Tensors:
-    """CLIPModel's names -> ours."""
+    """Rename CLIPModel's tensors to ours."""
     tensors = {ours: source[theirs] for ours, theirs in CLIP_WHOLE.items()}
-    tensors |= {ours: source[theirs].T.contiguous() for ours, theirs in CLIP_TURNED.items()}
+    tensors |= {ours: source[theirs].T.contiguous() for ours, theirs in CLIP_TRANSPOSED.items()}
     tensors["log_scale"] = source["logit_scale"].reshape(())
     _rename(tensors, source, CLIP_NORMS)
     for ours, theirs in CLIP_STACKS.items():
@@ -65,9 +65,9 @@ def clip_from_hugging_face(source: Tensors) -> Tensors:
 
 
 def clip_to_hugging_face(tensors: Tensors) -> Tensors:
-    """Our names (of a CLIP with a ViT) -> CLIPModel's."""
+    """Rename our tensors (of a CLIP with a ViT) to CLIPModel's."""
     target = {theirs: tensors[ours] for ours, theirs in CLIP_WHOLE.items()}
-    target |= {theirs: tensors[ours].T.contiguous() for ours, theirs in CLIP_TURNED.items()}
+    target |= {theirs: tensors[ours].T.contiguous() for ours, theirs in CLIP_TRANSPOSED.items()}
     target["logit_scale"] = tensors["log_scale"]
     _rename(target, tensors, {theirs: ours for ours, theirs in CLIP_NORMS.items()})
     for ours, theirs in CLIP_STACKS.items():
@@ -81,10 +81,14 @@ def clip_to_hugging_face(tensors: Tensors) -> Tensors:
 
 
 def clip_from_open_clip(source: Tensors) -> Tensors:
-    """open_clip's names are OpenAI's, sometimes with the text tower under `text.`; what is no weight is left out."""
+    """Rename open_clip's tensors to ours.
+
+    The names are OpenAI's, sometimes with the text tower under `text.`; entries that are not
+    weights are dropped.
+    """
     if any(name.startswith("visual.trunk.") for name in source):
         raise FedVLError(
-            "This open_clip file has an image tower of timm, which FedVL cannot run: use a ViT or ResNet CLIP."
+            "This open_clip file has a timm image tower, which FedVL cannot run: use a ViT or ResNet CLIP."
         )
     left_out = re.compile(r"(input_resolution|context_length|vocab_size|attn_mask|.*num_batches_tracked)")
     names = {name: name.removeprefix("text.") for name in source}
@@ -94,7 +98,10 @@ def clip_from_open_clip(source: Tensors) -> Tensors:
 
 
 def vilt_from_hugging_face(source: Tensors) -> Tensors:
-    """ViltModel's names, or those of a task model around it (`vilt.` in front, a head left out) -> ours."""
+    """Rename ViltModel's tensors to ours.
+
+    A task model around it also works: the prefix `vilt.` is removed and the head is dropped.
+    """
     source = {name.removeprefix("vilt."): tensor for name, tensor in source.items()}
     text = "embeddings.text_embeddings."
     tensors = {
@@ -134,7 +141,7 @@ def _blocks(
 
 
 def _count(tensors: Tensors, prefix: str) -> int:
-    """How many numbered layers there are under a prefix."""
+    """Count the numbered layers under a prefix."""
     return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
 
 
@@ -144,7 +151,7 @@ def _stack(tensors: Tensors, prefix: str, config: Config) -> StackShape:
     activation = str(config.get("hidden_act", "quick_gelu"))
     if activation not in ("gelu", "quick_gelu"):
         raise FedVLError(
-            f"The model uses the activation {activation}, which FedVL does not have: choose another model."
+            f"The model uses the activation {activation}, which FedVL does not support: choose another model."
         )
     return StackShape(
         width=width,
@@ -157,7 +164,10 @@ def _stack(tensors: Tensors, prefix: str, config: Config) -> StackShape:
 
 
 def clip_shape(tensors: Tensors, vision: Config, text: Config) -> ClipShape:
-    """Sizes from the tensors; heads, activation and epsilon, which leave no trace there, from the configuration."""
+    """Return the sizes of a model.
+
+    Heads, activation and epsilon cannot be read from the tensors and come from the configuration.
+    """
     vocabulary = tensors["token_embedding.weight"].shape[0]
     context_length, _ = tensors["positional_embedding"].shape
     image: ViTShape | ResNetShape

@@ -1,4 +1,4 @@
-"""From a PIL image to the numbers that an encoder reads: what CLIP's and ViLT's own image processors do."""
+"""Turn a PIL image into the input of an encoder, as CLIP's and ViLT's own image processors do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from torch import Tensor
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # ViLT lets the longer side grow to 1333/800 of the shorter one before it shrinks the image.
 VILT_LONGEST = 1333 / 800
-# A strip longer than this many times its width is cut before it is enlarged: 1 x 60000 would become gigapixels.
+# A strip longer than this many times its width is cropped before it is enlarged: 1 x 60000 would become gigapixels.
 LONGEST_STRIP = 32
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Bicubic resize of the shorter side, then a centre crop (CLIP) or, with crop 0, sides cut to a multiple (ViLT)."""
+    """Bicubic resize of the shorter side to `shorter`, then a centre crop (CLIP).
+
+    With `crop` 0 the aspect ratio is kept, and sides are multiples of `divisor` (ViLT).
+    """
 
     shorter: int
     crop: int
@@ -29,7 +32,7 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, config: dict[str, Any], image_size: int, crop: bool) -> Preprocessing:
-        """Read a Hugging Face preprocessor_config.json, old or new; what it leaves out is CLIP's or ViLT's own."""
+        """Read a Hugging Face preprocessor_config.json, old or new, with the model's defaults."""
         own = (CLIP_MEAN, CLIP_STD) if crop else ((0.5,) * 3, (0.5,) * 3)
         return cls(
             shorter=_side(config.get("size"), image_size),
@@ -40,7 +43,7 @@ class Preprocessing:
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """-> uint8, 3 x H x W."""
+        """Return the image as uint8, 3 x H x W."""
         image = _cut_strip(image.convert("RGB"))
         width, height = image.size
         if self.crop:
@@ -61,12 +64,15 @@ class Preprocessing:
         new = [scale * width, scale * height]
         if max(new) > longest:
             new = [side * longest / max(new) for side in new]
-        # At least one patch a side: a narrow strip would otherwise vanish.
+        # At least one patch per side: a narrow strip would otherwise vanish.
         columns, rows = (max(1, int(side + 0.5) // self.divisor) * self.divisor for side in new)
         return columns, rows
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 in 0..255, or float in 0..1, of shape ... x 3 x H x W -> float32, about mean 0, deviation 1."""
+        """Return the pixels as float32 with mean near 0 and deviation near 1.
+
+        pixels: ... x 3 x H x W, uint8 in 0..255 or float in 0..1.
+        """
         scaled = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
         mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] for v in (self.mean, self.std))
         return (scaled - mean) / std

@@ -1,6 +1,6 @@
-"""Residual networks: CLIP's image tower (RN50 and its kin), and plain ResNet-18/50 to be trained from scratch.
+"""ResNets: CLIP's frozen image tower (RN50 and larger), and ResNet-18/50 to train from scratch.
 
-CLIP's is a frozen module. The plain ones are functions of named tensors, because clients train them batched under vmap.
+The latter are functions of named tensors, because clients train them batched under vmap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPSILON = 1e-5  # of every batch normalisation here
 
 @dataclass(frozen=True)
 class ResNetShape:
-    """`width` channels after the stem, `blocks` in each of four stages, `grid` x `grid` positions at the end."""
+    """Sizes of CLIP's ResNet: channels after the stem, blocks per stage, and the final grid."""
 
     width: int
     blocks: tuple[int, int, int, int]
@@ -38,7 +38,7 @@ class ResNetShape:
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalisation with the statistics of the training set."""
+    """Batch normalisation with the fixed statistics of pretraining."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class FrozenNorm(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """ResNet's bottleneck with CLIP's change: a stride is an average pooling before the convolution."""
+    """ResNet's bottleneck with CLIP's change: a stride is average pooling before a convolution."""
 
     def __init__(self, channels: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Bottleneck(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention in which the mean of all positions asks, and the positions answer."""
+    """Multi-head attention pooling, with the mean over all positions as the query."""
 
     def __init__(self, positions: int, width: int, heads: int, dim: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ModifiedResNet(nn.Module):
         self.attnpool = AttentionPool(shape.grid**2, shape.features, shape.features // 64, dim)
 
     def forward(self, pixels: Tensor, prompts: Tensor | None, patches: bool) -> Tensor:
-        """-> n x d; with `patches` n x (1 + M) x d, the pooled feature first."""
+        """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
         if prompts is not None:
             raise FedVLError("A ResNet image tower takes no visual prompts: use a model with a ViT image tower.")
         x = pixels
@@ -130,16 +130,19 @@ class ModifiedResNet(nn.Module):
         return pooled if patches else pooled[:, 0]
 
 
-# --- plain ResNet-18/50, functional ---------------------------------------------------------------------------------
+# --- ResNet-18/50 to train from scratch -----------------------------------------------------------------------------
 
 BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 MOMENTUM = 0.1
 
 
 def initial(depth: int, classes: int, generator: torch.Generator, width: int = 64) -> Tensors:
-    """Weights and running statistics of a new network, under torchvision's names; `width` channels leave the stem."""
+    """Return weights and running statistics of a new network, under torchvision's names.
+
+    `width` is the number of channels after the stem.
+    """
     if depth not in BLOCKS:
-        raise FedVLError(f"There is no ResNet of depth {depth} here: choose 18 or 50.")
+        raise FedVLError(f"There is no ResNet of depth {depth}: choose 18 or 50.")
     tensors: Tensors = {}
 
     def convolution(name: str, channels: int, planes: int, size: int) -> None:
@@ -175,9 +178,10 @@ def initial(depth: int, classes: int, generator: torch.Generator, width: int = 6
 
 
 def forward(tensors: Tensors, images: Tensor, training: bool, present: Tensor | None = None) -> tuple[Tensor, Tensors]:
-    """images: n x 3 x H x W -> features, n x 512 (or 2048), and the running statistics that training changed.
+    """Return features, n x 512 (or 2048), and the running statistics that training changed.
 
-    present: n weights of 0 or 1; an absent (padding) image does not enter the batch statistics.
+    images: n x 3 x H x W. present: n weights of 0 or 1; a padding image (0) does not enter the
+    batch statistics.
     """
     changed: Tensors = {}
 
@@ -221,5 +225,5 @@ def forward(tensors: Tensors, images: Tensor, training: bool, present: Tensor | 
 
 
 def classify(tensors: Tensors, features: Tensor) -> Tensor:
-    """features -> n x classes logits."""
+    """Return n x classes logits of the features."""
     return F.linear(features, tensors["fc.weight"], tensors["fc.bias"])

@@ -1,4 +1,4 @@
-"""Text to token numbers, with a checkpoint's own files: CLIP's byte-pair or BERT's word-piece vocabulary."""
+"""Convert text to token ids with a checkpoint's own files, of CLIP (BPE) or BERT (WordPiece)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", 
 
 
 class TextTokenizer:
-    """Start token, words, end token; padded after the end token to the longest text given, cut to `length`."""
+    """Tokenizer that adds a start and an end token and truncates to `length`.
+
+    Texts are padded after the end token to the longest of a batch.
+    """
 
     def __init__(self, tokenizer: Tokenizer, length: int) -> None:
         known = {token: tokenizer.token_to_id(token) for token in (END, "[SEP]", "[PAD]")}
@@ -37,16 +40,19 @@ class TextTokenizer:
         self._tokenizer = tokenizer
 
     def to_json(self) -> str:
-        """The content of a tokenizer.json."""
+        """Return the content of a tokenizer.json."""
         return self._tokenizer.to_str()
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """-> n x L numbers, L the longest of these texts."""
+        """Return n x L token ids, with L the length of the longest text."""
         return torch.tensor([encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))], dtype=torch.long)
 
 
 def load_tokenizer(folder: Path, positions: int) -> TextTokenizer:
-    """The tokenizer of a folder; texts are cut to the model's `positions`, or to fewer where its settings say so."""
+    """Load the tokenizer of a folder.
+
+    Texts are truncated to the model's `positions`, or to fewer if the folder's settings say so.
+    """
     settings = folder / "tokenizer_config.json"
     config = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
     length = min(positions, int(config.get("model_max_length") or positions))

@@ -1,7 +1,7 @@
-"""The one block stack: CLIP's image tower, CLIP's text tower and ViLT are all made of it.
+"""The transformer that CLIP's image tower, CLIP's text tower and ViLT share.
 
-Everything is a pure function of its inputs, without in-place writes, so that `torch.func.vmap` and `grad` can batch
-prompts over clients while the weights stay unbatched.
+Everything is a pure function of its inputs, without in-place writes, so that `torch.func.vmap`
+and `grad` can batch prompts over clients while the weights stay unbatched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class StackShape:
-    """Sizes of a stack of pre-LayerNorm blocks. `activation` is "quick_gelu" (OpenAI's weights) or "gelu"."""
+    """Sizes of a stack of pre-LayerNorm blocks.
+
+    `activation` is "quick_gelu" (OpenAI's weights) or "gelu".
+    """
 
     width: int
     layers: int
@@ -26,15 +29,15 @@ class StackShape:
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x: n x T x width, rows: n positions -> n x 1 x width."""
+    """Return one position of each sequence: n x T x width -> n x 1 x width."""
     return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))
 
 
 class Attention(nn.Module):
     """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`.
 
-    PyTorch's fused CPU kernel has no batching rule: under vmap it falls back to a loop over clients. It is used only in
-    inference mode, which is how whole datasets are encoded and never how clients are batched.
+    PyTorch's fused CPU kernel has no batching rule: under vmap it falls back to a loop over
+    clients. It is used only in inference mode, which encodes datasets and never batches clients.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -45,7 +48,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """n x T x (parts * width) -> `parts` tensors of n x heads x T x head width."""
+        """Split n x T x (parts * width) into `parts` tensors of n x heads x T x head width."""
         count, length, _ = x.shape
         return x.reshape(count, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -89,7 +92,10 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.width, shape.epsilon)
 
     def forward(self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """x: n x T x width; visible: boolean, broadcast to n x heads x T x T; rows: compute only these positions."""
+        """Apply the block to x, n x T x width.
+
+        visible: boolean, broadcast to n x heads x T x T. rows: compute only these positions.
+        """
         mixed = self.attn(self.ln_1(x), visible, rows)
         x = (x if rows is None else take_rows(x, rows)) + mixed
         out: Tensor = x + self.mlp(self.ln_2(x))
@@ -97,13 +103,14 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks in a row, with what the methods need of them as arguments:
+    """A stack of blocks that takes prompts.
 
-    - `rows` (n positions): the last block computes only these, if only they are read; the result is n x 1 x width;
-    - `appended` (layers x [n x] P x width): deep prompts behind the tokens, replaced at each layer and dropped after
-      the last prompted one (FedPP, VPT-deep);
-    - `prepended` (layers x [n x] P x width): prompts put in front at each of the first layers and kept, so that the
-      sequence grows by P each time (ViLT's input prompts are the case of one layer, missing-aware prompts of six).
+    - `rows` (n positions): the last block computes only these; the result is n x 1 x width;
+    - `appended` (layers x [n x] P x width): deep prompts after the tokens, replaced at each layer
+      and removed after the last prompted one (FedPP, VPT-deep);
+    - `prepended` (layers x [n x] P x width): prompts in front, added at each of the first layers
+      and kept, so that the sequence grows by P each time (one layer for ViLT's input prompts, six
+      for missing-aware prompts).
     """
 
     def __init__(self, shape: StackShape) -> None:
@@ -120,7 +127,10 @@ class Transformer(nn.Module):
         appended: Tensor | None = None,
         prepended: Tensor | None = None,
     ) -> Tensor:
-        """x: n x T x width; key_mask: n x T, True where a token may be attended to (prompts always may)."""
+        """Apply all blocks to x, n x T x width.
+
+        key_mask: n x T, True where a token may be attended to (prompts always may).
+        """
         count, length, _ = x.shape
         last = len(self.resblocks) - 1
         for layer, block in enumerate(self.resblocks):
@@ -138,14 +148,17 @@ class Transformer(nn.Module):
 def _visible(
     length: int, device: torch.device, causal: bool, key_mask: Tensor | None, rows: Tensor | None
 ) -> Tensor | None:
-    """Which key each query may see, broadcast to n x heads x queries x keys; None where all may be seen."""
+    """Return which key each query may attend to, or None if all may.
+
+    The mask is broadcast to n x heads x queries x keys.
+    """
     visible = None
     if causal:
         positions = torch.arange(length, device=device)
         queries = positions[:, None] if rows is None else rows[:, None, None, None]
         visible = positions <= queries
     if key_mask is not None:
-        # Prompts stand before the tokens, so a mask that is too short is filled from the left.
+        # Prompts come before the tokens, so a mask that is too short is padded on the left.
         key_mask = F.pad(key_mask, (length - key_mask.shape[1], 0), value=True)[:, None, None, :]
         visible = key_mask if visible is None else visible & key_mask
     return visible

@@ -1,7 +1,8 @@
-"""ViLT: text tokens and image patches in one stack of blocks (Kim et al. 2021).
+"""ViLT: text tokens and image patches in one transformer (Kim et al. 2021).
 
-The pieces that methods need apart are apart: `embed_text` and `embed_image` give the input tokens (Fed-PRIME's query is
-their maximum), `run` sends tokens through the blocks with prompts at chosen layers, `pool` reads one position.
+Its steps can be used separately: `embed_text` and `embed_image` return the input tokens
+(Fed-PRIME's query is their maximum), `run` applies the blocks with prompts at chosen layers, and
+`pool` reads one position.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class ViltShape:
 
 
 class FusedEncoder(FrozenEncoder):
-    """Images and texts encoded together. Where a model keeps the images' proportions (`crop` 0), use `collate`."""
+    """Encoder of images and texts in one transformer.
+
+    Use `collate` with a model that keeps the aspect ratio of images (`crop` 0).
+    """
 
     def __init__(self, name: str, shape: ViltShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
         super().__init__(name, shape, preprocessing, tokenizer)
@@ -38,7 +42,7 @@ class FusedEncoder(FrozenEncoder):
         self.patch, self.grid = shape.patch, shape.grid
         self.image_size = shape.patch * shape.grid
         self.context_length = shape.context_length
-        # not drawn at random: without real memory that would import a compiler, which takes seconds
+        # not initialised: on the meta device that would import a compiler, which takes seconds
         self.token_embedding = nn.Embedding(shape.vocabulary, width, _weight=torch.empty(shape.vocabulary, width))
         self.text_positions = nn.Parameter(torch.empty(shape.context_length, width))
         self.text_type = nn.Parameter(torch.empty(width))
@@ -52,7 +56,7 @@ class FusedEncoder(FrozenEncoder):
         self.pooler = nn.Linear(width, width)
 
     def collate(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Images of several sizes -> normalised pixels, padded with zeros to n x 3 x H x W, and the sizes, n x 2."""
+        """Return normalised pixels, zero-padded to n x 3 x H x W, and the sizes, n x 2."""
         sizes = torch.tensor([image.shape[-2:] for image in images])
         height, width = sizes.amax(0).tolist()
         padded = [
@@ -61,12 +65,12 @@ class FusedEncoder(FrozenEncoder):
         return torch.stack(padded), sizes
 
     def text_mask(self, tokens: Tensor) -> Tensor:
-        """n x L: True up to and with the first end token."""
+        """Return an n x L mask: True up to and including the first end token."""
         ended = tokens == self.tokenizer.end
         return (ended.int().cumsum(-1) - ended.int()) == 0
 
     def image_mask(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """n x (1 + M): True for the class token and for every patch inside the image."""
+        """Return an n x (1 + M) mask: True for the class token and patches inside the image."""
         rows, columns = (side // self.patch for side in pixels.shape[-2:])
         inside = torch.ones(pixels.shape[0], rows, columns, dtype=torch.bool, device=pixels.device)
         if sizes is not None:
@@ -76,13 +80,16 @@ class FusedEncoder(FrozenEncoder):
         return F.pad(inside.flatten(1), (1, 0), value=True)
 
     def embed_text(self, tokens: Tensor) -> Tensor:
-        """n x L -> n x L x width, with positions and the mark of the text."""
+        """Return n x L x width embeddings, with positions and the text modality added."""
         x = self.token_embedding(tokens) + self.text_type + self.text_positions[: tokens.shape[1]]
         embedded: Tensor = self.text_norm(x) + self.modalities[0]
         return embedded
 
     def embed_image(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """pixels: n x 3 x H x W, normalised -> n x (1 + M) x width; sizes: from `collate`, where they differ."""
+        """Return n x (1 + M) x width embeddings of normalised pixels, n x 3 x H x W.
+
+        sizes: from `collate`, if the images differ in size.
+        """
         x = self.patches(pixels)
         rows, columns = x.shape[-2:]
         if sizes is None:
@@ -98,23 +105,24 @@ class FusedEncoder(FrozenEncoder):
         return torch.cat([first, x], 1) + self.modalities[1]
 
     def _positions(self, rows: int, columns: int) -> Tensor:
-        """The trained grid of positions, stretched to 1 x width x rows x columns."""
+        """Return the trained grid of positions, interpolated to 1 x width x rows x columns."""
         grid = self.image_positions[1:].T.reshape(1, -1, self.grid, self.grid)
         if (rows, columns) == (self.grid, self.grid):
             return grid
         return F.interpolate(grid, size=(rows, columns), mode="bilinear", align_corners=True)
 
     def run(self, embedded: Tensor, mask: Tensor | None = None, prompts: Tensor | None = None) -> Tensor:
-        """Tokens n x T x width through all blocks and the last LayerNorm; mask: n x T, False where nothing is seen.
+        """Apply all blocks and the final LayerNorm to embeddings, n x T x width.
 
-        prompts: layers x P x width, or layers x n x P x width: put in front at each of the first layers and kept, so
-        that the result has layers * P more positions, the latest prompts first.
+        mask: n x T, False where a token is ignored. prompts: layers x [n x] P x width, prepended at
+        each of the first layers and kept, so that the result has layers * P more positions, the
+        latest prompts first.
         """
         hidden: Tensor = self.ln_final(self.transformer(embedded, key_mask=mask, prepended=prompts))
         return hidden
 
     def pool(self, hidden: Tensor, position: int = 0) -> Tensor:
-        """n x T x width -> n x width: ViLT's pooler, read at one position."""
+        """Apply ViLT's pooler at one position: n x T x width -> n x width."""
         pooled: Tensor = torch.tanh(self.pooler(hidden[:, position]))
         return pooled
 
@@ -127,10 +135,11 @@ class FusedEncoder(FrozenEncoder):
         image_mask: Tensor | None = None,
         sizes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """-> hidden states, n x (P + L + 1 + M) x width, and the pooled state of the text's first token, n x width.
+        """Return hidden states and the pooled state of the text's first token, n x width.
 
-        prompts: P x width (one for all samples) or n x P x width, put in front of the first layer. Masks are True where
-        a token may be attended to; without them all but padding may.
+        Hidden states are n x (P + L + 1 + M) x width. prompts: P x width (shared by all samples) or
+        n x P x width, prepended at the first layer. Masks are True where a token may be attended
+        to; by default only padding is ignored.
         """
         embedded = torch.cat([self.embed_text(tokens), self.embed_image(pixels, sizes)], 1)
         mask = torch.cat(
