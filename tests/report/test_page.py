@@ -2,6 +2,8 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -337,3 +339,9 @@ def test_the_personal_protocol_shows_each_client_against_zero_shot(sample, page_
     assert "client 0: 50.00 %, zero-shot 40.00 %" in page.texts["clients"]
     assert "client 2: 75.00 %, zero-shot 80.00 %" in page.texts["clients"]
     assert "client 1" not in page.texts["clients"]
+
+
+def test_pages_and_tables_do_not_load_torch():
+    code = "import sys, fedvl.report.page, fedvl.report.tables; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
