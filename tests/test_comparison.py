@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedvl.compare.grid import Grid, Stand, folder_name, read_grid
+from fedvl.compare.grid import Grid, Variant, folder_name, read_grid
 from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
@@ -45,7 +45,7 @@ def test_rows_win_over_columns_and_everything_over_the_base() -> None:
     first, second = grid.cases()
     assert first.settings == {"data": {"clients": 3, "shots": 2, "partition": "iid"}, "seed": 0}
     assert second.settings["seed"] == 1
-    (over,) = grid.under(Stand(settings={"data": {"clients": 9}}, seeds=1)).cases()
+    (over,) = grid.under(Variant(settings={"data": {"clients": 9}}, seeds=1)).cases()
     assert over.settings["data"] == {"clients": 9, "shots": 2, "partition": "iid"}
 
 
@@ -90,8 +90,8 @@ def test_folders_differ_where_anything_differs_and_only_there() -> None:
     ("text", "told"),
     [
         ("seeds = 1\n", "rows"),
-        ("[rows.a]\npaper = [1.0, 2.0]\n", "has 2 figures of the paper for 1 columns"),
-        ("[rows.a]\n[embedded.columns.x]\nbeside = 'y'\n", "stands beside 'y'"),
+        ("[rows.a]\npaper = [1.0, 2.0]\n", "has 2 values of the paper for 1 columns"),
+        ("[rows.a]\n[embedded.columns.x]\nbeside = 'y'\n", "is compared with 'y'"),
         ("colour = 1\n[rows.a]\n", "There is no setting 'colour'"),
     ],
 )

@@ -9,7 +9,7 @@ let token = new URLSearchParams(location.hash.slice(1)).get("token");
 let run = null; // the served run
 let session = null; // the current session, for the names in use
 let images = []; // {file, url} by number, of all images since the start
-let asked = 0; // number of images sent
+let sent = 0; // number of images sent
 let answered = 0, refused = 0, differing = 0, examples = 0;
 let asking = Promise.resolve(), turn = 0; // a new turn stops the previous one
 
@@ -50,8 +50,8 @@ async function begin() {
 function nextRequest() {
   const form = new FormData();
   let bytes = 0, count = 0;
-  while (asked + count < images.length && count < Math.min(session.batch_size, 18)) {
-    const { file } = images[asked + count];
+  while (sent + count < images.length && count < Math.min(session.batch_size, 18)) {
+    const { file } = images[sent + count];
     if (count && bytes + file.size > LARGEST_REQUEST) break;
     bytes += file.size;
     count += 1;
@@ -71,10 +71,10 @@ async function askAll(mine) {
       showLeaning();
       showMemory();
     }
-    while (asked < images.length && mine === turn) {
+    while (sent < images.length && mine === turn) {
       const { form, count } = nextRequest();
       const response = await call(`sessions/${session.id}/images`, { method: "POST", body: form });
-      asked += count;
+      sent += count;
       for await (const line of linesOf(response)) {
         if (mine !== turn) return;
         show(line);
@@ -93,7 +93,7 @@ function ask(anew = false) {
   if (anew && session) call(`sessions/${session.id}`, { method: "DELETE" }).catch(() => {});
   if (anew) {
     session = null;
-    asked = answered = refused = differing = examples = 0;
+    sent = answered = refused = differing = examples = 0;
     turn += 1;
     find("answers").replaceChildren();
     find("prototypes").replaceChildren();
