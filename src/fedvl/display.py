@@ -1,4 +1,4 @@
-"""Progress for people, on standard error, so that standard output stays clean for tables and JSON."""
+"""Progress on standard error, so that standard output stays clean for tables and JSON."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ class Silent:
 
 
 class TerminalDisplay:
-    """A bar for each stage; lines of plain text where there is no terminal."""
+    """A progress bar per stage, or plain lines without a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet)
@@ -65,7 +65,7 @@ class TerminalDisplay:
     ) -> Callable[[dict[str, Any]], None]:
         task = self.progress.add_task("Rounds", total=total, completed=len(records), detail="")
         if records:
-            self.console.print(f"Going on after round {len(records)} of {total}.")
+            self.console.print(f"Continuing after round {len(records)} of {total}.")
 
         def update(record: dict[str, Any]) -> None:
             accuracy = record.get("accuracy")
@@ -80,7 +80,7 @@ class TerminalDisplay:
 
 
 class GridDisplay:
-    """Progress over many runs: one bar with the time that is left, and a line a finished run where there is no terminal."""
+    """Progress over many runs: one bar with the time left, or a line per run without a terminal."""
 
     def __init__(self, display: TerminalDisplay) -> None:
         self.display = display
@@ -91,10 +91,10 @@ class GridDisplay:
         self.title = title
         self.display.progress.update(self.task, completed=done, total=total, detail=title)
 
-    def end(self, told: str, done: int, total: int) -> None:
-        self.display.progress.update(self.task, completed=done, total=total, detail=f"{self.title}: {told}")
+    def end(self, outcome: str, done: int, total: int) -> None:
+        self.display.progress.update(self.task, completed=done, total=total, detail=f"{self.title}: {outcome}")
         if not self.display.console.is_terminal:
-            self.display.console.print(f"[{done}/{total}] {self.title}: {told}", markup=False, highlight=False)
+            self.display.console.print(f"[{done}/{total}] {self.title}: {outcome}", markup=False, highlight=False)
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self._detail(f"{name.lower()} {done}/{total}")

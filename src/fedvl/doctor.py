@@ -1,4 +1,4 @@
-"""Is this installation sound? One line a finding, with what to do about it."""
+"""Check the installation: one line per finding, with what to do about it."""
 
 import importlib.metadata
 import importlib.util
@@ -17,7 +17,7 @@ Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
 def examine() -> bool:
-    """Print all findings; whether everything that a run needs is in order."""
+    """Print all findings; return whether everything that a run needs works."""
     console = Console()
     marks = {"good": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
     sound = True
@@ -42,12 +42,12 @@ def python() -> list[Finding]:
 def torch_build() -> list[Finding]:
     import torch
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU: the processor is used"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, the CPU is used"
     return [("good", f"torch {torch.__version__}, {device}")]
 
 
 def torchvision() -> list[Finding]:
-    """FedVL does not use torchvision, but one built for another torch breaks transformers and peft beside us."""
+    """Warn of a torchvision built for another torch, which breaks transformers and peft."""
     if importlib.util.find_spec("torchvision") is None:
         return []
     try:
@@ -85,7 +85,7 @@ def cache_folder() -> list[Finding]:
     folder = default_cache_dir()
     parent = next(path for path in [folder, *folder.parents] if path.exists())
     if not os.access(parent, os.W_OK):
-        return [("bad", f"the feature cache {folder} cannot be written: set FEDVL_CACHE to a folder that can")]
+        return [("bad", f"the feature cache {folder} is not writable: set FEDVL_CACHE to a writable folder")]
     free = shutil.disk_usage(parent).free
     kind = "note" if free < 2 * 10**9 else "good"
     return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free")]
@@ -93,8 +93,8 @@ def cache_folder() -> list[Finding]:
 
 def npm() -> list[Finding]:
     if shutil.which("npm"):
-        return [("good", "npm is here: fedvl data get works")]
-    return [("note", "npm is not here: fedvl data get needs it (install Node.js); all else works without")]
+        return [("good", "npm found: fedvl data get works")]
+    return [("note", "npm not found: fedvl data get needs it (install Node.js); everything else works")]
 
 
 def extras() -> list[Finding]:

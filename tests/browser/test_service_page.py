@@ -65,7 +65,7 @@ def test_names_twenty_images_answers_prototypes_and_comparison(browser, address,
     for card, reply in zip(found[:20], replies, strict=True):
         assert card["names"] == [name for name, _ in reply.ranked[:4]]
         assert card["zero_shot"] == [name for name, _ in reply.zero_shot[:4]]
-        assert card["kept"] == (None if reply.example_of is None else f"kept as {reply.example_of}")
+        assert card["kept"] == (None if reply.example_of is None else f"prototype of {reply.example_of}")
         assert float(card["widths"][0].rstrip("%")) == pytest.approx(100 * reply.ranked[0][1], abs=1)
         assert card["differs"] == (reply.ranked[0][0] != reply.zero_shot[0][0])
     assert found[20]["refused"]
@@ -87,9 +87,10 @@ def test_names_twenty_images_answers_prototypes_and_comparison(browser, address,
     browser.evaluate("document.getElementById('compare').click()")
     assert browser.evaluate(visible)
     differing = sum(card["differs"] for card in found)
-    said = f"zero-shot says otherwise of {differing}" if differing else "zero-shot says the same"
+    said = f"zero-shot differs on {differing}" if differing else "zero-shot agrees"
     assert (
-        browser.evaluate("document.getElementById('status').textContent") == f"20 images answered · 1 refused · {said}"
+        browser.evaluate("document.getElementById('status').textContent")
+        == f"20 images classified · 1 refused · {said}"
     )
     browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 20_000

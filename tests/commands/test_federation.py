@@ -73,7 +73,7 @@ def test_a_dry_run_names_every_tensor_that_would_leave_and_what_stays(fedvl):
         ["counts", "report"],
         ["images", "report"],
     ]
-    assert "44 bytes in all" in leaves
+    assert "44 bytes in total" in leaves
     assert all(name in stays for name in ("images and labels", "context", "labels", "confidence"))
 
 

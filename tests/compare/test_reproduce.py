@@ -8,7 +8,7 @@ import pytest
 
 from fedvl.compare.grid import read_recipe, recipe_names
 from fedvl.compare.measures import MEASURES
-from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, wanting, write_reproduction
+from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, missing_requirements, write_reproduction
 from fedvl.compare.run import perform_grid
 from fedvl.data.catalogue import find
 from fedvl.display import GridDisplay, TerminalDisplay
@@ -103,7 +103,7 @@ def test_averages_over_datasets_agree_with_the_papers_own() -> None:
 def test_what_is_lacking_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDVL_DATA", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    sentences = wanting(arranged(read_recipe("fed-mp/table1"), embedded=False, quick=False))
+    sentences = missing_requirements(arranged(read_recipe("fed-mp/table1"), embedded=False, quick=False))
     told = "\n".join(sentences)
     assert len(sentences) == len(set(sentences)) == 6 + 1 + 1  # datasets, the model, the network's weights
     assert "hf download openai/clip-vit-large-patch14-336" in told
@@ -113,13 +113,13 @@ def test_what_is_lacking_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_lacking_on_the_embedded_model(name: str) -> None:
-    assert wanting(arranged(read_recipe(name), embedded=True, quick=True)) == []
+    assert missing_requirements(arranged(read_recipe(name), embedded=True, quick=True)) == []
 
 
 def test_rows_are_chosen_by_part_of_their_names() -> None:
     recipe = read_recipe("fst-cbdg/table1")
     assert list(arranged(recipe, True, False, rows=["fed"]).rows) == ["FedAvg", "FedNTD"]
-    with pytest.raises(FedVLError, match="No row of this recipe holds 'nothing'"):
+    with pytest.raises(FedVLError, match="No row of this recipe contains 'nothing'"):
         arranged(recipe, True, False, rows=["nothing"])
 
 

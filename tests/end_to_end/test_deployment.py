@@ -216,5 +216,5 @@ def test_a_killed_server_and_a_killed_client_go_on_to_the_same_bits(place, tmp_p
     again = fedvl("resume", run, log=tmp_path / "again.log")
     with ended([again, place.clients["south"]]):
         assert again.wait(LATEST) == 0, (tmp_path / "again.log").read_text()
-    assert f"Going on after round {committed} of 4" in (tmp_path / "again.log").read_text()
+    assert f"Continuing after round {committed} of 4" in (tmp_path / "again.log").read_text()
     assert_near(load(run / "model.safetensors"), local("linear")[1].shared)

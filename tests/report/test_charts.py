@@ -8,7 +8,7 @@ from fedvl.report.charts import partition as partition_charts
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import apart, colour, fitted_names
-from fedvl.report.charts.scatter import Place, bound_chart, map_chart, mark
+from fedvl.report.charts.scatter import Point, bound_chart, map_chart, mark
 
 
 def drawn(svg):
@@ -130,7 +130,7 @@ def test_bars_that_differ_too_much_grow_by_powers_of_ten():
 
 
 def test_map_fills_the_frame_and_puts_one_path_a_class_and_shape():
-    places = [Place(-1.0, -1.0, 0), Place(0.0, 0.0, 11, "square"), Place(1.0, 1.0, 0)]
+    places = [Point(-1.0, -1.0, 0), Point(0.0, 0.0, 11, "square"), Point(1.0, 1.0, 0)]
     names = [f"class {index}" for index in range(11)] + ["<b>"]
     root = drawn(map_chart(places, names, 200, 100))
     first, second = with_class(root, "points")
@@ -201,7 +201,7 @@ def test_heat_map_names_what_a_client_holds_most_of():
     counts[7] = [1, 0, 5]
     root = drawn(partition_charts.partition_chart(counts, ["cat", "dog", "<b>"]))
     assert "Client 7, most of: <b> 5, cat 1" in titles(root)
-    assert "Client 8: nothing" in titles(root)
+    assert "Client 8: no samples" in titles(root)
 
 
 def test_huge_partitions_are_pooled_and_lose_nothing():
@@ -247,9 +247,9 @@ def test_confusion_chart_shades_by_share_of_the_true_class():
     }
     # Mistakes by the square root: one in four is shown at a half.
     assert shades == {
-        "cat recognised: 3 of 4 (75.0 %)": 0.75,
-        "cat taken for dog: 1 of 4 (25.0 %)": 0.5,
-        "dog recognised: 8 of 8 (100.0 %)": 1.0,
+        "cat predicted correctly: 3 of 4 (75.0 %)": 0.75,
+        "cat predicted as dog: 1 of 4 (25.0 %)": 0.5,
+        "dog predicted correctly: 8 of 8 (100.0 %)": 1.0,
     }
     assert [node.text for node in with_class(root, "share")] == ["75", "25", "100"]
 

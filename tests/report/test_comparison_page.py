@@ -63,7 +63,7 @@ def test_lines_run_over_the_columns_and_bars_tick_the_paper():
     assert "food: mine 61, theirs 71" in str(figure["charts"][0])
     (figure,) = describe_grid(make_grid("bars"))["figures"]
     assert "mine, cars: 62.0, paper 64.0" in str(figure["charts"][0])
-    assert figure["caption"] == "The tick is the paper's figure."
+    assert figure["caption"] == "The tick marks the paper's value."
 
 
 def test_bars_of_different_measures_have_scales_of_their_own():
@@ -82,9 +82,12 @@ def test_a_radar_of_two_datasets_becomes_bars():
 
 def test_maps_tell_what_prototypes_correct():
     before, after = describe_grid(grid_of("map"))["figures"]
-    assert (before["title"], after["title"]) == ("mine, pets: texts alone", "mine, pets: texts and prototypes")
-    assert "66.7 % are right" in before["caption"]
-    assert "100.0 % are right" in after["caption"]
+    assert (before["title"], after["title"]) == (
+        "mine, pets: class texts only",
+        "mine, pets: class texts and prototypes",
+    )
+    assert "66.7 % are correct" in before["caption"]
+    assert "100.0 % are correct" in after["caption"]
     assert str(before["charts"][0]).count("points cross") == 1
     assert "points cross" not in str(after["charts"][0])
 
@@ -100,8 +103,8 @@ def test_a_map_of_samples_tells_what_they_lack():
 
 def test_panels_show_only_embedded_images_and_say_what_leaks_without_a_search():
     (figure,) = describe_grid(grid_of("panels"))["figures"]
-    assert [picture["caption"] for picture in figure["pictures"]] == ["the image", "step 0"]
-    assert "cosine 1.0000, and the class too" in figure["caption"]
+    assert [picture["caption"] for picture in figure["pictures"]] == ["original", "step 0"]
+    assert "cosine 1.0000, and its class too" in figure["caption"]
 
 
 def test_a_comparison_gets_bars_and_failures_are_told(tmp_path):

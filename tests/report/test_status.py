@@ -10,7 +10,7 @@ import pytest
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import locked
-from fedvl.report.status import make_server, read_status, render
+from fedvl.report.status import make_server, read_status, render_status
 
 RECORD = {
     "round": 1,
@@ -67,12 +67,12 @@ def test_before_the_first_round_and_after_the_last(run):
 def test_a_run_that_no_process_holds_has_stopped(run):
     (run / ".lock").unlink()
     found = read_status(run)
-    assert found["phase"] == "stopped after round 1 of 5; go on with fedvl resume"
+    assert found["phase"] == "stopped after round 1 of 5; continue with fedvl resume"
     assert {party["state"] for party in found["parties"]} == {"not connected"}
 
 
 def test_what_a_client_says_is_text_on_the_page(run):
-    page = render(read_status(run))
+    page = render_status(read_status(run))
     assert "<b>no</b>" not in page
     assert "&lt;b&gt;no&lt;/b&gt;" in page
     assert "61.25 %" in page

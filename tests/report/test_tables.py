@@ -86,7 +86,7 @@ def test_result_table_shows_accuracy_against_zero_shot_and_costs(sample):
         ["Macro F1", "77.99 %"],
         ["Trainable parameters", "5.12 k"],
         ["Up, per client and round", "20.5 kB"],
-        ["Local training, largest client, a round", "3.15 GFLOPs"],
+        ["Local training, largest client, per round", "3.15 GFLOPs"],
         ["Training", "1 min 15 s"],
     ):
         assert expected in lines
@@ -125,7 +125,7 @@ def test_costs_add_up_over_rounds_with_exact_figures():
     assert rows["Up, whole run"].text == "2.00 kB"
     assert rows["Up and down, whole run"].text == "6.00 kB"
     assert rows["Up and down, whole run"].exact == "6,000 bytes"
-    assert rows["Local training, largest client, a round"].exact == "1,152,921,504,606,846,977 FLOPs"
+    assert rows["Local training, largest client, per round"].exact == "1,152,921,504,606,846,977 FLOPs"
 
 
 def test_totals_are_left_out_where_a_round_does_not_say():
@@ -135,6 +135,6 @@ def test_totals_are_left_out_where_a_round_does_not_say():
 
 def test_what_clients_keep_and_what_an_answer_costs_are_told_where_known():
     labels = {row.label: row.text for row in cost_rows({"private_parameters": 4096, "seconds_per_image": 0.0125})}
-    assert labels["Trained and kept by each client"] == human_count(4096)
-    assert labels["Answer to one image"] == human_seconds(0.0125)
-    assert "Trained and kept by each client" not in {row.label for row in cost_rows({"private_parameters": 0})}
+    assert labels["Private parameters per client"] == human_count(4096)
+    assert labels["Prediction for one image"] == human_seconds(0.0125)
+    assert "Private parameters per client" not in {row.label for row in cost_rows({"private_parameters": 0})}

@@ -57,7 +57,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
-    from fedvl.compare.grid import Stand, read_grid
+    from fedvl.compare.grid import Variant, read_grid
     from fedvl.compare.run import flags_grid, summarise, write_comparison
     from fedvl.preparation import Opener
 
@@ -67,7 +67,7 @@ def compare(
     if grid is None:
         wanted = flags_grid(listed(methods), listed(dataset), listed(partition), seeds or 3, base)
     else:
-        wanted = read_grid(grid).under(Stand(settings=base, seeds=seeds))
+        wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
     outcome = performed(wanted, out / "runs", quiet, Opener.once())
     summary = summarise(outcome, command_line())
     write_comparison(summary, out)
@@ -116,7 +116,7 @@ def reproduce_all(
         QUICK_LABEL,
         against_paper,
         arranged,
-        wanting,
+        missing_requirements,
         write_reproduction,
     )
     from fedvl.preparation import Opener
@@ -124,7 +124,7 @@ def reproduce_all(
     labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
     recipes = {name: read_recipe(name) for name in names}
     grids = {name: arranged(recipe, on == "embedded", quick, seeds, rows, settings) for name, recipe in recipes.items()}
-    if lacking := list(dict.fromkeys(sentence for grid in grids.values() for sentence in wanting(grid))):
+    if lacking := list(dict.fromkeys(sentence for grid in grids.values() for sentence in missing_requirements(grid))):
         needs = "\n".join(f"  - {sentence}" for sentence in lacking)
         raise FedVLError(f"This needs what is not on this machine:\n{needs}\nOr try --on embedded.")
     folder, opener, failed = out / (f"{on}-quick" if quick else on), Opener.once(), 0

@@ -1,1 +1,1 @@
-"""Many runs in one go: grids, what is measured of them, and the recipes of the papers."""
+"""Grids of runs, measures of finished runs, and the recipes of the papers' tables and figures."""

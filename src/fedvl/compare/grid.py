@@ -1,7 +1,7 @@
-"""A grid of runs as a TOML file describes it: rows x columns x seeds, laid over common settings.
+"""Grids of runs, described by TOML files: rows x columns x seeds over common settings.
 
-``fedvl compare`` reads such files, and the recipes of the papers' tables and figures are such files that also say what the
-paper found, and what stands in for its model and data where only the embedded ones are at hand.
+``fedvl compare`` reads such files. Recipes of the papers' tables and figures are such files with
+the paper's values, and with settings that replace its model and data by the embedded ones.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Kind = Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "b
 
 RECIPES = Path(__file__).parent / "recipes"
 
-# What makes any recipe small enough for a test, unless it says otherwise
+# Settings that make any recipe small enough for a test; its own [quick] section comes on top.
 QUICK: Settings = {
     "data": {"shots": 4, "test_shots": 5, "clients": 3, "minimum": 0},
     "federation": {"rounds": 1},
@@ -29,94 +29,94 @@ QUICK: Settings = {
 }
 
 
-class Entry(BaseModel):
-    """A row or a column: settings of its own (sections of an experiment), and how it is measured and compared."""
+class GridEntry(BaseModel):
+    """A row or column: its own settings (sections of an experiment), measure and paper values."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    measure: str | None = None  # instead of the grid's
-    paper: list[float] = []  # of a row: the paper's figures, one a column; nan where it gives none
-    beside: str | None = None  # of an embedded column: the paper's column whose figures are shown beside it
-    embedded: Settings | None = None  # of a row: its settings where the embedded model and data stand in
+    measure: str | None = None  # replaces the grid's measure
+    paper: list[float] = []  # of a row: the paper's values, one per column; nan if it gives none
+    beside: str | None = None  # of an embedded column: the paper's column to compare it with
+    embedded: Settings | None = None  # of a row: its settings on the embedded model and data
 
     @property
     def settings(self) -> Settings:
         return dict(self.model_extra or {})
 
-    def with_settings(self, settings: Settings) -> "Entry":
-        return Entry(**{**self.model_dump(include=set(Entry.model_fields)), **settings})
+    def with_settings(self, settings: Settings) -> "GridEntry":
+        return GridEntry(**{**self.model_dump(include=set(GridEntry.model_fields)), **settings})
 
 
-class Stand(BaseModel):
-    """What changes where the embedded model and data stand in for the paper's, or where it must be quick."""
+class Variant(BaseModel):
+    """Changes to a grid for the embedded model and data, or for a quick test."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     settings: Settings = {}
-    rows: dict[str, Entry] | list[str] | None = None  # instead of the paper's, or these of them alone
-    columns: dict[str, Entry] | list[str] | None = None
+    rows: dict[str, GridEntry] | list[str] | None = None  # other rows, or names of those to keep
+    columns: dict[str, GridEntry] | list[str] | None = None
     seeds: int | None = Field(None, ge=1)
-    note: str = ""  # what the reader must know
+    note: str = ""  # caveats printed in the report
 
 
 class Grid(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     title: str = ""
-    shows: str = ""  # what to look for
+    shows: str = ""  # what the paper's table or figure shows
     kind: Kind = "table"
     unit: str = "%"
-    measure: str = "accuracy"  # a figure of result.json or a measure of measures.py
+    measure: str = "accuracy"  # a metric of result.json or a measure of measures.py
     seeds: int = Field(3, ge=1)
     base: Settings = {}
-    rows: dict[str, Entry] = Field(min_length=1)
-    columns: dict[str, Entry] = {"all": Entry()}
-    over: Settings = {}  # laid over everything
-    note: str = ""  # what the reader must know
-    embedded: Stand = Stand()
-    quick: Stand = Stand()
+    rows: dict[str, GridEntry] = Field(min_length=1)
+    columns: dict[str, GridEntry] = {"all": GridEntry()}
+    over: Settings = {}  # overrides everything else
+    note: str = ""  # caveats printed in the report
+    embedded: Variant = Variant()
+    quick: Variant = Variant()
 
     @model_validator(mode="after")
     def check_names(self) -> "Grid":
         for name, row in self.rows.items():
             if row.paper and len(row.paper) != len(self.columns):
                 raise ValueError(
-                    f"row '{name}' has {len(row.paper)} figures of the paper for {len(self.columns)} columns"
+                    f"row '{name}' has {len(row.paper)} values of the paper for {len(self.columns)} columns"
                 )
         columns = self.embedded.columns
         for name, column in columns.items() if isinstance(columns, dict) else ():
             if column.beside is not None and column.beside not in self.columns:
-                raise ValueError(f"column '{name}' stands beside '{column.beside}', which there is not")
+                raise ValueError(f"column '{name}' is compared with '{column.beside}', which is not a column")
         return self
 
     def on_embedded(self) -> "Grid":
-        """Where the embedded model and data stand in for the paper's."""
+        """Return the grid with the embedded model and data in place of the paper's."""
         rows = {
             name: row if row.embedded is None else row.with_settings(row.embedded) for name, row in self.rows.items()
         }
         base = layered(self.base, self.embedded.settings)
         return self.model_copy(update={"rows": rows, "base": base}).reduced(self.embedded)
 
-    def under(self, stand: Stand) -> "Grid":
-        """With its settings laid over everything."""
-        return self.reduced(stand).model_copy(update={"over": layered(self.over, stand.settings)})
+    def under(self, variant: Variant) -> "Grid":
+        """Return the grid reduced to a variant, whose settings override everything else."""
+        return self.reduced(variant).model_copy(update={"over": layered(self.over, variant.settings)})
 
-    def reduced(self, stand: Stand) -> "Grid":
-        """With its rows, columns and seeds."""
+    def reduced(self, variant: Variant) -> "Grid":
+        """Return the grid with a variant's rows, columns, seeds and note."""
         return self.model_copy(
             update={
-                "rows": chosen(self.rows, stand.rows),
-                "columns": chosen(self.columns, stand.columns),
-                "seeds": stand.seeds or self.seeds,
-                "note": " ".join(filter(None, (self.note, stand.note))),
+                "rows": chosen(self.rows, variant.rows),
+                "columns": chosen(self.columns, variant.columns),
+                "seeds": variant.seeds or self.seeds,
+                "note": " ".join(filter(None, (self.note, variant.note))),
             }
         )
 
     def paper_figure(self, row: str, column: str) -> float | None:
-        """What the paper found in this place."""
+        """Return the paper's value in a cell, or None."""
         figures = self.rows[row].paper if row in self.rows else []
         found = dict(zip(self.columns, figures, strict=False)).get(column, math.nan)
         return None if math.isnan(found) else found
 
     def cases(self) -> "Iterator[Case]":
-        """Every run of the grid, seed by seed last, so that each place is finished before the next."""
+        """Yield every run of the grid, cell by cell."""
         for row_name, row in self.rows.items():
             for column_name, column in self.columns.items():
                 for seed in range(self.seeds):
@@ -128,7 +128,7 @@ class Grid(BaseModel):
 
 
 class Case(NamedTuple):
-    """One run of a grid, and what is measured of it."""
+    """One run of a grid, and the measure taken of it."""
 
     row: str
     column: str
@@ -138,14 +138,14 @@ class Case(NamedTuple):
 
 
 def layered(*layers: Settings) -> Settings:
-    """Settings laid over each other, later ones winning."""
+    """Merge settings; later layers win."""
     settings: Settings = {}
     for layer in layers:
         overlay(settings, layer)
     return settings
 
 
-def chosen(entries: dict[str, Entry], wanted: dict[str, Entry] | list[str] | None) -> dict[str, Entry]:
+def chosen(entries: dict[str, GridEntry], wanted: dict[str, GridEntry] | list[str] | None) -> dict[str, GridEntry]:
     if wanted is None or isinstance(wanted, dict):
         return wanted or entries
     if strange := [name for name in wanted if name not in entries]:
@@ -164,7 +164,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def recipe_names() -> list[str]:
-    """All recipes of the package, as PAPER/TABLE."""
+    """Return the names of all recipes as PAPER/TABLE."""
     return sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
 
 
@@ -173,7 +173,7 @@ def read_recipe(name: str) -> Grid:
 
 
 def folder_name(experiment: Experiment) -> str:
-    """Readable, and different for different experiments: two places of a grid that are the same run share its folder."""
+    """Return a readable name per experiment; cells with the same experiment share a folder."""
     words = (
         f"{experiment.method.label}-{Path(experiment.data.dataset).stem}-{experiment.data.partition}-{experiment.seed}"
     )

@@ -1,7 +1,7 @@
-"""What can be measured of a finished run: a number, a list (a step each) or points to draw.
+"""Measures of a finished run: a number, a list (one value per step) or points to draw.
 
-A name that is not in ``MEASURES`` is a figure of ``result.json``; ``rounds.NAME`` is that figure of every round, and
-``NAME@CONDITION`` that of one condition of the missing-modality protocol.
+A name that is not in ``MEASURES`` is a metric of ``result.json``; ``rounds.NAME`` is that metric in
+every round, and ``NAME@CONDITION`` that of one condition of the missing-modality protocol.
 """
 
 import math
@@ -69,17 +69,17 @@ def measured(name: str, run: FinishedRun) -> Figure:
 
 
 def curve(run: FinishedRun) -> list[float]:
-    """Accuracy over rounds, from the zero-shot model on."""
+    """Return the accuracy over rounds, starting with zero-shot."""
     return [run.result["zero_shot_accuracy"], *run.result["per_round"]]
 
 
 def uploaded_parameters(run: FinishedRun) -> float:
-    """Numbers of 32 bits that a client sends in a round."""
+    """Return how many 32-bit numbers a client sends in a round."""
     return float(run.result["bytes_up_per_client_round"]) / 4
 
 
 def trained_percent(run: FinishedRun) -> float:
-    """What is trained, shared or kept, as a share of all parameters; a network on pixels is trained whole."""
+    """Return the percentage of parameters that are trained; all of them in a network on pixels."""
     prepared = run.reopened.prepared
     if prepared.method.inputs == ("pixels",):
         return 100.0
@@ -89,7 +89,7 @@ def trained_percent(run: FinishedRun) -> float:
 
 
 def partition(run: FinishedRun) -> dict[str, Any]:
-    """Images of each class that each client holds."""
+    """Return the number of images of each class held by each client."""
     names = ("partition_counts", "partition_class_names", "partition_note")
     counts = np.array(run.result["partition_counts"])
     held = float((counts > 0).sum(1).mean())
@@ -101,7 +101,7 @@ def partition(run: FinishedRun) -> dict[str, Any]:
 
 
 def entropies(run: FinishedRun) -> dict[str, Any]:
-    """Entropy in bits of the zero-shot prediction without temperature, image by image, and its upper bound."""
+    """Return the entropy in bits of zero-shot predictions without temperature, and its bound."""
     prepared = run.reopened.prepared
     images = some(prepared.test, run, DOTS)
     scores = images.inputs["features"] @ prepared.asked.task.text_features.T
@@ -113,7 +113,7 @@ def entropies(run: FinishedRun) -> dict[str, Any]:
 
 
 def prediction_map(run: FinishedRun) -> dict[str, Any]:
-    """t-SNE of adapted test images with the answers by texts alone and by texts and prototypes (Fed-MP)."""
+    """Return a t-SNE map with the predictions without and with prototypes (Fed-MP)."""
     prepared, shared, kept = run.reopened
     method, images = prepared.asked, some(prepared.test, run, MOST_POINTS)
     if not isinstance(method, FedMP):
@@ -136,7 +136,7 @@ def prediction_map(run: FinishedRun) -> dict[str, Any]:
 
 
 def gradient_inversion(run: FinishedRun) -> dict[str, Any]:
-    """The first training image sought in what its client would send (CacheFL, figure 6)."""
+    """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
     prepared, shared, _ = run.reopened
     data = prepared.experiment.data
     split = run.opener.dataset(data.dataset, Path(data.root) if data.root else None).splits["train"]
@@ -145,7 +145,7 @@ def gradient_inversion(run: FinishedRun) -> dict[str, Any]:
 
 
 def some(test: Samples, run: FinishedRun, most: int) -> Samples:
-    """As many test images as a figure can show, drawn by the run's seed and in their order."""
+    """Sample at most `most` test images by the run's seed, in order."""
     rows = numpy_generator(run.result["seed"], "shown").choice(len(test), min(most, len(test)), replace=False)
     return test.take(torch.from_numpy(np.sort(rows)).to(test.labels.device))
 

@@ -1,4 +1,4 @@
-"""The papers' tables and figures, run again: find a recipe, say what it needs, run it, set it against the paper."""
+"""Reproduce the papers' tables and figures: list what a recipe needs and compare with the paper."""
 
 import json
 import os
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvl.compare.grid import QUICK, Grid, Stand
+from fedvl.compare.grid import QUICK, Grid, Variant
 from fedvl.compare.run import Outcome, summarise
 from fedvl.data.catalogue import find
 from fedvl.data.sources import default_data_root, how_to_get, place_of
@@ -17,7 +17,7 @@ from fedvl.report.page import write_report
 from fedvl.files import write_whole
 
 EMBEDDED_LABEL = "Embedded model and data, not the paper's."
-QUICK_LABEL = "Made tiny to see that it runs: the figures mean nothing."
+QUICK_LABEL = "Reduced to a smoke test: the values mean nothing."
 
 
 def arranged(
@@ -28,18 +28,20 @@ def arranged(
     rows: Sequence[str] = (),
     settings: Mapping[str, Any] = {},
 ) -> Grid:
-    """The recipe as it is to be run: where, how small, and which part."""
+    """Return the recipe as it will be run: on which data, at which size, and which rows."""
     grid = recipe.on_embedded() if embedded else recipe
     if quick:
-        grid = grid.under(Stand(settings=QUICK, seeds=1)).under(recipe.quick)
+        grid = grid.under(Variant(settings=QUICK, seeds=1)).under(recipe.quick)
     chosen = [name for name in grid.rows if any(part.lower() in name.lower() for part in rows)] if rows else None
     if chosen == []:
-        raise FedVLError(f"No row of this recipe holds {' or '.join(map(repr, rows))}; it has {', '.join(grid.rows)}.")
-    return grid.under(Stand(settings=dict(settings), rows=chosen, seeds=seeds))
+        raise FedVLError(
+            f"No row of this recipe contains {' or '.join(map(repr, rows))}; it has {', '.join(grid.rows)}."
+        )
+    return grid.under(Variant(settings=dict(settings), rows=chosen, seeds=seeds))
 
 
-def wanting(grid: Grid) -> list[str]:
-    """What is not on this machine, a sentence each: datasets, models and further files."""
+def missing_requirements(grid: Grid) -> list[str]:
+    """Return a sentence for each dataset, model or file that is not on this machine."""
     needs: dict[tuple[str, str], Path | None] = {}
     for case in grid.cases():
         data, root = case.settings.get("data", {}), case.settings.get("data", {}).get("root")
@@ -66,20 +68,20 @@ def missing_file(kind: str, name: str) -> str:
         return ""
     if kind == "weights":
         return (
-            f"{name} is not here: ImageNet's ResNet-18 under torchvision's names as safetensors; put it there, or name another by "
-            f"--set method.weights=FILE (or leave these rows out with --rows)."
+            f"{name} is missing: ImageNet's ResNet-18 with torchvision's names, as safetensors; put it there, give another "
+            f"with --set method.weights=FILE, or leave these rows out with --rows."
         )
     return (
         ""
         if in_hub_cache(name)
         else (
-            f"The model {name} is not here; fetch it by `hf download {name}`, or name its folder by --set model.name=FOLDER."
+            f"The model {name} is missing; fetch it with `hf download {name}`, or give its folder with --set model.name=FOLDER."
         )
     )
 
 
 def in_hub_cache(name: str) -> bool:
-    """Whether the hub's own cache has the model; nothing is asked of the network."""
+    """Return whether the Hugging Face cache has the model, without using the network."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -91,7 +93,7 @@ def in_hub_cache(name: str) -> bool:
 
 
 def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> dict[str, Any]:
-    """The summary with the paper's figures beside ours, in the form that figures are drawn from."""
+    """Return the summary with the paper's values beside ours."""
     summary = summarise(outcome, command)
     for cell in summary["cells"]:
         beside = outcome.grid.columns[cell["column"]].beside

@@ -1,7 +1,7 @@
-"""Many runs in one go: each place of a grid is an ordinary run folder; then means, deviations and significance.
+"""Run a grid, one ordinary run folder per case, and summarise it over seeds.
 
-A place is measured over seeds. In each column the best row is set against the best of the others by a two-sided paired
-t-test over seeds; with fewer than three seeds, or where all differences are the same, nothing is claimed.
+In each column the best row is compared with the second best by a two-sided paired t-test over
+seeds; with fewer than three seeds, or if all differences are equal, nothing is claimed.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedvl.files import write_whole
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 TEST = "two-sided paired t-test over seeds, the best row of a column against the best of the others"
-# For these a smaller figure is the better one.
+# Measures of which smaller is better.
 COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
 
 Place = tuple[str, str]  # row and column
@@ -35,7 +35,7 @@ Place = tuple[str, str]  # row and column
 
 @dataclass
 class Outcome:
-    """What came of a grid: the figures of each place by seed, the folders of its runs, and what failed."""
+    """Results of a grid: values per cell and seed, run folders, and failures."""
 
     grid: Grid
     figures: dict[Place, list[Figure]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
-    """Run what is not finished yet, measure all; a run that fails is told of in the end and stops no other."""
+    """Run what is not finished and measure all; failures are collected and do not stop the rest."""
     outcome = Outcome(grid)
     cases = list(grid.cases())
     for number, case in enumerate(cases):
@@ -68,7 +68,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
 
 
 def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[Path, bool]:
-    """The folder of the finished run, and whether it was run now."""
+    """Return the folder of the finished run, and whether it was run just now."""
     experiment = resolve_experiment(case.settings)
     folder = runs / folder_name(experiment)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def short(figure: Figure) -> str:
 
 
 def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
-    """Everything that a table or a figure needs, as it is written to comparison.json."""
+    """Return everything that tables and figures need, as written to comparison.json."""
     grid = outcome.grid
     return {
         "schema": 1,
@@ -106,7 +106,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
             if isinstance(figures[0], list)
         ],
         "points": [
-            {"row": row, "column": column, **figures[0]}  # of the first seed: points are no mean
+            {"row": row, "column": column, **figures[0]}  # of the first seed: points cannot be averaged
             for (row, column), figures in outcome.figures.items()
             if isinstance(figures[0], dict)
         ],
@@ -120,7 +120,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
 
 
 def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
-    """A cell for each place that has a single number: of series and points, the number that they end in."""
+    """Return a cell per row and column with a single number, as `single` defines it."""
     cells = []
     for (row, column), figures in outcome.figures.items():
         values = [value for value in map(single, figures) if value is not None]
@@ -144,14 +144,14 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def single(figure: Figure) -> float | None:
-    """The number that stands for a figure in a table."""
+    """Return the number that represents a measured value in a table."""
     if isinstance(figure, list):
         return figure[-1] if figure else None
     return figure.get("value") if isinstance(figure, dict) else figure
 
 
 def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
-    """The mean over seeds of each step, and its deviation."""
+    """Return mean and standard deviation over seeds of each step."""
     steps = list(zip(*(figure for figure in figures if isinstance(figure, list)), strict=False))
     return {
         "values": [statistics.mean(step) for step in steps],
@@ -161,7 +161,7 @@ def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
 
 
 def mark_best(cells: list[dict[str, Any]]) -> None:
-    """Say of one column's cells which is best, and whether it is so by more than chance."""
+    """Mark the best cell of a column, and whether its lead is significant."""
     for cell in cells:
         cell.update(best=False, p=None, against=None, significant=False)
     if len(cells) < 2:
@@ -174,7 +174,7 @@ def mark_best(cells: list[dict[str, Any]]) -> None:
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """p of a two-sided paired t-test, or None where it cannot be told."""
+    """Return p of a two-sided paired t-test, or None if it cannot be computed."""
     from scipy.stats import ttest_rel
 
     differences = [one - other for one, other in zip(ours, theirs, strict=False)]
@@ -196,7 +196,7 @@ def write_comparison(summary: Mapping[str, Any], out: Path) -> None:
 def flags_grid(
     methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str], seeds: int, base: dict[str, Any]
 ) -> Grid:
-    """A row a method, a column a dataset and partition; what is not named is the default of ``fedvl run``."""
+    """Return a grid of methods (rows) by datasets and partitions (columns)."""
     columns: dict[str, Any] = {}
     for dataset in datasets or [""]:
         for partition in partitions or [""]:

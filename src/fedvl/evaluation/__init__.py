@@ -1,1 +1,1 @@
-"""Metrics and protocols."""
+"""Prediction, metrics and evaluation protocols."""

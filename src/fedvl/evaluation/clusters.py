@@ -1,7 +1,7 @@
-"""Unseen classes without words: images are clustered, and each cluster gets the class that fits the true labels best.
+"""Evaluate networks without text on unseen classes: cluster images and match clusters to classes.
 
-This is how Fed-MP's paper measures plain networks on classes that they were not trained on. The naming is an oracle's:
-no user could do it without the labels that are being asked for, so the accuracy is an upper bound.
+This is how Fed-MP's paper evaluates plain networks. The matching uses the true test labels, which
+no user has, so the accuracy is an upper bound.
 """
 
 import warnings
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 from fedvl.errors import FedVLError
 
-RESTARTS = 10  # k-means from as many starts, the tightest wins
+RESTARTS = 10  # of k-means; the one with the lowest inertia wins
 
 
 def cluster(vectors: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
-    """The cluster of each row by k-means; the same rows always give the same clusters."""
+    """Return the k-means cluster of each row; the same rows always give the same clusters."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     if not np.isfinite(vectors).all():
         raise FedVLError("The network's features are not finite and cannot be clustered; lower training.learning_rate.")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters: some stay empty
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
         found = KMeans(min(clusters, len(vectors)), n_init=RESTARTS, random_state=0).fit_predict(vectors)
     return np.asarray(found, dtype=np.int64)
 
 
 def name_clusters(clusters: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """The class of each row when clusters are named so that most rows get their true label; no name is used twice."""
+    """Return each row's class under the best one-to-one matching of clusters to classes."""
     from scipy.optimize import linear_sum_assignment
 
     together = np.bincount(clusters * classes + labels, minlength=classes * classes).reshape(classes, classes)

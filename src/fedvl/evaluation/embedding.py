@@ -1,4 +1,4 @@
-"""A map of the test samples: what a method reads its answers from, laid out in the plane by t-SNE."""
+"""t-SNE map of the features that a method predicts test samples from."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from numpy.typing import NDArray
 
 from fedvl.methods.base import Samples
 
-MOST_POINTS = 500  # more only blacken the picture
-PERPLEXITY = 30.0  # scikit-learn's own; fewer than three times as many points ask for less
+MOST_POINTS = 500  # more would overlap
+PERPLEXITY = 30.0  # scikit-learn's default; lowered for fewer than about 90 points
 
 
 def embedding_map(vectors: NDArray[np.float32], samples: Samples) -> dict[str, list[Any]]:
-    """x, y, label and, where modalities may lack, which are there ("both", "text", "image"), of evenly spaced samples."""
+    """Return x, y, label and, if modalities may be missing, `present` of evenly spaced samples."""
     from sklearn.manifold import TSNE
 
     chosen = np.unique(np.linspace(0, len(vectors) - 1, min(MOST_POINTS, len(vectors))).astype(int))
     points = np.zeros((len(chosen), 2))
-    if len(chosen) > 3:  # no map of fewer
+    if len(chosen) > 3:  # t-SNE needs more than three points
         perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors[chosen])
     found: dict[str, list[Any]] = {

@@ -1,4 +1,4 @@
-"""Test images that show what training changed: some that it set right, some that it set wrong."""
+"""Test images whose prediction training changed, as thumbnails for the report."""
 
 import base64
 import io
@@ -14,17 +14,17 @@ Integers = NDArray[np.int64]
 
 
 def changed_rows(labels: Integers, before: Integers, after: Integers, count: int) -> dict[str, list[int]]:
-    """At most ``count`` rows that were wrong and are right ("gained"), and as many of the reverse ("lost")."""
-    asked = after >= 0
-    right_before, right_after = before == labels, after == labels
+    """Return up to ``count`` rows that became correct ("gained") and that became wrong ("lost")."""
+    evaluated = after >= 0
+    correct_before, correct_after = before == labels, after == labels
     return {
-        "gained": spread(np.flatnonzero(asked & ~right_before & right_after), labels, count),
-        "lost": spread(np.flatnonzero(asked & right_before & ~right_after), labels, count),
+        "gained": spread(np.flatnonzero(evaluated & ~correct_before & correct_after), labels, count),
+        "lost": spread(np.flatnonzero(evaluated & correct_before & ~correct_after), labels, count),
     }
 
 
 def spread(rows: Integers, labels: Integers, count: int) -> list[int]:
-    """The first of these rows of each class, then the second of each, and so on, up to ``count``; by class in the end."""
+    """Choose up to ``count`` rows in turn from each class, sorted by class."""
     turns: dict[int, int] = {}
     ranked = []
     for row in rows.tolist():
@@ -36,7 +36,7 @@ def spread(rows: Integers, labels: Integers, count: int) -> list[int]:
 
 
 def thumbnail(image: Image.Image) -> str:
-    """A small copy as a data URI, some two kilobytes."""
+    """Return a small copy as a data URI of about 2 kB."""
     small = image.copy()
     small.thumbnail((SIDE, SIDE))
     data = io.BytesIO()

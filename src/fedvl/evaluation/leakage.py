@@ -1,11 +1,11 @@
-"""What an honest but curious server can make of one client's update: the deep-leakage attack (Zhu et al., 2019).
+"""Gradient inversion by an honest-but-curious server: deep leakage (Zhu et al., 2019).
 
-The attacker knows the model and sees the gradient of one image. It looks for pixels and a label whose gradient is the
-same. For FedAvg on pixels (a small sigmoid network, for which the attack was made) it finds the image. For CacheFL the
-gradient reaches pixels only through the frozen encoder, and the search finds noise.
+The attacker knows the model and the gradient of one image, and searches for pixels and a label with
+the same gradient. For FedAvg on pixels (a small sigmoid network, as in that paper) it recovers the
+image. For CacheFL the gradient reaches pixels only through the frozen encoder, and it finds noise.
 
-What that does not show: that nothing leaks. The gradient of each of CacheFL's keys is a multiple of the image's feature, so the
-feature, and with it the class and whatever else an encoder sees, is read off exactly (``feature_cosine``).
+That does not mean that nothing leaks: the gradient of each of CacheFL's keys is a multiple of the
+image's feature, so the feature, and with it the class, is read off exactly (``feature_cosine``).
 """
 
 import base64
@@ -24,16 +24,16 @@ from fedvl.methods.cachefl import CacheFL
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
-SIDE = 24  # pixels of the image that is attacked
-STEPS, INNER = 100, 3  # of L-BFGS, and evaluations in each
+SIDE = 24  # pixels of the attacked image
+STEPS, INNER = 100, 3  # of L-BFGS, and iterations in each
 SHOWN_EVERY = 20
 CHANNELS = 12
 
-Loss = Callable[[Tensors, Tensor, Tensor], Tensor]  # of what is trained, an image (0 to 1) and a label as probabilities
+Loss = Callable[[Tensors, Tensor, Tensor], Tensor]  # of the trained tensors, an image (0 to 1) and class probabilities
 
 
 def attack(method: Method, shared: Tensors, picture: Tensor, label: int) -> dict[str, Any]:
-    """What is found of one image (3 x SIDE x SIDE, 0 to 1) in the gradient that its client would send."""
+    """Attack the gradient that a client would send for one image (3 x SIDE x SIDE, 0 to 1)."""
     classes = len(method.task.class_names)
     generator = torch_generator(0, "leakage")
     loss: Loss = network_loss
@@ -43,31 +43,32 @@ def attack(method: Method, shared: Tensors, picture: Tensor, label: int) -> dict
     truth = torch.nn.functional.one_hot(torch.tensor([label]), classes).float()
     sent = gradient(loss, trained, picture[None], truth)
     found = invert(loss, trained, sent, classes, generator)
-    told = {
+    result = {
         "panels": [as_png(picture), *(as_png(image) for image, _ in found)],
         "steps": [SHOWN_EVERY * number for number in range(len(found))],
         "psnr": [psnr(image, picture) for image, _ in found],
         "label_found": int(found[-1][1].argmax()) == label,
         "value": psnr(found[-1][0], picture),
-        "value_is": "likeness of the image found to the true one, PSNR in dB",
+        "value_is": "PSNR of the recovered image in dB",
     }
     if isinstance(method, CacheFL):
-        told |= features_from_keys(method, sent[0], picture, label)
-    return told
+        result |= features_from_keys(method, sent[0], picture, label)
+    return result
 
 
 def features_from_keys(method: CacheFL, sent: Tensor, picture: Tensor, label: int) -> dict[str, Any]:
-    """No search: each key's gradient is a multiple of the feature, with a sign of its own for the keys of the image's class."""
+    """Read feature and class off the keys' gradients, all of which are multiples of the feature."""
     strongest = sent[sent.norm(dim=1).argmax()]
     feature = features(method, picture[None])[0]
     by_class = (sent @ strongest).view(len(method.task.class_names), -1).mean(1)
+    # The gradients of the keys of the image's own class have the opposite sign.
     alone = by_class.argmax() if by_class.sign().sum() < 0 else by_class.argmin()
     cosine = float(torch.cosine_similarity(strongest, feature, dim=0).abs())
     return {"feature_cosine": cosine, "label_from_keys": int(alone) == label}
 
 
 def gradient(loss: Loss, trained: Tensors, picture: Tensor, label: Tensor, again: bool = False) -> list[Tensor]:
-    """What a client sends after one image; ``again``: to be differentiated once more."""
+    """Return what a client sends after one image; ``again`` allows a second derivative."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in trained.items()}
     return list(torch.autograd.grad(loss(leaves, picture, label), list(leaves.values()), create_graph=again))
 
@@ -75,7 +76,7 @@ def gradient(loss: Loss, trained: Tensors, picture: Tensor, label: Tensor, again
 def invert(
     loss: Loss, trained: Tensors, sent: list[Tensor], classes: int, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor]]:
-    """Image and label after every SHOWN_EVERY steps of the search for the same gradient, the random start first."""
+    """Return the image and label found every SHOWN_EVERY steps, starting with the random guess."""
     picture = torch.rand(1, 3, SIDE, SIDE, generator=generator).requires_grad_()
     label = torch.randn(1, classes, generator=generator).requires_grad_()
     optimiser = torch.optim.LBFGS([picture, label], lr=1.0, max_iter=INNER, tolerance_grad=0, tolerance_change=0)
@@ -97,7 +98,7 @@ def invert(
 
 
 def network_start(classes: int, generator: torch.Generator) -> Tensors:
-    """LeNet as the attack's paper has it: sigmoids, and weights drawn wide, so that second derivatives do not vanish."""
+    """Initialise the paper's LeNet with wide weights, so that second derivatives do not vanish."""
     shapes: dict[str, tuple[int, ...]] = {"head": (classes, CHANNELS * (SIDE // 4) ** 2)}
     for layer in range(3):
         shapes[f"conv{layer}"] = (CHANNELS, CHANNELS if layer else 3, 5, 5)
@@ -121,7 +122,7 @@ def keys_loss(method: CacheFL) -> Loss:
 
 
 def features(method: Method, picture: Tensor) -> Tensor:
-    """The frozen encoder on an image of any size; gradients pass."""
+    """Encode an image of any size with the frozen encoder, differentiably."""
     encoder = method.task.clip
     side = encoder.image_size
     large = interpolate(picture, size=(side, side), mode="bilinear", align_corners=False)
@@ -129,13 +130,13 @@ def features(method: Method, picture: Tensor) -> Tensor:
 
 
 def psnr(found: Tensor, truth: Tensor) -> float:
-    """In dB; pixels beyond black and white are cut off, as a picture would be."""
+    """Return the PSNR in dB after clamping pixels to [0, 1]."""
     error = float((found.clamp(0, 1) - truth).square().mean())
     return -10 * math.log10(max(error, 1e-10))
 
 
 def as_png(picture: Tensor) -> str:
-    """A data URI, ready to be drawn."""
+    """Return the image as a PNG data URI."""
     pixels = (picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")

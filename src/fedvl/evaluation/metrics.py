@@ -1,24 +1,25 @@
-"""Figures of merit, all from the confusion matrix."""
+"""Classification metrics, all computed from the confusion matrix."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def confusion_matrix(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Counts, rows true and columns predicted."""
+    """Count true classes (rows) against predicted classes (columns)."""
     return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
 
 
 def recall_by_class(confusion: NDArray[np.int64]) -> list[float | None]:
-    """Percent of each class's samples that were found; None where there are none."""
+    """Return the recall of each class in percent; None for a class without samples."""
     support = confusion.sum(axis=1)
     return [100 * float(confusion[c, c]) / int(n) if n else None for c, n in enumerate(support)]
 
 
 def summary(confusion: NDArray[np.int64]) -> dict[str, float]:
-    """Accuracy and macro precision, recall and F1 in percent, over the classes that occur or were predicted.
+    """Return accuracy and macro precision, recall and F1 in percent.
 
-    A ratio whose denominator is 0 counts as 0, as scikit-learn has it with ``zero_division=0``.
+    Macro averages cover the classes that occur or were predicted. A ratio with denominator 0 counts
+    as 0, like scikit-learn's ``zero_division=0``.
     """
     hits = np.diag(confusion).astype(float)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)

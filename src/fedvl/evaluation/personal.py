@@ -1,4 +1,4 @@
-"""The personal protocol: every client asks its own model, shared and private tensors together, about its own test part."""
+"""The personal protocol: evaluate each client's own model on its own part of the test data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def personal_answers(
     parts: Sequence[torch.Tensor],
     batch_size: int,
 ) -> Integers:
-    """The class that its client's model gives to each test row; -1 for a row that no client asks about."""
+    """Predict each test row with its client's model; -1 for a row that belongs to no client."""
     answers = np.full(len(test), -1)
     for client, rows in enumerate(parts):
         if len(rows):
@@ -33,16 +33,17 @@ def personal_answers(
 def personal_confusions(
     test: Samples, parts: Sequence[torch.Tensor], answers: Integers, classes: int
 ) -> list[Integers]:
-    """A confusion matrix for each client; of nothing but zeros for one that has no test images."""
+    """Return a confusion matrix per client; all zeros for a client without test images."""
     labels = test.labels.cpu().numpy()
     own = [rows.cpu().numpy() for rows in parts]
     return [confusion_matrix(labels[rows], answers[rows], classes) for rows in own]
 
 
 def personal_figures(confusions: Sequence[Integers]) -> dict[str, Any]:
-    """The mean of the clients' accuracies, in which clients count alike, and that in which test images do.
+    """Return the metrics of all clients.
 
-    Precision, recall and F1 are those of all answers together.
+    ``accuracy`` weights clients equally and ``weighted_accuracy`` by test images; precision, recall
+    and F1 are those of all predictions together.
     """
     by_client = [100 * float(np.trace(matrix) / matrix.sum()) if matrix.any() else None for matrix in confusions]
     together = summary(np.sum(confusions, axis=0))

@@ -1,4 +1,4 @@
-"""A user asks: images go through the model in their order, in batches, and what a method remembers of them goes along."""
+"""Predict in order and in batches, with the session state that a method keeps in between."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from fedvl.tensors import Tensors
 
 @dataclass
 class Conversation:
-    """One user's questions to one model, from the first to the last."""
+    """One user's queries to one model, with the session state between them."""
 
     method: Method
     tensors: Tensors
@@ -28,7 +28,7 @@ class Conversation:
 
 
 def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
-    """The likeliest class of each row, one session from first to last; the first class wins a tie."""
+    """Predict the class of each row in one session; the first class wins a tie."""
     conversation = Conversation(method, tensors)
     answers = []
     for first in range(0, len(samples), batch_size):
@@ -38,7 +38,7 @@ def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: i
 
 
 def classify(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
-    """The class of each labelled row; where a method cannot name classes, its clusters are named by the true labels."""
+    """Predict the class of each row; a method that clusters is matched to the true labels."""
     if not method.clusters:
         return answer_all(method, tensors, samples, batch_size)
     classes = len(method.task.class_names)
@@ -47,13 +47,13 @@ def classify(method: Method, tensors: Tensors, samples: Samples, batch_size: int
 
 
 def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
-    """The confusion matrix of one session over labelled samples."""
+    """Return the confusion matrix of one session over labelled samples."""
     answers = classify(method, tensors, samples, batch_size)
     return confusion_matrix(samples.labels.cpu().numpy(), answers, len(method.task.class_names))
 
 
 def represent_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.float32]:
-    """What a method that cannot name classes makes of each row."""
+    """Return the features of each row that the method's predictions are based on."""
     with torch.no_grad():
         parts = [
             method.represent(

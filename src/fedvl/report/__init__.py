@@ -1,1 +1,1 @@
-"""What people read after a run: the terminal table, the figures and the self-contained page."""
+"""Terminal tables, charts and self-contained HTML pages for finished runs."""

@@ -1,4 +1,4 @@
-"""What the page of a comparison or of a reproduced recipe shows: its table, and the figure that its kind asks for."""
+"""Template values for the page of a comparison or recipe: its table and the figures of its kind."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.parts import COLOURS, colour
-from fedvl.report.charts.scatter import MODALITIES, Place, bound_chart, map_chart
-from fedvl.report.comparison_tables import by_place, figure, footnote
+from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
+from fedvl.report.comparison_tables import Summary, by_place, figure, footnote
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.tables import MISSING, cell_of, points
 
-FEWEST_AXES = 3  # of a radar; fewer make bars
+FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
 
-Grid = dict[str, Any]
-Figure = dict[str, Any]  # title, charts (for a wide and for a narrow screen) or pictures, caption, legend
+PageFigure = dict[str, Any]  # title, charts (for wide and narrow screens) or pictures, caption, legend
 
 
-def describe_grid(grid: Grid) -> dict[str, Any]:
+def describe_grid(grid: Summary) -> dict[str, Any]:
+    """Return the template values of a comparison's page."""
     cells = by_place(grid)
     return {
         "title": str(grid.get("title") or "Comparison"),
@@ -41,7 +41,7 @@ def describe_grid(grid: Grid) -> dict[str, Any]:
 
 
 def _place(cell: Any) -> dict[str, Any]:
-    """One place of the table: ours, what the paper has, and the difference."""
+    """Return one table cell: our value, the paper's value and the difference."""
     if cell is None:
         return {"cell": cell_of(None, figure), "star": "", "deviation": "", "paper": None, "best": False}
     paper = cell.get("paper")
@@ -57,7 +57,7 @@ def _place(cell: Any) -> dict[str, Any]:
     }
 
 
-def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> Figure:
+def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:
     named = [(colour(index), name) for index, name in enumerate(legend)] if len(legend) <= COLOURS else []
     return {
         "title": title,
@@ -68,13 +68,13 @@ def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), capti
     }
 
 
-def _beside_table(grid: Grid) -> list[Figure]:
-    """A paper's table needs no figure; a comparison gets bars, unless they would be too many to look at."""
+def _beside_table(grid: Summary) -> list[PageFigure]:
+    """Draw bars for a comparison unless there are too many; a paper's table needs no figure."""
     return _bars(grid) if not grid.get("recipe") and len(grid["cells"]) <= MOST_BARS else []
 
 
-def _curves(grid: Grid) -> list[Figure]:
-    """A chart a column, a curve a row; "curve" begins with the model before the first round."""
+def _curves(grid: Summary) -> list[PageFigure]:
+    """Draw a chart per column and a curve per row; the measure "curve" starts before round 1."""
     measures = {(cell["row"], cell["column"]): cell["measure"] for cell in grid["cells"]}
     figures = []
     for column in grid["columns"]:
@@ -88,8 +88,8 @@ def _curves(grid: Grid) -> list[Figure]:
     return figures
 
 
-def _lines(grid: Grid) -> list[Figure]:
-    """One chart: columns run from left to right, a curve a row."""
+def _lines(grid: Summary) -> list[PageFigure]:
+    """Draw one chart with columns along the x axis and a curve per row."""
     cells = by_place(grid)
     curves = []
     for row in grid["rows"]:
@@ -109,8 +109,8 @@ def _lines(grid: Grid) -> list[Figure]:
     return [_figure("", charts, [one.name for one in curves], _averaged(grid))]
 
 
-def _bars(grid: Grid) -> list[Figure]:
-    """Lying bars, a group a column; columns may measure different things, and then each has a scale of its own."""
+def _bars(grid: Summary) -> list[PageFigure]:
+    """Draw horizontal bars grouped by column; different measures get separate scales."""
     cells = by_place(grid)
     groups = []
     for column in grid["columns"]:
@@ -127,9 +127,9 @@ def _bars(grid: Grid) -> list[Figure]:
         figures = [
             value for _, bars in together for bar in bars for value in (bar.value, bar.mark) if value is not None
         ]
-        caption = "Bars grow by powers of ten." if is_logarithmic(figures) else ""
+        caption = "The scale is logarithmic." if is_logarithmic(figures) else ""
         caption += (
-            " The tick is the paper's figure."
+            " The tick marks the paper's value."
             if any(bar.mark is not None for _, bars in together for bar in bars)
             else ""
         )
@@ -139,7 +139,7 @@ def _bars(grid: Grid) -> list[Figure]:
     return charts
 
 
-def _radar(grid: Grid) -> list[Figure]:
+def _radar(grid: Summary) -> list[PageFigure]:
     cells = by_place(grid)
     if len(grid["columns"]) < FEWEST_AXES:
         return _bars(grid)
@@ -150,7 +150,7 @@ def _radar(grid: Grid) -> list[Figure]:
             polygons.append(Spokes(row, values))
     if not polygons:
         return []
-    caption = "Rings say how much; the centre is not nought."
+    caption = "The rings are labelled; the centre is not zero."
     return [
         _figure(
             "",
@@ -161,7 +161,7 @@ def _radar(grid: Grid) -> list[Figure]:
     ]
 
 
-def _entropies(grid: Grid) -> list[Figure]:
+def _entropies(grid: Summary) -> list[PageFigure]:
     return [
         _figure(
             _heading(f"{one['row']}, {one['column']}", grid),
@@ -171,35 +171,35 @@ def _entropies(grid: Grid) -> list[Figure]:
     ]
 
 
-def _maps(grid: Grid) -> list[Figure]:
-    """Samples in the plane: by class and by what they lack, or twice by what is answered without and with prototypes."""
-    return [figure for one in grid["points"] for figure in (_answers(one) if "by_text" in one else [_samples(one)])]
+def _maps(grid: Summary) -> list[PageFigure]:
+    """Draw samples by class and modality, or by prediction without and with prototypes."""
+    return [figure for one in grid["points"] for figure in (_predictions(one) if "by_text" in one else [_samples(one)])]
 
 
-def _samples(one: dict[str, Any]) -> Figure:
+def _samples(one: dict[str, Any]) -> PageFigure:
     names = one.get("class_names") or [f"class {number}" for number in range(max(one["label"]) + 1)]
     shapes = [MODALITIES[modality] for modality in one.get("present") or ["both"] * len(one["label"])]
-    caption = "Colour: the class. Circles have text and image, triangles text alone, squares image alone."
+    caption = "Colour: class. Circles have text and image, triangles text only, squares image only."
     return _figure(f"{one['row']}, {one['column']}", _map_charts(one, one["label"], shapes, names), names, caption)
 
 
-def _answers(one: dict[str, Any]) -> list[Figure]:
+def _predictions(one: dict[str, Any]) -> list[PageFigure]:
     figures = []
-    for key, words in (("by_text", "texts alone"), ("with_prototypes", "texts and prototypes")):
-        right = [label == answer for label, answer in zip(one["label"], one[key], strict=True)]
-        charts = _map_charts(one, one[key], ["circle" if known else "cross" for known in right], one["class_names"])
-        share = 100 * sum(right) / len(right)
-        caption = f"Colour: the class that is answered; crosses are wrong. {share:.1f} % are right."
+    for key, words in (("by_text", "class texts only"), ("with_prototypes", "class texts and prototypes")):
+        correct = [label == predicted for label, predicted in zip(one["label"], one[key], strict=True)]
+        charts = _map_charts(one, one[key], ["circle" if hit else "cross" for hit in correct], one["class_names"])
+        share = 100 * sum(correct) / len(correct)
+        caption = f"Colour: predicted class; crosses are wrong. {share:.1f} % are correct."
         figures.append(_figure(f"{one['row']}, {one['column']}: {words}", charts, one["class_names"], caption))
     return figures
 
 
 def _map_charts(one: dict[str, Any], labels: Sequence[int], shapes: Sequence[str], names: Sequence[str]) -> list[str]:
-    places = [Place(*place) for place in zip(one["x"], one["y"], labels, shapes, strict=True)]
-    return [map_chart(places, names, width, 0.55 * width) for width in SIZES]
+    samples = [Point(*values) for values in zip(one["x"], one["y"], labels, shapes, strict=True)]
+    return [map_chart(samples, names, width, 0.55 * width) for width in SIZES]
 
 
-def _bubbles(grid: Grid) -> list[Figure]:
+def _bubbles(grid: Summary) -> list[PageFigure]:
     figures = []
     for one in grid["points"]:
         names = [str(name) for name in one["partition_class_names"]]
@@ -209,38 +209,38 @@ def _bubbles(grid: Grid) -> list[Figure]:
     return figures
 
 
-def _panels(grid: Grid) -> list[Figure]:
-    """The image, and what a search for its gradient finds after so many steps."""
+def _panels(grid: Summary) -> list[PageFigure]:
+    """Show the image and what gradient inversion recovers after each number of steps."""
     figures = []
     for one in grid["points"]:
-        captions = ["the image", *(f"step {step}" for step in one["steps"])]
+        captions = ["original", *(f"step {step}" for step in one["steps"])]
         likeness = [None, *one["psnr"]]
         pictures = [
             {"image": image, "caption": caption, "psnr": "" if dB is None else f"{dB:.1f} dB"}
             for image, caption, dB in zip(one["panels"], captions, likeness, strict=True)
             if IMAGE_DATA.fullmatch(image)
         ]
-        said = [f"The search {'finds' if one['label_found'] else 'does not find'} the class."]
+        sentences = [f"The attack {'recovers' if one['label_found'] else 'does not recover'} the class."]
         if one.get("feature_cosine") is not None:
-            said.append(
-                f"But no search is needed for the image's feature: the update gives it away with cosine {one['feature_cosine']:.4f}"
-                f"{', and the class too' if one.get('label_from_keys') else ''}."
+            sentences.append(
+                f"But the update reveals the image's feature without any attack, with cosine {one['feature_cosine']:.4f}"
+                f"{', and its class too' if one.get('label_from_keys') else ''}."
             )
-        drawn_here = _figure(f"{one['row']}, {one['column']}", [], (), " ".join(said))
+        drawn_here = _figure(f"{one['row']}, {one['column']}", [], (), " ".join(sentences))
         figures.append({**drawn_here, "pictures": pictures})
     return figures
 
 
-def _averaged(grid: Grid) -> str:
+def _averaged(grid: Summary) -> str:
     return "Mean over seeds." if any(cell["n"] > 1 for cell in grid["cells"]) else ""
 
 
-def _heading(name: str, grid: Grid) -> str:
-    """A column that is alone needs no name."""
+def _heading(name: str, grid: Summary) -> str:
+    """Return the name, or nothing for a single column, which needs no heading."""
     return "" if len(grid["columns"]) == 1 and name == grid["columns"][0] else name
 
 
-FIGURES: dict[str, Callable[[Grid], list[Figure]]] = {
+FIGURES: dict[str, Callable[[Summary], list[PageFigure]]] = {
     "table": _beside_table,
     "curves": _curves,
     "lines": _lines,

@@ -1,4 +1,4 @@
-"""Tables of a grid of runs: for the terminal, as CSV, as LaTeX (booktabs) and as a page."""
+"""Tables of a grid of runs: for the terminal, and as CSV, LaTeX (booktabs) and HTML."""
 
 import csv
 import io
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from fedvl.report.tables import MISSING, human_count, points
 
-Summary = Mapping[str, Any]
-Cell = Mapping[str, Any]
+Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
+GridCell = Mapping[str, Any]  # one of its cells
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}"
@@ -33,18 +33,18 @@ def write_tables(summary: Summary, out: Path) -> None:
         write_whole(out / f"table.{name}", text(summary).encode())
 
 
-def by_place(summary: Summary) -> dict[tuple[str, str], Cell]:
+def by_place(summary: Summary) -> dict[tuple[str, str], GridCell]:
     return {(cell["row"], cell["column"]): cell for cell in summary["cells"]}
 
 
 def figure(value: float, like: float | None = None) -> str:
-    """One decimal where figures are percentages or the like (as ``like`` is), large ones in units of thousands."""
+    """Format with one decimal, or in units of 1000 if large; ``like`` sets the precision."""
     size = abs(value if like is None else like)
     return human_count(value) if size >= 1e4 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
 
 
-def cell_text(cell: Cell | None) -> str:
-    """``74.0 ± 0.3*``, and in a reproduced table what the paper has and the difference."""
+def cell_text(cell: GridCell | None) -> str:
+    """Format as ``74.0 ± 0.3*``, in a recipe with the paper's value and the difference."""
     if cell is None:
         return MISSING
     text = figure(cell["mean"])
@@ -57,7 +57,7 @@ def cell_text(cell: Cell | None) -> str:
 
 
 def footnote(summary: Summary) -> str:
-    """What the reader must know of the figures."""
+    """Return the caveats printed under the table: seeds, significance, failures and notes."""
     counts = sorted({cell["n"] for cell in summary["cells"]})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
@@ -69,12 +69,12 @@ def footnote(summary: Summary) -> str:
 
 
 def heading(summary: Summary) -> str:
-    """The title, and whether it is what the paper measured."""
+    """Return the title, and the label of results that are not on the paper's model and data."""
     return ". ".join(filter(None, (summary["title"], summary.get("label"))))
 
 
 def terminal_tables(summary: Summary, width: int) -> list[Table]:
-    """As many tables as are needed for the width; the longer of rows and columns goes down."""
+    """Return as many tables as the width requires, with the longer axis as rows."""
     cells = by_place(summary)
     down, across = summary["rows"], summary["columns"]
     turned = len(across) > len(down)
@@ -87,7 +87,7 @@ def terminal_tables(summary: Summary, width: int) -> list[Table]:
     packs: list[list[str]] = []
     left = 0
     for name in across:
-        needed = max(len(name), *map(len, texts[name])) + 2  # and the space between columns
+        needed = max(len(name), *map(len, texts[name])) + 2  # plus the space between columns
         if not packs or needed > left:
             packs.append([])
             left = width - max(map(len, down))
@@ -105,7 +105,7 @@ def terminal_tables(summary: Summary, width: int) -> list[Table]:
 
 
 def csv_table(summary: Summary) -> str:
-    """A line a place, with every digit: for other programs."""
+    """Return one line per cell at full precision, for other programs."""
     names = ("row", "column", "measure", "mean", "deviation", "n", "p", "against", "paper")
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")

@@ -1,6 +1,6 @@
-"""A run's event log for other programs: TensorBoard and MLflow, from what the run folder holds, after the fact.
+"""Export a run folder to TensorBoard or MLflow.
 
-The engine knows nothing of either. A run that is still going on can be exported too; exporting it again adds nothing twice.
+A run in progress can be exported too; exporting it again replaces the earlier export.
 """
 
 import json
@@ -19,11 +19,11 @@ class Log(NamedTuple):
     name: str
     settings: dict[str, str]  # section.key -> value
     scalars: list[tuple[str, float, int]]  # name, value, round
-    final: dict[str, float]  # figures of the finished run; none before
+    final: dict[str, float]  # metrics of the finished run; empty before
 
 
 def read_log(folder: Path) -> Log:
-    """The settings, the rounds and, if it is finished, the result of a run folder."""
+    """Read the settings, the rounds and, once finished, the result of a run folder."""
     if not (folder / "config.toml").is_file():
         raise FedVLError(f"There is no run in {folder}; give the folder of a run.")
     config = read_toml(folder / "config.toml")
@@ -35,13 +35,13 @@ def read_log(folder: Path) -> Log:
     }
     settings |= {key: str(value) for key, value in config.items() if not isinstance(value, dict)}
     rounds, _ = read_metrics(folder / "metrics.jsonl")
-    scalars = [(name, value, record["round"]) for record in rounds for name, value in numbers(record)]
+    scalars = [(name, value, record["round"]) for record in rounds for name, value in numeric_items(record)]
     result = folder / "result.json"
-    final = dict(numbers(json.loads(result.read_bytes()))) if result.is_file() else {}
+    final = dict(numeric_items(json.loads(result.read_bytes()))) if result.is_file() else {}
     return Log(folder.resolve().name, settings, scalars, final)
 
 
-def numbers(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def numeric_items(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("round", "schema"):
             yield name, float(value)
@@ -53,7 +53,7 @@ def to_tensorboard(log: Log, folder: Path) -> str:
     except ImportError as error:
         raise FedVLError('This needs TensorBoard; install it with pip install "fedvl[tensorboard]".') from error
     place = folder / log.name
-    shutil.rmtree(place, ignore_errors=True)  # event files are appended to: a second export would show all twice
+    shutil.rmtree(place, ignore_errors=True)  # event files are append-only: a second export would duplicate every point
     with SummaryWriter(str(place)) as writer:
         for name, value, step in log.scalars:
             writer.add_scalar(f"rounds/{name}", value, step)
@@ -66,7 +66,7 @@ def to_tensorboard(log: Log, folder: Path) -> str:
 
 
 def to_mlflow(log: Log, folder: Path) -> str:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing phones home
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # send no usage data
     try:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -85,7 +85,7 @@ def to_mlflow(log: Log, folder: Path) -> str:
     metrics = [Metric(name, value, 0, step) for name, value, step in log.scalars]
     metrics += [Metric(f"final_{name}", value, 0, 0) for name, value in log.final.items()]
     client.log_batch(run, params=[Param(key, value) for key, value in log.settings.items()])
-    for first in range(0, len(metrics), 1000):  # as many as MLflow takes at once
+    for first in range(0, len(metrics), 1000):  # MLflow's limit per call
         client.log_batch(run, metrics=metrics[first : first + 1000])
     client.set_terminated(run)
     return f"mlflow ui --backend-store-uri {store}"

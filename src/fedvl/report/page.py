@@ -1,4 +1,4 @@
-"""The pages that a person opens after a run: each one file, nothing fetched from anywhere."""
+"""Write the report pages: each is one HTML file that loads nothing from elsewhere."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ from fedvl.report.runs_page import describe_runs
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html beside the result of a run, a comparison or a reproduced recipe; the same result gives the same bytes."""
+    """Write report.html for a run, comparison or recipe; the same result gives the same bytes."""
     grid = read_grid_result(folder)
     if grid is not None:
         return write_page(folder / "report.html", "grid.html.j2", describe_grid(grid))
@@ -26,18 +26,18 @@ def write_report(folder: Path) -> Path:
 
 
 def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
-    """One page on several runs."""
+    """Write one page that compares several runs."""
     return write_page(path, "runs.html.j2", describe_runs([read_run(folder) for folder in folders]))
 
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
     aside = path.with_name(path.name + ".tmp")
     try:
-        # A class name may hold half of a surrogate pair, which UTF-8 has no bytes for.
+        # A class name may contain a lone surrogate, which UTF-8 cannot encode.
         aside.write_bytes(render(template, values).encode("utf-8", errors="replace"))
         os.replace(aside, path)
     except OSError as error:
-        raise FedVLError(f"Cannot write {path}: {error.strerror}; choose another place with --out.") from error
+        raise FedVLError(f"Cannot write {path}: {error.strerror}; choose another path with --out.") from error
     return path
 
 
@@ -53,7 +53,7 @@ def render(template: str, values: dict[str, Any]) -> str:
     script = environment.get_template("report.js").render()
     return environment.get_template(template).render(
         script=Markup(script),
-        # Only this very script may run: should a name ever slip through the escaping, the browser still refuses it.
+        # Allow this script alone: if a name were ever not escaped, the browser would still block it.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **values,
     )

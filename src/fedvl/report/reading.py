@@ -1,7 +1,7 @@
-"""Read one run folder into plain values that tables, charts and pages can trust.
+"""Read a run folder into plain values for tables, charts and pages.
 
-All rates in `result.json` (accuracy, macro figures, recalls) are percentages. Every key but `method` may be missing or
-null: an older run, or a method without rounds, still gets its page.
+All rates in `result.json` (accuracy, macro metrics, recalls) are percentages. Every key except
+`method` may be missing or null: older runs and methods without rounds still get a page.
 """
 
 import json
@@ -16,13 +16,13 @@ from fedvl.errors import FedVLError
 
 @dataclass(frozen=True)
 class Run:
-    """`rounds` are the lines of metrics.jsonl by round number; `unreadable_lines` counts those that were torn."""
+    """Contents of a run folder; `rounds` holds the readable lines of metrics.jsonl by round."""
 
     folder: Path
     result: dict[str, Any]
     rounds: list[dict[str, Any]]
     unreadable_lines: int = 0
-    examples: dict[str, Any] = field(default_factory=dict)  # test images that training set right or wrong
+    examples: dict[str, Any] = field(default_factory=dict)  # test images whose prediction training changed
 
 
 def read_run(folder: Path) -> Run:
@@ -38,7 +38,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_grid_result(folder: Path) -> dict[str, Any] | None:
-    """What a comparison or a reproduced recipe left in a folder; None for a folder of another kind."""
+    """Return the result of a comparison or recipe in a folder; None for any other folder."""
     for name in ("result.json", "comparison.json"):
         found = _read_json(folder / name)
         if isinstance(found, dict) and "kind" in found:
@@ -47,7 +47,7 @@ def read_grid_result(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_json(path: Path) -> Any:
-    """None where there is no such file."""
+    """Return the parsed file, or None if it does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             entry = json.loads(line)
-            # A round that was made again after a crash appears twice: the later line is the one that was committed.
+            # A round repeated after a crash appears twice: the later line is the committed one.
             by_round[int(entry["round"])] = entry
         except (ValueError, KeyError, TypeError):
             unreadable += 1
@@ -74,14 +74,14 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number as a float, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def series(run: Run, result_key: str, metrics_key: str) -> list[tuple[int, float]]:
-    """(round, value) of each round that has a value, from result.json or, where that has none, from metrics.jsonl."""
+    """Return (round, value) pairs from result.json or, if it has none, from metrics.jsonl."""
     measured = [entry for entry in run.rounds if metrics_key in entry]
     values = run.result.get(result_key) or [entry[metrics_key] for entry in measured]
     if len(values) == len(measured):
@@ -90,13 +90,13 @@ def series(run: Run, result_key: str, metrics_key: str) -> list[tuple[int, float
 
 
 def accuracy_series(result: dict[str, Any]) -> list[tuple[int, float]]:
-    """(round, accuracy) from result.json alone."""
+    """Return (round, accuracy) pairs from result.json alone."""
     values = result.get("per_round") or []
     return _known(evaluated_rounds(result, len(values)), values)
 
 
 def evaluated_rounds(result: dict[str, Any], count: int) -> list[int]:
-    """The rounds that `count` values belong to: every n-th and the last, as configured, or simply the first ones."""
+    """Return the rounds of `count` values: as `evaluation.every` says, or else counted from 1."""
     evaluation = (result.get("config") or {}).get("evaluation") or {}
     every, last = int(number(evaluation.get("every")) or 1), int(number(result.get("rounds")) or 0)
     planned = [index for index in range(1, last + 1) if index % every == 0 or index == last]
@@ -109,7 +109,7 @@ def _known(rounds: Sequence[int], values: Sequence[object]) -> list[tuple[int, f
 
 
 def difference(result: dict[str, Any]) -> float | None:
-    """Accuracy above zero-shot in points; None where one is missing or where zero-shot is itself the method."""
+    """Return the accuracy above zero-shot in points; None if unknown or itself zero-shot."""
     accuracy, reference = number(result.get("accuracy")), number(result.get("zero_shot_accuracy"))
     if accuracy is None or reference is None or result["method"] == "zero-shot":
         return None
@@ -117,12 +117,12 @@ def difference(result: dict[str, Any]) -> float | None:
 
 
 def count_of(value: object) -> int:
-    """How many things a list of them, or a plain count, stands for."""
+    """Return the length of a list, or a plain count as an integer."""
     return len(value) if isinstance(value, list) else int(number(value) or 0)
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """A nested configuration as (dotted key, JSON value), in its own order."""
+    """Yield a nested configuration as (dotted key, JSON value) pairs, in order."""
     for key, value in config.items():
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""What the page of one run shows, as plain values for its template."""
+"""Template values for the page of one run."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from fedvl.report.charts import classes, partition
 from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import COLOURS, colour
-from fedvl.report.charts.scatter import MODALITIES, Place, key_of, map_chart
+from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
 from fedvl.report.reading import Run, count_of, difference, flatten, number, series
 from fedvl.report.tables import (
     MISSING,
@@ -26,15 +26,16 @@ from fedvl.report.tables import (
 )
 
 SIZES = WIDE, NARROW = 848, 356
-HAVING = {"both": "text and image", "text": "text alone", "image": "image alone"}
+MODALITY_LABELS = {"both": "text and image", "text": "text only", "image": "image only"}
 IMAGE_DATA = re.compile(r"data:image/(webp|png|jpeg);base64,[A-Za-z0-9+/=]+")
-ENDS = 12  # rows shown of each end of a long recall table; the rest unfolds
+ENDS = 12  # rows shown at each end of a long recall table; the rest is folded
 LONG_RECALL_TABLE = 30
 PAIRS = 15
-CHANGED = 0.05  # points; less than this is shown as 0.0
+CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
 def describe_run(run: Run) -> dict[str, Any]:
+    """Return the template values of a run's page."""
     return {
         **_headline(run.result),
         **_curves(run),
@@ -52,7 +53,7 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 
 def drawn(svg: str) -> Markup:
-    """Charts escape every name that they draw."""
+    """Mark a chart as safe HTML: charts escape every name they draw."""
     return Markup(svg)
 
 
@@ -87,7 +88,7 @@ def _several(value: object, noun: str) -> str | None:
 
 
 def kind_of(change: float | None) -> str:
-    """Which colour a difference has; one that is shown as 0.0 has none."""
+    """Return the CSS class of a difference; one shown as 0.0 is "same"."""
     if change is None or abs(change) < CHANGED:
         return "same"
     return "gain" if change > 0 else "loss"
@@ -113,15 +114,14 @@ def _curves(run: Run) -> dict[str, Any]:
 
 
 def _classes(result: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is shown class by class."""
+    """Return everything shown per class: partition, recalls and confusions."""
     counts, confusion = result.get("partition_counts"), result.get("confusion")
     per_class: list[Any] = confusion or result.get("per_class_recall") or (counts or [[]])[0]
     names = [str(name) for name in result.get("class_names") or range(len(per_class))]
-    held_names = [
-        str(name) for name in result.get("partition_class_names") or names
-    ]  # others than asked in an open set
+    # In the open protocol the training classes are not the test classes.
+    held_names = [str(name) for name in result.get("partition_class_names") or names]
     recalls = _recalls(result, names)
-    held = counts and any(map(any, counts))  # where no sample has a label there is nothing to draw
+    held = counts and any(map(any, counts))  # without labels there is nothing to draw
     found: dict[str, Any] = {
         "partition": drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names)) if held else None,
         "partition_captions": partition_captions(len(counts or ()), len(held_names), result.get("partition_note")),
@@ -153,16 +153,16 @@ def _classes(result: dict[str, Any]) -> dict[str, Any]:
 def partition_captions(clients: int, class_count: int, note: object) -> list[str]:
     captions = ["The area of a bubble is the number of training samples."]
     if max(clients, class_count) > partition.LARGEST_BUBBLES:
-        captions = ["The stronger the colour, the more training samples."]
+        captions = ["A stronger colour means more training samples."]
         if (group := partition.group_size(clients)) > 1:
-            captions.append(f"Each column adds up {group} neighbouring clients.")
+            captions.append(f"Each column sums {group} neighbouring clients.")
         if (group := partition.group_size(class_count)) > 1:
-            captions.append(f"Each row adds up {group} neighbouring classes and bears the name of the first.")
+            captions.append(f"Each row sums {group} neighbouring classes and is named after the first.")
     return [*captions, str(note)] if note else captions
 
 
 def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
-    """Rows of the recall table, largest gain first; without zero-shot figures, highest recall first."""
+    """Return the rows of the recall table, largest gain (or without zero-shot, recall) first."""
     recalls = result.get("per_class_recall") or []
     references = result.get("zero_shot_per_class_recall") or []
     if result["method"] == "zero-shot" or len(references) != len(recalls):
@@ -186,7 +186,7 @@ def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
 
 
 def _protocol(result: dict[str, Any]) -> dict[str, Any]:
-    """What the personal and the missing-modality protocols add."""
+    """Return what the personal and the missing-modality protocols add to the page."""
     own, before = result.get("per_client_accuracy") or [], result.get("zero_shot_per_client_accuracy") or []
     references = before if len(before) == len(own) else [None] * len(own)
     bars = [
@@ -210,7 +210,7 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _map(result: dict[str, Any]) -> dict[str, Any]:
-    """The map of the test samples, if there is one, and what its colours and shapes mean."""
+    """Return the t-SNE map of test samples, if there is one, and its legend."""
     found = result.get("embedding") or {}
     names = [str(name) for name in result.get("class_names") or ()]
     labels = found.get("label") or []
@@ -218,17 +218,19 @@ def _map(result: dict[str, Any]) -> dict[str, Any]:
         return {"map_charts": [], "map_classes": [], "map_shapes": []}
     present = found.get("present") or ["both"] * len(labels)
     shapes = [MODALITIES[modality] for modality in present]
-    places = [Place(*place) for place in zip(found["x"], found["y"], labels, shapes, strict=True)]
+    samples = [Point(*values) for values in zip(found["x"], found["y"], labels, shapes, strict=True)]
     shown = sorted(set(labels))
     return {
-        "map_charts": [drawn(map_chart(places, names, width, 0.62 * width)) for width in SIZES],
+        "map_charts": [drawn(map_chart(samples, names, width, 0.62 * width)) for width in SIZES],
         "map_classes": [(colour(label), names[label]) for label in shown] if len(shown) <= COLOURS else [],
-        "map_shapes": [(drawn(key_of(MODALITIES[kind])), HAVING[kind]) for kind in MODALITIES if kind in set(present)],
+        "map_shapes": [
+            (drawn(key_of(MODALITIES[kind])), MODALITY_LABELS[kind]) for kind in MODALITIES if kind in set(present)
+        ],
     }
 
 
 def _examples(examples: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
-    """Test images that training set right or wrong; a picture that is no embedded image is left out."""
+    """Return test images whose prediction changed; anything but an embedded image is dropped."""
     return {
         kind: [
             {key: str(example.get(key, MISSING)) for key in ("true", "zero_shot", "answer", "image")}
@@ -240,7 +242,7 @@ def _examples(examples: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
 
 
 def _troubles(run: Run) -> dict[str, Any]:
-    """Updates refused, clients dropped, images skipped: how many, and which."""
+    """Return refused updates, dropped clients and skipped images: counts and details."""
     skipped = run.result.get("skipped_images") or []
     return {
         "refused_count": count_of(run.result.get("refused_updates")),

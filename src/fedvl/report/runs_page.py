@@ -1,4 +1,4 @@
-"""What the page of several runs shows, as plain values for its template."""
+"""Template values for the page that compares several runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,16 +19,17 @@ from fedvl.report.tables import (
     points,
 )
 
-FEWEST_DATASETS = 3  # of which a radar can be drawn
-STRONGEST = 30.0  # points of difference at which the colour is full
+FEWEST_DATASETS = 3  # for a radar
+STRONGEST = 30.0  # points of difference shown in full colour
 COSTS = (
-    ("bytes_up_per_client_round", "Sent by a client in a round", human_bytes),
-    ("local_flops", "Local training of the largest client, FLOPs a round", human_count),
+    ("bytes_up_per_client_round", "Upload per client and round", human_bytes),
+    ("local_flops", "Local training of the largest client, FLOPs per round", human_count),
     ("seconds", "Training, all rounds", human_seconds),
 )
 
 
 def describe_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the template values of the page that compares runs."""
     names = run_names(runs)
     return {
         "runs": [
@@ -47,12 +48,12 @@ def describe_runs(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def css_of(index: int) -> str:
-    """The class by which all that belongs to a run is hidden."""
+    """Return the CSS class of all elements of a run, by which the page hides them."""
     return f"run-{index}"
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """As little of each folder's path as tells them apart."""
+    """Return the shortest ends of the folders' paths that are all different."""
     parts = [run.folder.resolve().parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -80,7 +81,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _curves(names: Sequence[str], runs: Sequence[Run]) -> list[Any]:
-    """One curve a run; of a run without rounds, a level line."""
+    """Draw a curve per run; a run without rounds is a horizontal line."""
     known: list[list[tuple[float, float]]] = [[*series(run, "per_round", "accuracy")] for run in runs]
     rounds = [x for curve in known for x, _ in curve]
     if not rounds:
@@ -93,7 +94,7 @@ def _curves(names: Sequence[str], runs: Sequence[Run]) -> list[Any]:
 
 
 def _radar(runs: Sequence[Run]) -> dict[str, Any]:
-    """Methods over datasets, where there are datasets enough; several runs of one place are averaged."""
+    """Draw a radar of methods over datasets; runs of the same method and dataset are averaged."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         accuracy = number(run.result.get("accuracy"))
@@ -114,7 +115,7 @@ def _radar(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _class_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For each set of classes that two runs or more were asked about: recall of the first, differences of the others."""
+    """Return a table per set of shared classes: the first run's recall, then differences."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, run in enumerate(runs):
         names = tuple(str(name) for name in run.result.get("class_names") or ())
@@ -158,14 +159,14 @@ def _cost_charts(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, An
             if cost is not None:
                 bars.append(Bar(names[index], cost, index, css=css_of(index)))
         if any(bar.value for bar in bars):
-            by_powers = " (by powers of ten)" if is_logarithmic([bar.value for bar in bars]) else ""
-            both = [drawn(bar_chart([(title + by_powers, bars)], width, human)) for width in SIZES]
+            scale = " (logarithmic)" if is_logarithmic([bar.value for bar in bars]) else ""
+            both = [drawn(bar_chart([(title + scale, bars)], width, human)) for width in SIZES]
             charts.append({"charts": both})
     return charts
 
 
 def _costs(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
-    """Every cost that a run knows, in the order of the first that has it."""
+    """Return every recorded cost, in the order of the first run that has it."""
     tables = [{row.label: row for row in cost_rows(run.result, run.rounds)} for run in runs]
     labels = dict.fromkeys(label for table in tables for label in table)
     return [
@@ -178,7 +179,7 @@ def _costs(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """Settings in which the runs differ, those that they share, and options that only one of them has."""
+    """Split settings into those that differ, those shared, and those of a single run."""
     flat = [dict(flatten(run.result.get("config") or {})) for run in runs]
     different, same, alone = [], [], []
     for key in dict.fromkeys(key for settings in flat for key in settings):

@@ -1,4 +1,4 @@
-"""How a run between machines stands, read from the files of its folder: for the terminal, and as a page on this machine."""
+"""Status of a run, read from the files in its folder: for the terminal and as a local page."""
 
 import fcntl
 import html
@@ -26,7 +26,7 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}h1{font-size:1.5rem
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Everything that can be told of a run, whether it is under way, stopped or finished."""
+    """Return the status of a run that is in progress, stopped or finished."""
     if not (folder / "config.toml").is_file():
         raise FedVLError(f"There is no run in {folder}; give the folder of one.")
     settings = read_toml(folder / "config.toml")
@@ -34,11 +34,13 @@ def read_status(folder: Path) -> dict[str, Any]:
     live = read_object(folder / "status.json")
     finished = (folder / "result.json").is_file()
     rounds = settings["federation"]["rounds"]
-    names = live.get("parties", [])  # none where all clients are in one process
+    names = live.get("parties", [])  # empty if all clients are in one process
     phase = f"round {live.get('round', len(records) + 1)} of {rounds}: {live.get('phase', 'starting')}"
     if finished or not at_work(folder):
         live.update(connected=[], waiting_for=[])
-        phase = "finished" if finished else f"stopped after round {len(records)} of {rounds}; go on with fedvl resume"
+        phase = (
+            "finished" if finished else f"stopped after round {len(records)} of {rounds}; continue with fedvl resume"
+        )
     return {
         "method": settings["method"]["name"],
         "phase": phase,
@@ -67,7 +69,7 @@ def describe_party(number: int, name: str, live: dict[str, Any], records: list[d
 
 
 def at_work(folder: Path) -> bool:
-    """Whether a process holds the run, by its lock."""
+    """Return whether a process holds the run's lock."""
     try:
         with open(folder / ".lock", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -83,7 +85,7 @@ def name_of(names: list[str], client: int) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records so far; a line that is being written is not one yet."""
+    """Return the records so far, without a line that is still being written."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     records = []
     for line in lines:
@@ -153,7 +155,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     console.print(table)
     total = sum(count_bytes(tensors) for tensors in rehearsal["leaves"].values())
     console.print(
-        f"{total:,} bytes in all, beside a weight, a loss and a salted SHA-256 of what stays.\n", highlight=False
+        f"{total:,} bytes in total, plus a weight, a loss and a salted SHA-256 of what stays.\n", highlight=False
     )
     table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
     table.add_row("images and labels", "", str(rehearsal["images"]), "", "")
@@ -168,7 +170,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
 # --- the page
 
 
-def render(found: dict[str, Any]) -> str:
+def render_status(found: dict[str, Any]) -> str:
     parties = [[p["name"], p["state"], p["last_seen"], str(p["missed"])] for p in found["parties"]]
     refusals = [[str(r["round"]), r["party"], r["reason"]] for r in reversed(found["refused"][-REFUSALS_SHOWN:])]
     title = html.escape(f"{found['method']}: {found['phase']}")
@@ -193,11 +195,11 @@ def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A name that is not this machine's means that a page elsewhere sent the browser here.
+            # Any other host name means that a foreign page sent the browser here (DNS rebinding).
             if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost") or self.path != "/":
                 self.send_error(404)
                 return
-            body = render(read_status(folder)).encode("utf-8", "replace")
+            body = render_status(read_status(folder)).encode("utf-8", "replace")
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,4 @@
-"""The small parts that all charts are drawn with: numbers and text in SVG, scales, ticks, label widths."""
+"""SVG building blocks of all charts: elements, text, scales, ticks and label widths."""
 
 import math
 import unicodedata
@@ -9,22 +9,22 @@ TEXT_SIZE = 11
 
 
 def coordinate(value: float) -> str:
-    """At most two decimals, no trailing zeros: small files, and the same bytes everywhere."""
+    """Format with at most two decimals and no trailing zeros, for small reproducible files."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 
 def scale(value: float, low: float, high: float, start: float, end: float) -> float:
-    """Where `value` of [low, high] lies in [start, end]; the middle when the range is empty."""
+    """Map `value` from [low, high] to [start, end]; to the middle if the range is empty."""
     if high == low:
         return (start + end) / 2
     return start + (value - low) / (high - low) * (end - start)
 
 
 def ticks(low: float, high: float, wanted: int = 5, smallest_step: float = 0.0) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten that cover [low, high] with about `wanted` steps."""
+    """Return round numbers that cover [low, high] in about `wanted` steps of 1, 2 or 5 x 10^n."""
     span = high - low
-    if span <= 1e-8 * max(abs(low), abs(high), 1.0):  # too little to tell ticks apart
+    if span <= 1e-8 * max(abs(low), abs(high), 1.0):  # too small for distinct ticks
         span = max(abs(high) * 0.1, 1.0)
     raw = max(span / wanted, smallest_step)
     power = 10.0 ** math.floor(math.log10(raw))
@@ -36,7 +36,7 @@ def ticks(low: float, high: float, wanted: int = 5, smallest_step: float = 0.0) 
 
 
 def element(name: str, content: str = "", title: str = "", /, **attributes: float | str) -> str:
-    """One SVG element; `content` is SVG already, everything else is escaped. `css` stands for class, `_` for `-`."""
+    """Return an SVG element; all but `content` is escaped, `css` means class, `_` means `-`."""
     parts = []
     for key, value in attributes.items():
         text = value if isinstance(value, str) else coordinate(value)
@@ -53,7 +53,7 @@ def label(
 
 
 def drawing(width: float, height: float, description: str, parts: Sequence[str], css: str) -> str:
-    """A whole chart at its natural size; the page's style sheet colours it by class."""
+    """Return a whole chart at its natural size; the page's style sheet colours it by class."""
     return element(
         "svg",
         "".join(parts),
@@ -67,7 +67,7 @@ def drawing(width: float, height: float, description: str, parts: Sequence[str],
 
 
 def text_width(words: str) -> float:
-    """A cautious guess: wide for East Asian characters and emoji, nothing for marks that combine."""
+    """Estimate the width in pixels; East Asian text and emoji are wide, combining marks zero."""
     units = 0.0
     for character in words:
         if unicodedata.combining(character):
@@ -77,7 +77,7 @@ def text_width(words: str) -> float:
 
 
 def shorten(words: str, width: float) -> str:
-    """`words`, cut with an ellipsis where they are wider than `width`."""
+    """Truncate `words` with an ellipsis if they are wider than `width`."""
     if text_width(words) <= width:
         return words
     kept = words
@@ -87,5 +87,5 @@ def shorten(words: str, width: float) -> str:
 
 
 def every(count: int, size: float, needed: float) -> range:
-    """Indices of the labels to show, so that labels of `needed` pixels fit on cells of `size` pixels."""
+    """Return which labels to show so that labels of `needed` pixels fit cells of `size` pixels."""
     return range(0, count, max(1, math.ceil(needed / size)))

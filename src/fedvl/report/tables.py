@@ -1,4 +1,4 @@
-"""Figures in units that people read, and the table that the terminal shows after a run."""
+"""Human-readable numbers, and the table that the terminal shows after a run."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 class Row(NamedTuple):
-    """One line of a table: `text` is rounded for people, `exact` is the whole figure."""
+    """One line of a table: `text` is rounded for display, `exact` is the full value."""
 
     label: str
     text: str
@@ -21,7 +21,7 @@ class Row(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One cell of a sortable table: what people read, and what it is sorted by ("" where nothing is known)."""
+    """One cell of a sortable table: its text, and the value it is sorted by ("" if unknown)."""
 
     text: str
     value: float | str
@@ -33,10 +33,10 @@ def cell_of(value: object, human: Callable[[float], str]) -> Cell:
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    """Three significant digits in the largest unit of 1000 that keeps the figure at 1 or more."""
+    """Format with three significant digits in the largest unit with a value of at least 1."""
     sign, value = (MINUS, -value) if value < 0 else ("", value)
     index = 0
-    # 999.5 would be rounded to 1000: it belongs to the next unit.
+    # 999.5 would round to 1000, so it belongs to the next unit.
     while value >= 999.5 and index < len(units) - 1:
         value, index = value / 1000, index + 1
     digits = 0 if value >= 99.95 or (index == 0 and value == int(value)) else 1 if value >= 9.995 else 2
@@ -44,7 +44,7 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 
 
 def human_bytes(value: float) -> str:
-    """Decimal units, as networks are billed: 1 kB is 1000 bytes."""
+    """Format in decimal units, as networks are billed: 1 kB is 1000 bytes."""
     return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -70,7 +70,7 @@ def percent(value: object) -> str:
 
 
 def points(value: float | None, digits: int = 2) -> str:
-    """A signed difference of two percentages; one that rounds to nothing has no sign."""
+    """Format a signed difference of percentages; one that rounds to zero has no sign."""
     if value is None:
         return MISSING
     size = f"{abs(value):.{digits}f}"
@@ -85,7 +85,7 @@ def accuracy_label(method: str) -> str:
 def accuracy_rows(result: dict[str, Any]) -> list[Row]:
     if result["method"] == "zero-shot":
         rows = [_rate_row("Zero-shot accuracy", result.get("accuracy"))]
-    elif result.get("conditions"):  # a fused model knows no classes before it is trained
+    elif result.get("conditions"):  # a fused model has no zero-shot accuracy
         rows = [_rate_row(accuracy_label(str(result["method"])), result.get("accuracy"))]
     else:
         change = difference(result)
@@ -100,7 +100,7 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
 
 
 def condition_rows(result: dict[str, Any]) -> list[Row]:
-    """Accuracy and macro-F1 under each test condition of the missing-modality protocol."""
+    """Return accuracy and macro F1 under each test condition of the missing-modality protocol."""
     return [
         Row(
             f"Test {row['condition']}: accuracy, macro F1",
@@ -112,9 +112,9 @@ def condition_rows(result: dict[str, Any]) -> list[Row]:
 
 
 def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
-    """What the run cost; totals need the lines of metrics.jsonl, because cohorts differ from round to round."""
+    """Return the costs; totals need metrics.jsonl, because cohorts differ between rounds."""
     kept = result.get("private_parameters")
-    private = [_cost_row("Trained and kept by each client", kept, human_count, "parameters")] if kept else []
+    private = [_cost_row("Private parameters per client", kept, human_count, "parameters")] if kept else []
     rows = [
         _cost_row("Trainable parameters", result.get("trainable_parameters"), human_count, "parameters"),
         *private,
@@ -126,17 +126,19 @@ def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> 
         rows.append(_cost_row("Up, whole run", up, human_bytes, "bytes"))
         rows.append(_cost_row("Down, whole run", down, human_bytes, "bytes"))
         rows.append(_cost_row("Up and down, whole run", up + down, human_bytes, "bytes"))
-    rows.append(_cost_row("Local training, largest client, a round", result.get("local_flops"), _human_flops, "FLOPs"))
+    rows.append(
+        _cost_row("Local training, largest client, per round", result.get("local_flops"), _human_flops, "FLOPs")
+    )
     seconds = result.get("seconds") or {}
     for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
         rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
     if result.get("seconds_per_image") is not None:
-        rows.append(_cost_row("Answer to one image", result["seconds_per_image"], human_seconds, "seconds"))
+        rows.append(_cost_row("Prediction for one image", result["seconds_per_image"], human_seconds, "seconds"))
     return rows
 
 
 def result_table(result: dict[str, Any]) -> Table:
-    """The terminal's table: method against zero-shot, then what it cost."""
+    """Return the terminal's table: accuracy against zero-shot, then costs."""
     title = f"{result['method']} on {result.get('dataset', MISSING)}, {result.get('model', MISSING)}"
     # Text, not markup: a dataset may be a path with square brackets in it.
     table = Table(title=Text(title), title_justify="left", show_header=False)
@@ -176,7 +178,7 @@ def _cost_row(label: str, value: object, human: Callable[[float], str], unit: st
 
 
 def _total(rounds: Sequence[dict[str, Any]], key: str) -> float | None:
-    """The sum over all rounds, or None where a round does not say: half a total would mislead."""
+    """Return the sum over rounds, or None if a round lacks it: a partial total would mislead."""
     values: list[Any] = [entry.get(key) for entry in rounds]
     if not values or any(number(value) is None for value in values):
         return None

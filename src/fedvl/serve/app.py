@@ -1,4 +1,4 @@
-"""The service: sessions of class names, images in, ranked names out, line by line."""
+"""The HTTP service: sessions of class names that classify images and stream ranked predictions."""
 
 import asyncio
 import time
@@ -43,8 +43,8 @@ UPLOAD = {
 }
 RESULTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "One JSON object a line for each file, in order: number, image, and either ranked (name and score, "
-        "likeliest first), entropy, prototype_of and zero_shot, or refused with the reason.",
+        "description": "One line of JSON per file, in order: number, image, and either ranked (name and score, "
+        "most likely first), entropy, prototype_of and zero_shot, or refused with the reason.",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
     }
 }
@@ -55,15 +55,15 @@ class Problem(BaseModel):
 
 
 class NewSession(BaseModel):
-    """All can be left out: the run's own class names are asked about then."""
+    """All fields are optional; without class names, the run's own are used."""
 
     model_config = ConfigDict(extra="forbid")
-    classes: list[str] | None = Field(None, description="Names to choose among, in any language the model knows.")
-    templates: list[str] | None = Field(None, description="Sentences with {} where a name goes.")
+    classes: list[str] | None = Field(None, description="Class names to choose from, in any language the model knows.")
+    templates: list[str] | None = Field(None, description="Prompt templates with {} where a name goes.")
     client: int | None = Field(
-        None, ge=0, le=10**9, description="Ask this client's personal model, if the run has one."
+        None, ge=0, le=10**9, description="Query this client's personal model, if the run has one."
     )
-    top: int = Field(5, ge=1, description="Names told of each image.")
+    top: int = Field(5, ge=1, description="Names returned per image.")
 
 
 class ClientWeight(BaseModel):
@@ -89,7 +89,7 @@ class SessionView(BaseModel):
 
 
 class InMemory(MultiPartParser):
-    """Files of a form never touch the disk; their size is bounded by the guard."""
+    """A form parser that keeps files in memory; the guard limits their size."""
 
     spool_max_size = LIMITS.request_bytes
 
@@ -100,7 +100,9 @@ def make_app(
     worker = Worker(run, limits.pending_images)
     sessions = Sessions(limits, clock)
     metrics = Metrics()
-    naming = ThreadPoolExecutor(1, thread_name_prefix="fedvl-names")  # reads class names while others are answered
+    naming = ThreadPoolExecutor(
+        1, thread_name_prefix="fedvl-names"
+    )  # encodes class names while other sessions are served
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -108,7 +110,7 @@ def make_app(
         naming.shutdown(cancel_futures=True)
         worker.stop()
 
-    # FastAPI's own documentation pages load scripts from elsewhere, so they are off; /openapi.json says the same.
+    # FastAPI's documentation pages load scripts from elsewhere, so only /openapi.json is served.
     app = FastAPI(title="FedVL", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     problems: dict[int | str, dict[str, Any]] = {
         status: {"model": Problem} for status in (400, 401, 403, 404, 408, 411, 413, 421, 422, 503)
@@ -128,12 +130,12 @@ def make_app(
     @app.exception_handler(FullError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
         metrics.busy += 1
-        return refuse(503, "The service is busy; ask again in a while.", limits.retry_seconds)
+        return refuse(503, "The service is busy; try again in a moment.", limits.retry_seconds)
 
     def found(identifier: str) -> Session:
         session = sessions.find(identifier)
         if session is None:
-            raise HTTPException(404, "There is no such session, or it was forgotten; begin another.")
+            raise HTTPException(404, "There is no such session, or it has ended; create another.")
         return session
 
     def view(session: Session) -> SessionView:
@@ -151,24 +153,24 @@ def make_app(
         )
 
     @app.post("/sessions", status_code=201, responses=problems)
-    async def begin(asked: NewSession) -> SessionView:
-        """Begin a session: a model is made for these names."""
-        check(asked, run, limits)
-        with sessions.room(len(asked.classes or run.class_names)):
-            made = naming.submit(run.user, asked.classes, asked.templates, asked.client)
+    async def begin(new: NewSession) -> SessionView:
+        """Create a session with a model for these class names."""
+        check_limits(new, run, limits)
+        with sessions.room(len(new.classes or run.class_names)):
+            made = naming.submit(run.user, new.classes, new.templates, new.client)
             user = await asyncio.wrap_future(made)
-            return view(sessions.begin(user, asked.top, run.batch_size(user)))
+            return view(sessions.begin(user, new.top, run.batch_size(user)))
 
     @app.get("/sessions/{identifier}", responses=problems)
     async def show(identifier: str) -> SessionView:
-        """What a session leans on and what it remembers; prototypes are given as numbers of images."""
+        """Return a session's client weights and prototypes, the latter as numbers of images."""
         return view(found(identifier))
 
     @app.delete("/sessions/{identifier}", status_code=204, responses=problems)
     async def end(identifier: str) -> None:
-        """Forget a session."""
+        """Delete a session."""
         if not sessions.end(identifier):
-            raise HTTPException(404, "There is no such session, or it was forgotten already.")
+            raise HTTPException(404, "There is no such session, or it has already ended.")
 
     @app.post(
         "/sessions/{identifier}/images",
@@ -177,7 +179,7 @@ def make_app(
         response_class=StreamingResponse,
     )
     async def images(identifier: str, request: Request) -> StreamingResponse:
-        """Ask about images: any number of files in one form. Results come line by line."""
+        """Classify images: any number of files in one form; results are streamed line by line."""
         session = found(identifier)
         files = await read_files(request, limits)
         fit = [data for _, data in files if len(data) <= limits.file_bytes]
@@ -200,7 +202,7 @@ def make_app(
 
     @app.get("/run", responses=problems)
     async def about() -> dict[str, Any]:
-        """What is served, and what it takes at most."""
+        """Return what is served, and its limits."""
         return {
             "method": run.name,
             "model": run.encoder.name,
@@ -230,8 +232,8 @@ def page_file(name: str) -> Callable[[], FileResponse]:
     return lambda: FileResponse(PAGE / name, headers=HEADERS)
 
 
-def check(asked: NewSession, run: FinishedRun, limits: Limits) -> None:
-    names, templates = asked.classes or run.class_names, asked.templates or []
+def check_limits(new: NewSession, run: FinishedRun, limits: Limits) -> None:
+    names, templates = new.classes or run.class_names, new.templates or []
     if len(names) > limits.names:
         raise FedVLError(f"A session has {limits.names:,} class names at most, not {len(names):,}.")
     if len(templates) > limits.templates:
@@ -240,12 +242,12 @@ def check(asked: NewSession, run: FinishedRun, limits: Limits) -> None:
         raise FedVLError(f"Names times templates make {limits.texts:,} texts at most; give fewer templates.")
     if any(len(text) > limits.name_characters for text in (*names, *templates)):
         raise FedVLError(f"A class name or template has {limits.name_characters} characters at most.")
-    if asked.top > limits.top:
-        raise FedVLError(f"At most {limits.top} names are told of each image.")
+    if new.top > limits.top:
+        raise FedVLError(f"At most {limits.top} names are returned per image; lower top.")
 
 
 async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
-    """Names and contents of the files of a form."""
+    """Return the names and contents of the files in a form."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(400, "Send images as files of a form (multipart/form-data).")
     try:
@@ -257,5 +259,5 @@ async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]
         raise HTTPException(400, f"The form cannot be read ({str(error).rstrip('.')[:200]}).") from error
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
     if not files:
-        raise HTTPException(400, "There is no file in the form.")
+        raise HTTPException(400, "The form holds no file; attach at least one image.")
     return [(file.filename or "", await file.read()) for file in files]

@@ -1,4 +1,4 @@
-"""Counts of the service, as Prometheus reads them."""
+"""Metrics of the service in Prometheus format."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class Metrics:
         self._seconds = 0.0
 
     def count(self, lines: Sequence[dict[str, Any]], seconds: float) -> None:
-        """These images were told ``seconds`` after their request had arrived."""
+        """Count images whose results were sent ``seconds`` after their request arrived."""
         refused = sum("refused" in line for line in lines)
         self.refused += refused
         self.answered += len(lines) - refused

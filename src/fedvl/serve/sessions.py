@@ -1,4 +1,4 @@
-"""Who is asking: one session a user, forgotten after a while; what each is told, image by image."""
+"""Sessions of users, which expire when idle, and the results of their images."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from fedvl.serve.worker import Encoded, Worker
 
 
 class FullError(Exception):
-    """No further session can be had now."""
+    """Raised when there is no room for another session."""
 
 
 @dataclass
@@ -24,21 +24,19 @@ class Session:
     user: User
     top: int
     batch_size: int
-    used: float  # when it was last asked something
+    used: float  # time of the last request
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    images: int = 0  # told so far, refused ones included
+    images: int = 0  # so far, refused ones included
     refused: int = 0
-    examples: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # the numbers of the images that were remembered, by class
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # requests of one session are answered one after the other
+    examples: dict[str, list[int]] = field(default_factory=dict)  # numbers of the prototype images, by class
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # requests of one session are processed in turn
 
 
 class Sessions:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
         self._sessions: dict[str, Session] = {}
-        self._made: list[int] = []  # how many names those sessions have that are being made
+        self._made: list[int] = []  # numbers of names of the sessions being created
 
     def __len__(self) -> int:
         self._forget()
@@ -46,7 +44,7 @@ class Sessions:
 
     @contextmanager
     def room(self, names: int) -> Iterator[None]:
-        """Hold room for one more session while it is being made."""
+        """Reserve room for a session while it is being created."""
         self._forget()
         held = [len(session.user.names) for session in self._sessions.values()] + self._made
         if len(held) >= self._limits.sessions or sum(held) + names > self._limits.names_in_all:
@@ -85,11 +83,11 @@ class Sessions:
 class Upload(NamedTuple):
     name: str
     encoded: "Future[Encoded] | None"
-    refused: str = ""  # why, for a file that was not even given to the encoder
+    refused: str = ""  # why the file was not given to the encoder
 
 
 async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -> AsyncIterator[list[dict[str, Any]]]:
-    """What is said of each file, in order, batch by batch as the run's evaluation would ask them."""
+    """Yield the results of the files in order, in the batches of the run's evaluation."""
     waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
     async with session.turn:
         lines: list[dict[str, Any]] = []
@@ -124,5 +122,5 @@ async def ask(session: Session, batch: Sequence[tuple[dict[str, Any], Any]], wor
 
 
 def as_text(lines: Sequence[dict[str, Any]]) -> bytes:
-    """One JSON object a line (NDJSON)."""
+    """Format results as NDJSON, one JSON object per line."""
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()

@@ -1,4 +1,4 @@
-"""The one thread that uses the model: images of all sessions are encoded together, as many as there are up to a batch."""
+"""The one thread that uses the model, encoding the images of all sessions in shared batches."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ log = logging.getLogger("fedvl.serve")
 
 
 class BusyError(Exception):
-    """More images wait than are allowed."""
+    """Raised when too many images are waiting."""
 
 
 class Image(NamedTuple):
@@ -30,7 +30,7 @@ class Image(NamedTuple):
 
 class Worker:
     def __init__(self, run: FinishedRun, pending_limit: int) -> None:
-        self.pending = 0  # images that were taken on and have no answer yet
+        self.pending = 0  # images accepted but not yet encoded
         self.batches = 0
         self.encoded = 0
         self.seconds = 0.0  # spent in encoding
@@ -44,7 +44,7 @@ class Worker:
         self._thread.start()
 
     def encode(self, images: Sequence[bytes]) -> "list[Future[Encoded]]":
-        """Take on all of these images or none; each future gives what the model makes of its image, or why it cannot."""
+        """Accept all of these images or none; each future gives the encoded image or a BadImage."""
         with self._changed:
             if self.pending + len(images) > self._limit:
                 raise BusyError
@@ -70,7 +70,7 @@ class Worker:
         self._readers.shutdown(cancel_futures=True)
 
     def _work(self) -> None:
-        reading: list[tuple[Image, Future[Any]]] = []  # decoded while the batch before is encoded
+        reading: list[tuple[Image, Future[Any]]] = []  # decoded while the previous batch is encoded
         while True:
             with self._changed:
                 while not (self._stopped or self._calls or self._images or reading):
@@ -96,15 +96,15 @@ class Worker:
                 self._finish(image, refusal)
             except Exception:
                 log.exception("An image could not be read.")
-                self._finish(image, BadImage("the service failed to read it; its log says why."))
+                self._finish(image, BadImage("the service failed to read it; see its log."))
         if not good:
             return
         began = time.perf_counter()
         try:
             rows = self._run.encode(pixels)
-        except Exception:  # such as too little memory: these images fail, the service goes on
+        except Exception:  # such as out of memory: these images fail, the service continues
             log.exception("A batch could not be encoded.")
-            rows = [BadImage("the service failed to encode it; its log says why.")] * len(good)
+            rows = [BadImage("the service failed to encode it; see its log.")] * len(good)
         self.seconds += time.perf_counter() - began
         self.batches += 1
         self.encoded += len(good)
@@ -118,9 +118,9 @@ class Worker:
 
 
 def settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
-    """Give a future its result or exception, unless nobody waits for it any more."""
+    """Set a future's result or exception, unless it was cancelled."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(function())
-        except BaseException as error:  # it belongs to whoever waits for the result
+        except BaseException as error:  # raised where the result is awaited
             future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What is told class by class: recall against zero-shot, and what is taken for what."""
+"""Per-class charts: recall against zero-shot, and the confusion matrix."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from fedvl.report.charts.parts import fitted_names
 from fedvl.report.svg import coordinate, drawing, element, label
 
-LARGEST_MATRIX = 30  # classes; beyond it the confusion matrix is a table of pairs
+LARGEST_MATRIX = 30  # classes; larger confusion matrices become a table of pairs
 
 Counts = NDArray[np.int64]
 
 
 def recall_bar(recall: float, reference: float | None) -> str:
-    """A strip from 0 to 100 that stretches with its cell: what both reach, the gain or loss, a tick at zero-shot."""
+    """Draw recall from 0 to 100, its gain or loss against zero-shot, and a tick at zero-shot."""
     parts = [element("rect", x=0, y=0, width=100, height=10, css="track")]
     shared = recall if reference is None else min(recall, reference)
     parts.append(element("rect", x=0, y=0, width=shared, height=10, css="shared"))
@@ -30,11 +30,11 @@ def recall_bar(recall: float, reference: float | None) -> str:
 
 
 def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
-    """Rows are true classes, columns are predictions; shade is the share of the row."""
+    """Draw true classes as rows and predictions as columns, shaded by the share of the row."""
     classes = len(confusion)
     cell = min(44.0, max(20.0, 480 / classes))
     names, left = fitted_names(class_names)
-    # Column names stand upright, so the tallest of them sets the room above.
+    # Column names are rotated, so the longest sets the space above.
     top = left + 16
     parts = [label(0, 12, "true class ↓   predicted →", "axis-name")]
     for index, name in enumerate(names):
@@ -50,9 +50,9 @@ def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
         for column in np.flatnonzero(confusion[row]).tolist():
             count, x = int(confusion[row, column]), left + column * cell
             share = count / total
-            verb = "recognised" if row == column else f"taken for {class_names[column]}"
+            verb = "predicted correctly" if row == column else f"predicted as {class_names[column]}"
             tip = f"{class_names[row]} {verb}: {count:,} of {total:,} ({100 * share:.1f} %)"
-            # Mistakes are few: the square root makes them visible beside the diagonal.
+            # Errors are few: the square root makes them visible next to the diagonal.
             css, shade = ("right", share) if row == column else ("wrong", math.sqrt(share))
             parts.append(element("rect", "", tip, x=x, y=y, width=side, height=side, css=css, fill_opacity=shade))
             if share >= 0.005:
@@ -65,12 +65,10 @@ def confusion_chart(confusion: Counts, class_names: Sequence[str]) -> str:
 
 
 def confused_pairs(confusion: Counts, limit: int) -> list[tuple[int, int, int, int]]:
-    """(true class, predicted class, count, size of the true class) of the commonest mistakes, commonest first."""
-    mistakes = np.array(confusion, dtype=np.int64)
-    np.fill_diagonal(mistakes, 0)
+    """Return (true, predicted, count, size of the true class) of the most frequent errors."""
+    errors = np.array(confusion, dtype=np.int64)
+    np.fill_diagonal(errors, 0)
     sizes = np.asarray(confusion).sum(axis=1)
-    order = np.argsort(-mistakes, axis=None, kind="stable")[:limit]
-    pairs = (divmod(int(position), len(mistakes)) for position in order)
-    return [
-        (row, column, int(mistakes[row, column]), int(sizes[row])) for row, column in pairs if mistakes[row, column]
-    ]
+    order = np.argsort(-errors, axis=None, kind="stable")[:limit]
+    pairs = (divmod(int(position), len(errors)) for position in order)
+    return [(row, column, int(errors[row, column]), int(sizes[row])) for row, column in pairs if errors[row, column]]

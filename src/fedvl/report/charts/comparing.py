@@ -1,4 +1,4 @@
-"""Several methods or runs beside each other: a radar over datasets, and bars."""
+"""Charts that compare methods or runs: a radar over datasets, and bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from fedvl.report.charts.parts import colour, fitted_names
 from fedvl.report.svg import coordinate, drawing, element, label, shorten, text_width, ticks
 
-LOGARITHMIC = 50.0  # bars whose largest is more than this many times their smallest grow by powers of ten
-BAR = 17.0
+LOGARITHMIC = 50.0  # ratio of the largest to the smallest bar above which the scale is logarithmic
+BAR = 17.0  # height
 
 
 class Spokes(NamedTuple):
-    """One polygon of a radar: a value for each axis, None where there is none."""
+    """One polygon of a radar: a value per axis, None where there is none."""
 
     name: str
     values: Sequence[float | None]
@@ -20,7 +20,7 @@ class Spokes(NamedTuple):
 
 
 def radar_chart(axes: Sequence[str], polygons: Sequence[Spokes], size: float, form: str = ".1f") -> str:
-    """Rings are labelled, for their centre is a round number below the smallest value, not nought."""
+    """Draw a radar; its rings are labelled, because the centre is not zero."""
     known = [value for one in polygons for value in one.values if value is not None]
     rings = ticks(min(known), max(known), wanted=4)
     if rings[0] == min(known):  # the smallest value should not vanish in the centre
@@ -51,8 +51,10 @@ def radar_chart(axes: Sequence[str], polygons: Sequence[Spokes], size: float, fo
         for axis, value, x, y in spots:
             drawn += element("circle", "", f"{one.name}, {axes[axis]}: {value:{form}}", cx=x, cy=y, r=3.5, css="dot")
         parts.append(element("g", drawn, css=f"{colour(index)} {one.css}".strip()))
-    said = f"Radar of {len(axes)} axes from {rings[0]:g} to {rings[-1]:g}: " + "; ".join(one.name for one in polygons)
-    return drawing(size + room, size, said, parts, "radar")
+    description = f"Radar of {len(axes)} axes from {rings[0]:g} to {rings[-1]:g}: " + "; ".join(
+        one.name for one in polygons
+    )
+    return drawing(size + room, size, description, parts, "radar")
 
 
 def _closed(spots: Sequence[tuple[float, float]]) -> str:
@@ -60,7 +62,7 @@ def _closed(spots: Sequence[tuple[float, float]]) -> str:
 
 
 class Bar(NamedTuple):
-    """`number` gives the colour; `mark` is another figure (a paper's, zero-shot's) shown as a tick on the bar."""
+    """A bar in the colour of `number`; `mark` is a reference value, shown as a tick."""
 
     name: str
     value: float
@@ -72,10 +74,10 @@ class Bar(NamedTuple):
 def bar_chart(
     groups: Sequence[tuple[str, Sequence[Bar]]], width: float, human: Callable[[float], str], mark_name: str = ""
 ) -> str:
-    """Groups of lying bars under headings, all on one scale; by powers of ten where they differ too much for another."""
+    """Draw groups of horizontal bars on one scale, logarithmic if the values differ too much."""
     bars = [bar for _, group in groups for bar in group]
-    figures = [figure for bar in bars for figure in (bar.value, bar.mark) if figure is not None]
-    grow = _growth(figures)
+    values = [value for bar in bars for value in (bar.value, bar.mark) if value is not None]
+    grow = _growth(values)
     names, left = fitted_names([bar.name for bar in bars], width / 3)
     fitted = iter(names)
     room = width - left - max(text_width(human(bar.value)) for bar in bars) - 12
@@ -97,20 +99,20 @@ def bar_chart(
             parts.append(element("g", row, css=f"{colour(bar.number)} {bar.css}".strip()))
             y += BAR
         y += 8
-    return drawing(width, y, f"{len(bars)} bars, the longest {human(max(figures))}", parts, "bars")
+    return drawing(width, y, f"{len(bars)} bars, the longest {human(max(values))}", parts, "bars")
 
 
-def _growth(figures: Sequence[float]) -> Callable[[float], float]:
-    """From a figure to its share of the longest bar."""
-    largest = max(figures)
-    if not is_logarithmic(figures):
-        return lambda figure: max(0.0, figure) / largest if largest > 0 else 0.0
-    smallest = min(figure for figure in figures if figure > 0)
-    low = math.floor(math.log10(smallest)) - 0.5  # so that the smallest still is a bar
-    return lambda figure: (math.log10(figure) - low) / (math.log10(largest) - low) if figure > 0 else 0.0
+def _growth(values: Sequence[float]) -> Callable[[float], float]:
+    """Return a function from a value to its share of the longest bar."""
+    largest = max(values)
+    if not is_logarithmic(values):
+        return lambda value: max(0.0, value) / largest if largest > 0 else 0.0
+    smallest = min(value for value in values if value > 0)
+    low = math.floor(math.log10(smallest)) - 0.5  # so that the smallest bar stays visible
+    return lambda value: (math.log10(value) - low) / (math.log10(largest) - low) if value > 0 else 0.0
 
 
-def is_logarithmic(figures: Sequence[float]) -> bool:
-    """Whether bars of these figures grow by powers of ten; a caption must say so."""
-    positive = [figure for figure in figures if figure > 0]
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Return whether the scale is logarithmic, which a caption has to say."""
+    positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) / min(positive) > LOGARITHMIC

@@ -1,4 +1,4 @@
-"""Curves over rounds, shots, clients or whatever else runs from left to right."""
+"""Line charts over rounds, shots, clients or any other ordered axis."""
 
 import math
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from fedvl.report.charts.parts import apart, colour
 from fedvl.report.svg import coordinate, drawing, element, label, scale, shorten, ticks
 
-TIPS = 200
+TIPS = 200  # tooltips in a chart at most
 
 
 class Series(NamedTuple):
-    """One curve from left to right (without points it is not drawn but keeps its colour); a page can hide it by its class."""
+    """A curve, which a page can hide by its CSS class; one without points is not drawn."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -29,7 +29,7 @@ def line_chart(
     form: str = ".2f",
     places: Sequence[str] = (),
 ) -> str:
-    """Curves in colours by their number, and the zero-shot value as a dashed line; `places` names the whole numbers across."""
+    """Draw curves and a dashed zero-shot line; `places` names the x values 0, 1, 2 and so on."""
     left, right, top, bottom = 46.0, width - 54.0, 24.0, height - 40.0
     known = [y for one in series for _, y in one.points] + ([] if reference is None else [reference])
     y_ticks = ticks(min(known), max(known))
@@ -62,7 +62,7 @@ def line_chart(
     for (value, css), y in zip(ends, apart([up(value) for value, _ in ends], 13), strict=True):
         parts.append(label(right + 4, y + 4, f"{value:{form}}", css))
 
-    # One tall strip a stop is easier to point at than a dot.
+    # A tall strip per x value is easier to hover than a dot.
     step = math.ceil(len(stops) / TIPS)
     strip = (right - left) / len(stops) * step
     for stop in stops[::step]:
@@ -71,7 +71,7 @@ def line_chart(
         tip += "" if reference is None else f", zero-shot {reference:{form}}{unit}"
         x = across(stop) - strip / 2
         parts.append(element("rect", "", tip, x=x, y=top, width=strip, height=bottom - top, css="hit"))
-    return drawing(width, height, _said(series, y_label, x_label, form), parts, "lines")
+    return drawing(width, height, _description(series, y_label, x_label, form), parts, "lines")
 
 
 def _curve(spots: Sequence[tuple[float, float]], css: str, room: float) -> str:
@@ -83,12 +83,12 @@ def _curve(spots: Sequence[tuple[float, float]], css: str, room: float) -> str:
 
 
 def _values_at(stop: float, series: Sequence[Series], form: str, unit: str) -> str:
-    """What each curve says there; a curve that is alone needs no name."""
-    said = [(one.name, y) for one in series for x, y in one.points if x == stop]
-    return ", ".join(f"{name + ' ' if len(series) > 1 else ''}{y:{form}}{unit}" for name, y in said)
+    """List each curve's value at an x value; a single curve needs no name."""
+    found = [(one.name, y) for one in series for x, y in one.points if x == stop]
+    return ", ".join(f"{name + ' ' if len(series) > 1 else ''}{y:{form}}{unit}" for name, y in found)
 
 
-def _said(series: Sequence[Series], y_label: str, x_label: str, form: str) -> str:
+def _description(series: Sequence[Series], y_label: str, x_label: str, form: str) -> str:
     if len(series) == 1:
         values = [y for _, y in series[0].points]
         return f"{y_label} over {len(values)} {x_label}s: {values[0]:{form}} first, {values[-1]:{form}} last"

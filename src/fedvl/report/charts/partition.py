@@ -1,4 +1,4 @@
-"""The partition as a picture: bubbles, or a heat map where there are many clients or classes."""
+"""Chart of the partition: bubbles, or a heat map for many clients or classes."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from fedvl.report.charts.parts import fitted_names
 from fedvl.report.svg import coordinate, drawing, element, every, label, text_width
 
-LARGEST_BUBBLES = 40  # clients or classes; beyond it the partition is a heat map
-LARGEST_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are pooled
+LARGEST_BUBBLES = 40  # clients or classes; larger partitions become a heat map
+LARGEST_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are summed
 LEVELS = 8
 PAGE_WIDTH = 840.0
 
@@ -18,14 +18,14 @@ Counts = NDArray[np.int64]
 
 
 def partition_chart(counts: Counts, class_names: Sequence[str]) -> str:
-    """Who holds which classes: clients across, classes down; bubbles, or a heat map where there are many."""
+    """Draw the number of samples per client (columns) and class (rows)."""
     if max(counts.shape) > LARGEST_BUBBLES:
         return _heat_map(counts, class_names)
     return _bubbles(counts, class_names)
 
 
 def bubble_radius(count: float, largest: float, cell: float) -> float:
-    """The area, not the radius, is proportional to the count; the largest bubble just fits its cell."""
+    """Return a radius with the area proportional to the count; the largest just fits its cell."""
     return math.sqrt(count / largest) * (cell / 2 - 1) if largest > 0 else 0.0
 
 
@@ -56,22 +56,24 @@ def _bubbles(counts: Counts, class_names: Sequence[str]) -> str:
         )
         parts.append(label(x + cell + 2, bottom + 60, f"{count:,}", "tick"))
         x += cell + 12 + text_width(f"{count:,}")
-    said = f"{clients} clients and {classes} classes; the area of a bubble is the number of samples, at most {largest}"
-    return drawing(max(right, x, left + 90) + 6, bottom + 78, said, parts, "partition")
+    description = (
+        f"{clients} clients and {classes} classes; the area of a bubble is the number of samples, at most {largest}"
+    )
+    return drawing(max(right, x, left + 90) + 6, bottom + 78, description, parts, "partition")
 
 
 def group_size(count: int) -> int:
-    """How many neighbours share a column or row of the heat map."""
+    """Return how many neighbours share a column or row of the heat map."""
     return math.ceil(count / LARGEST_AXIS)
 
 
 def pool(counts: Counts, group: int, axis: int) -> Counts:
-    """Sums of `group` neighbours along an axis; the last group may be smaller."""
+    """Sum `group` neighbours along an axis; the last group may be smaller."""
     return np.add.reduceat(counts, np.arange(0, counts.shape[axis], group), axis=axis)
 
 
 def heat_level(count: float, largest: float) -> int:
-    """0 for none, then 1 to LEVELS by the square root, so that small holdings can be told from none."""
+    """Return 0 for none, else 1 to LEVELS by square root, so that small counts stay visible."""
     return math.ceil(LEVELS * math.sqrt(count / largest) - 1e-9) if largest > 0 else 0
 
 
@@ -91,7 +93,7 @@ def _heat_map(counts: Counts, class_names: Sequence[str]) -> str:
         parts.append(
             label(left - 8, top + (row + 0.5) * high + 4, names[row], "tick", "end", class_names[row * per_row])
         )
-    # One path a level, not one element a cell: a hundred clients with a hundred classes stay small.
+    # One path per level, not one element per cell, keeps the file small.
     paths: list[list[str]] = [[] for _ in range(LEVELS + 1)]
     box = f"h{coordinate(wide)}v{coordinate(high)}h-{coordinate(wide)}z"
     for column, row in np.argwhere(pooled > 0):
@@ -111,8 +113,8 @@ def _heat_map(counts: Counts, class_names: Sequence[str]) -> str:
         parts.append(element("rect", x=x, y=bottom + 48, width=14, height=14, **box_style))
         parts.append(label(x + 18, bottom + 60, words, "tick"))
         x += 30 + text_width(words)
-    said = f"{clients} clients and {classes} classes as a heat map, at most {largest}"
-    return drawing(max(right, x) + 6, bottom + 78, said, parts, "partition")
+    description = f"{clients} clients and {classes} classes as a heat map, at most {largest}"
+    return drawing(max(right, x) + 6, bottom + 78, description, parts, "partition")
 
 
 def _column_tip(counts: Counts, start: int, group: int, class_names: Sequence[str]) -> str:
@@ -122,11 +124,11 @@ def _column_tip(counts: Counts, start: int, group: int, class_names: Sequence[st
     most = ", ".join(
         f"{class_names[index]} {held[index]:,}" for index in np.argsort(-held, kind="stable")[:3] if held[index]
     )
-    return f"{who}, most of: {most}" if most else f"{who}: nothing"
+    return f"{who}, most of: {most}" if most else f"{who}: no samples"
 
 
 def _client_bars(counts: Counts, left: float, top: float, cell: float, tips: Sequence[str]) -> list[str]:
-    """A bar above each column: how many samples the client holds in all."""
+    """Draw a bar above each column: the client's number of samples."""
     totals = counts.sum(axis=1)
     largest, room = max(1, int(totals.max(initial=0))), top - 16
     parts = [label(left - 8, top - 6, "samples", "axis-name", "end")]

@@ -1,28 +1,29 @@
-"""What several kinds of charts share: colours by number, names cut to fit, labels pushed apart."""
+"""Helpers shared by charts: colours by index, truncated names, labels moved apart."""
 
 from collections.abc import Sequence
 
 from fedvl.report.svg import shorten, text_width
 
 LABEL_WIDTH = 150.0
-COLOURS = 10  # that the style sheet knows, as c0 to c9
+COLOURS = 10  # in the style sheet, c0 to c9
 
 
 def colour(index: int) -> str:
-    """The style sheet's class for the series, run or class of this number."""
+    """Return the CSS class that colours the series, run or class of this index."""
     return f"c{index % COLOURS}"
 
 
 def fitted_names(names: Sequence[str], width: float = LABEL_WIDTH) -> tuple[list[str], float]:
-    """Names cut to fit beside a chart, and the width that they take."""
+    """Truncate names to fit beside a chart; return them and the width they take."""
     fitted = [shorten(name, width) for name in names]
     return fitted, max((text_width(name) for name in fitted), default=0.0) + 14
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """The nearest heights, in the same order from above, of which no two are less than `gap` apart."""
+    """Return the nearest heights, in the same order, of which no two are less than `gap` apart."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    blocks: list[tuple[float, int]] = []  # mean of where its labels would have their first stand, how many labels
+    # Labels that touch form a block: the mean height its labels ask for its first one, and their number.
+    blocks: list[tuple[float, int]] = []
     for rank, index in enumerate(order):
         mean, count = heights[index] - rank * gap, 1
         while blocks and blocks[-1][0] > mean:

@@ -1,4 +1,4 @@
-"""Clouds of points: maps of samples (t-SNE), and entropies under their bound."""
+"""Scatter charts: t-SNE maps of samples, and entropies under their upper bound."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from fedvl.report.charts.parts import colour
 from fedvl.report.svg import coordinate, drawing, element, label, scale, ticks
 
 RADIUS = 3.0
-MODALITIES = {"both": "circle", "text": "triangle", "image": "square"}  # shapes of samples by what they have
+MODALITIES = {"both": "circle", "text": "triangle", "image": "square"}  # marker shapes by the modalities present
 
 
-class Place(NamedTuple):
-    """Where a sample lies on a map, the number of its class (or of the answer), and how it is marked."""
+class Point(NamedTuple):
+    """A sample on a map: coordinates, true or predicted class, and marker shape."""
 
     x: float
     y: float
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 def mark(shape: str, x: float, y: float) -> str:
-    """A point as a path, so that hundreds of them fit into one element."""
+    """Return a point as a path, so that hundreds fit into one element."""
     r, wide = coordinate(RADIUS), coordinate(2 * RADIUS)
     if shape == "triangle":
         return f"M{coordinate(x)} {coordinate(y - RADIUS)}l{r} {wide}h-{wide}z"
@@ -32,7 +32,7 @@ def mark(shape: str, x: float, y: float) -> str:
 
 
 def key_of(shape: str) -> str:
-    """The mark by itself, for a legend."""
+    """Return the marker alone, for a legend."""
     return element(
         "svg",
         element("path", d=mark(shape, 6, 6), css="points"),
@@ -42,29 +42,29 @@ def key_of(shape: str) -> str:
     )
 
 
-def map_chart(places: Sequence[Place], names: Sequence[str], width: float, height: float) -> str:
-    """Samples in a plane that has no units; their classes give them colours and names."""
+def map_chart(points: Sequence[Point], names: Sequence[str], width: float, height: float) -> str:
+    """Draw samples in a plane without units, coloured and named by class."""
     groups: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for place in sorted(places, key=lambda place: (place.label, place.shape)):
-        groups.setdefault((place.label, place.shape), []).append((place.x, place.y))
-    left, right = min(place.x for place in places), max(place.x for place in places)
-    low, high = min(place.y for place in places), max(place.y for place in places)
+    for point in sorted(points, key=lambda point: (point.label, point.shape)):
+        groups.setdefault((point.label, point.shape), []).append((point.x, point.y))
+    left, right = min(point.x for point in points), max(point.x for point in points)
+    low, high = min(point.y for point in points), max(point.y for point in points)
 
     def marked(shape: str, x: float, y: float) -> str:
         return mark(shape, scale(x, left, right, 10, width - 10), scale(y, low, high, height - 10, 10))
 
     parts = [element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, css="frame")]
-    for (number, shape), points in groups.items():
-        path = "".join(marked(shape, x, y) for x, y in points)
-        tip = f"{names[number]} ({len(points)})"
+    for (number, shape), spots in groups.items():
+        path = "".join(marked(shape, x, y) for x, y in spots)
+        tip = f"{names[number]} ({len(spots)})"
         parts.append(element("path", "", tip, d=path, css=f"points {shape} {colour(number)}"))
-    return drawing(width, height, f"Map of {len(places)} samples of {len(names)} classes", parts, "map")
+    return drawing(width, height, f"Map of {len(points)} samples of {len(names)} classes", parts, "map")
 
 
 def bound_chart(
     values: Sequence[float], bound: float, width: float, height: float, y_label: str, bound_name: str
 ) -> str:
-    """A point for each value in its order, and the line that none can pass."""
+    """Draw a point per value, in order, and the upper bound as a line."""
     left, right, top, bottom = 46.0, width - 10.0, 30.0, height - 22.0
     y_ticks = ticks(min(values), max(bound, *values))
 
@@ -81,5 +81,5 @@ def bound_chart(
     parts.append(element("path", d=path, css="points circle c0"))
     parts.append(element("line", x1=left, x2=right, y1=up(bound), y2=up(bound), css="reference"))
     parts.append(label(right, up(bound) - 6, f"{bound_name} {bound:.3f}", "reference-end", "end"))
-    said = f"{y_label} of {len(values)} images: {min(values):.3f} to {max(values):.3f}, bound {bound:.3f}"
-    return drawing(width, height, said, parts, "cloud")
+    description = f"{y_label} of {len(values)} images: {min(values):.3f} to {max(values):.3f}, bound {bound:.3f}"
+    return drawing(width, height, description, parts, "cloud")

@@ -13,8 +13,8 @@ for (const button of document.querySelectorAll("button[data-copies]")) {
   });
 }
 
-// Sorting: a heading becomes a button, so that the keyboard works too. Numbers begin with the largest, words with the first;
-// what is not known comes last either way.
+// Sorting: headings become buttons, so that the keyboard works too. Numbers start descending, words ascending;
+// unknown values always come last.
 const valueOf = (cell) => (cell.dataset.value ?? cell.textContent).trim();
 const compare = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
 for (const table of document.querySelectorAll("table[data-sortable]")) {
@@ -41,5 +41,5 @@ for (const table of document.querySelectorAll("table[data-sortable]")) {
   });
 }
 
-// On paper nothing can be unfolded; only the long tables stay folded.
+// Open folded sections for printing, except the long tables.
 addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details[data-print]")) part.open = true; });

@@ -1,4 +1,4 @@
-// Names and images in, answers out as they come. The page keeps the images; the service keeps only what it needs to answer.
+// Sends class names and images, shows predictions as they arrive. Images stay in the page; the service does not store them.
 const find = (id) => document.getElementById(id);
 const LARGEST_REQUEST = 30e6; // bytes; one image may be larger
 const SHOWN_CLIENTS = 12, SHOWN_EXAMPLES = 14;
@@ -6,12 +6,12 @@ const EXTENSIONS = /\.(jpe?g|jpe|png|gif|webp|bmp|tiff?|ppm|pgm)$/i;
 const percent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
 
 let token = new URLSearchParams(location.hash.slice(1)).get("token");
-let run = null; // what is served
-let session = null; // the service's, for the names in use
-let images = []; // {file, url} by number, over all that was dropped since the start
-let asked = 0; // of them, how many were sent
+let run = null; // the served run
+let session = null; // the current session, for the names in use
+let images = []; // {file, url} by number, of all images since the start
+let sent = 0; // number of images sent
 let answered = 0, refused = 0, differing = 0, examples = 0;
-let asking = Promise.resolve(), turn = 0; // a new turn makes the one before stop
+let asking = Promise.resolve(), turn = 0; // a new turn stops the previous one
 
 // --- the service
 
@@ -50,8 +50,8 @@ async function begin() {
 function nextRequest() {
   const form = new FormData();
   let bytes = 0, count = 0;
-  while (asked + count < images.length && count < Math.min(session.batch_size, 18)) {
-    const { file } = images[asked + count];
+  while (sent + count < images.length && count < Math.min(session.batch_size, 18)) {
+    const { file } = images[sent + count];
     if (count && bytes + file.size > LARGEST_REQUEST) break;
     bytes += file.size;
     count += 1;
@@ -64,17 +64,17 @@ async function askAll(mine) {
   say("");
   try {
     if (!session) {
-      status("Making a model for these names …");
+      status("Building the model for these names …");
       const made = await begin();
       if (mine !== turn) return;
       session = made;
       showLeaning();
       showMemory();
     }
-    while (asked < images.length && mine === turn) {
+    while (sent < images.length && mine === turn) {
       const { form, count } = nextRequest();
       const response = await call(`sessions/${session.id}/images`, { method: "POST", body: form });
-      asked += count;
+      sent += count;
       for await (const line of linesOf(response)) {
         if (mine !== turn) return;
         show(line);
@@ -84,24 +84,24 @@ async function askAll(mine) {
     if (mine !== turn) return;
     if (error.status === 401) return void (find("ask-token").hidden = false);
     if (error.status === 404) session = null;
-    say(error.status === 404 ? "The session was forgotten. Change the names, or start over." : error.message);
+    say(error.status === 404 ? "The session has expired. Change the names, or start over." : error.message);
   }
 }
 
-// Ask about what is new; with other names, about everything again.
+// Classify new images; after a change of names, all images again.
 function ask(anew = false) {
   if (anew && session) call(`sessions/${session.id}`, { method: "DELETE" }).catch(() => {});
   if (anew) {
     session = null;
-    asked = answered = refused = differing = examples = 0;
+    sent = answered = refused = differing = examples = 0;
     turn += 1;
     find("answers").replaceChildren();
     find("prototypes").replaceChildren();
     find("remembered").textContent = "";
   }
-  if (!images.length || !run) return; // what was dropped early is asked once the service has said what it is
+  if (!images.length || !run) return; // images dropped early are sent once the run is known
   if (run.new_classes && !namesTyped().length) {
-    say("Type the names first: what might the images show?");
+    say("Enter class names first.");
     return find("names").focus();
   }
   find("toolbar").hidden = find("stage").hidden = false;
@@ -109,7 +109,7 @@ function ask(anew = false) {
   asking = asking.then(() => mine === turn && askAll(mine));
 }
 
-// --- what is shown
+// --- display
 
 function say(sentence) {
   find("notice").textContent = sentence;
@@ -158,9 +158,9 @@ function show(line) {
     differing += differs;
     const mark = card.querySelector(".mark");
     mark.append(span("entropy", `entropy ${line.entropy.toFixed(2)}`));
-    mark.title = "Entropy says how undecided it is: 0 is certain.";
+    mark.title = "Entropy of the prediction: 0 is certain.";
     if (line.prototype_of !== null) {
-      mark.prepend(span("remembered", `kept as ${line.prototype_of}`));
+      mark.prepend(span("remembered", `prototype of ${line.prototype_of}`));
       remember(line.prototype_of, url);
     }
   }
@@ -170,10 +170,10 @@ function show(line) {
 
 function showStatus() {
   const done = answered + refused;
-  const parts = [done < images.length ? `${done} of ${images.length} answered` : `${answered} ${answered === 1 ? "image" : "images"} answered`];
+  const parts = [done < images.length ? `${done} of ${images.length} classified` : `${answered} ${answered === 1 ? "image" : "images"} classified`];
   if (refused) parts.push(`${refused} refused`);
   if (document.body.classList.contains("comparing")) {
-    parts.push(differing ? `zero-shot says otherwise of ${differing}` : "zero-shot says the same");
+    parts.push(differing ? `zero-shot differs on ${differing}` : "zero-shot agrees");
   }
   status(parts.join(" · "));
 }
@@ -211,7 +211,7 @@ function remember(name, url) {
   if (row.lastChild.children.length > SHOWN_EXAMPLES) row.lastChild.lastChild.remove();
 }
 
-// --- what the user does
+// --- user input
 
 function namesTyped() {
   return [...new Set(find("names").value.split(/[,;\n]/).map((name) => name.trim()).filter(Boolean))];
@@ -219,7 +219,7 @@ function namesTyped() {
 
 function countNames() {
   const count = namesTyped().length;
-  find("names-hint").textContent = count ? `${count} ${count === 1 ? "name" : "names"}` : "Any names, with commas or lines between them.";
+  find("names-hint").textContent = count ? `${count} ${count === 1 ? "name" : "names"}` : "Any names, separated by commas or line breaks.";
 }
 
 function add(files) {
@@ -233,7 +233,7 @@ async function filesOf(entry) {
     return [file];
   }
   const reader = entry.createReader(), found = [];
-  for (;;) { // a reader gives a hundred at a time
+  for (;;) { // a reader returns up to a hundred entries at a time
     const some = await new Promise((give, fail) => reader.readEntries(give, fail));
     if (!some.length) break;
     for (const each of some) found.push(...(await filesOf(each)).filter(({ name }) => each.isDirectory || EXTENSIONS.test(name)));
@@ -274,8 +274,8 @@ find("ask-token").addEventListener("submit", (event) => {
   find("ask-token").hidden = true;
   open();
 });
-if (matchMedia("(max-width: 860px)").matches) find("leaning").open = find("memory").open = false; // answers first
-let depth = 0; // dragging over an inner element leaves the outer one
+if (matchMedia("(max-width: 860px)").matches) find("leaning").open = find("memory").open = false; // predictions first
+let depth = 0; // entering an inner element also leaves the outer one
 addEventListener("dragenter", () => { depth += 1; document.body.classList.add("dragging"); });
 addEventListener("dragleave", () => { depth -= 1; if (!depth) document.body.classList.remove("dragging"); });
 addEventListener("dragover", (event) => event.preventDefault());
@@ -299,8 +299,8 @@ async function open() {
   find("names").readOnly = !run.new_classes;
   countNames();
   if (!run.new_classes) {
-    find("lead").textContent = "Drop images, and see which name fits each best.";
-    find("names-hint").textContent = "This method answers about the classes that it was trained on.";
+    find("lead").textContent = "Drop images: the model ranks the class names for each image.";
+    find("names-hint").textContent = "This method only predicts the classes it was trained on.";
   }
   find("personal").hidden = !run.personal;
   if (run.personal) {
