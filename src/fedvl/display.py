@@ -1,10 +1,11 @@
 """Progress on standard error, so that standard output stays clean for tables and JSON."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
 class Display(Protocol):
@@ -27,8 +28,18 @@ class Silent:
         return lambda record: None
 
 
+class LineDisplay(Protocol):
+    """A display that many runs can share."""
+
+    def show(self, name: str, done: int, total: int | None, detail: str = "") -> None:
+        """Show how far a piece of work is."""
+
+    def log(self, text: str) -> None:
+        """Note a finished piece of work, where nothing else would stay of it."""
+
+
 class TerminalDisplay:
-    """A progress bar per stage, or plain lines without a terminal."""
+    """A bar for each stage; lines of plain text where there is no terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet)
@@ -41,6 +52,7 @@ class TerminalDisplay:
             console=self.console,
             disable=not self.console.is_terminal or quiet,
         )
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "TerminalDisplay":
         self.progress.start()
@@ -49,52 +61,109 @@ class TerminalDisplay:
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
+    def show(self, name: str, done: int, total: int | None, detail: str = "") -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self.progress.add_task(name, total=total, detail="")
+        self.progress.update(self._tasks[name], completed=done, total=total, detail=detail)
+
+    def log(self, text: str) -> None:
+        if not self.console.is_terminal:
+            self.console.print(text, markup=False, highlight=False)
+
     def stage(self, name: str) -> Callable[[int, int], None]:
-        task = None
-
-        def update(done: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = self.progress.add_task(name, total=total, detail="")
-            self.progress.update(task, completed=done, total=total)
-
-        return update
+        return lambda done, total: self.show(name, done, total)
 
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]:
-        task = self.progress.add_task("Rounds", total=total, completed=len(records), detail="")
+        self.show("Rounds", len(records), total)
         if records:
-            self.console.print(f"Continuing after round {len(records)} of {total}.")
+            self.console.print(f"Going on after round {len(records)} of {total}.")
 
         def update(record: dict[str, Any]) -> None:
-            accuracy = record.get("accuracy")
-            figure = f"{accuracy:5.2f} %" if accuracy is not None else ""
-            if figure and zero_shot_accuracy is not None:
-                figure += f", zero-shot {zero_shot_accuracy:.2f} %"
-            self.progress.update(task, advance=1, detail=figure)
-            if not self.console.is_terminal:
-                self.console.print(f"round {record['round']}/{total}  {figure}")
+            figure = figure_of(record, zero_shot_accuracy)
+            self.show("Rounds", record["round"], total, figure)
+            self.log(f"round {record['round']}/{total}  {figure}")
 
         return update
 
 
-class GridDisplay:
-    """Progress over many runs: one bar with the time left, or a line per run without a terminal."""
+class NotebookDisplay:
+    """One line below the cell that is rewritten as work goes on."""
 
-    def __init__(self, display: TerminalDisplay) -> None:
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._line = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def __enter__(self) -> "NotebookDisplay":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return
+
+    def show(self, name: str, done: int, total: int | None, detail: str = "") -> None:
+        text = f"{name} {done}/{total}" if total is not None else name
+        self._line.update({"text/plain": f"{text}  {detail}".rstrip()}, raw=True)
+
+    def log(self, text: str) -> None:
+        """The line below the cell stays."""
+
+    def stage(self, name: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.show(name, done, total)
+
+    def rounds(
+        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
+    ) -> Callable[[dict[str, Any]], None]:
+        return lambda record: self.show("Round", record["round"], total, figure_of(record, zero_shot_accuracy))
+
+
+class SilentLine(Silent):
+    """A silent display that many runs can share."""
+
+    def __enter__(self) -> "SilentLine":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return
+
+    def show(self, *ignored: Any) -> None:
+        return
+
+    def log(self, text: str) -> None:
+        return
+
+
+def display_here(quiet: bool = False) -> TerminalDisplay | NotebookDisplay | SilentLine:
+    """Return the display that fits where Python runs: a notebook, or a terminal."""
+    if quiet:
+        return SilentLine()
+    return NotebookDisplay() if "ipykernel" in sys.modules else TerminalDisplay()
+
+
+def figure_of(record: dict[str, Any], zero_shot_accuracy: float | None) -> str:
+    """Return a round's accuracy as text, with zero-shot beside it."""
+    accuracy = record.get("accuracy")
+    if accuracy is None:
+        return ""
+    return f"{accuracy:5.2f} %" + (f", zero-shot {zero_shot_accuracy:.2f} %" if zero_shot_accuracy is not None else "")
+
+
+class GridDisplay:
+    """Progress over many runs: one bar or line, and a logged line for each finished run."""
+
+    def __init__(self, display: LineDisplay) -> None:
         self.display = display
-        self.task = display.progress.add_task("Runs", total=None, detail="")
-        self.title = ""
+        self.title, self.done, self.total = "", 0, 0
 
     def begin(self, title: str, done: int, total: int) -> None:
-        self.title = title
-        self.display.progress.update(self.task, completed=done, total=total, detail=title)
+        self.title, self.done, self.total = title, done, total
+        self._detail("")
 
-    def end(self, outcome: str, done: int, total: int) -> None:
-        self.display.progress.update(self.task, completed=done, total=total, detail=f"{self.title}: {outcome}")
-        if not self.display.console.is_terminal:
-            self.display.console.print(f"[{done}/{total}] {self.title}: {outcome}", markup=False, highlight=False)
+    def end(self, told: str, done: int, total: int) -> None:
+        self.done = done
+        self._detail(told)
+        self.display.log(f"[{done}/{total}] {self.title}: {told}")
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self._detail(f"{name.lower()} {done}/{total}")
@@ -103,4 +172,4 @@ class GridDisplay:
         return lambda record: self._detail(f"round {record['round']}/{total}")
 
     def _detail(self, text: str) -> None:
-        self.display.progress.update(self.task, detail=f"{self.title}: {text}")
+        self.display.show("Runs", self.done, self.total, f"{self.title}: {text}" if text else self.title)

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Engine, Federation
-from fedvl.preparation import OPEN_ANEW, Opener, Prepared, prepare
+from fedvl.preparation import Prepared, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator

@@ -130,7 +130,9 @@ def prepare(
         class_names=list(sources.dataset.class_names),
         templates=list(sources.dataset.templates.get(experiment.data.templates, ())),
         skipped=[
-            {"image": image, "reason": reason, "split": name} for name, read in reads.items() for image, reason in read.bad
+            {"image": image, "reason": reason, "split": name}
+            for name, read in reads.items()
+            for image, reason in read.bad
         ],
         notes=[*sources.dataset.notes, *(note for read in reads.values() for note in read.notes)],
         encode_seconds=encode_seconds,
@@ -176,9 +178,7 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Deal:
     if encoded.read.keys() >= {"train", "test"}:
         parts = (domains_of(sources.dataset.splits[name], encoded.read[name].kept) for name in ("train", "test"))
         domains = number_domains(*parts)
-    known = Labels(
-        encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains
-    )
+    known = Labels(encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains)
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
     return PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
@@ -210,9 +210,7 @@ def make_methods(
     return make(deal.trained_classes), make(deal.asked_classes)
 
 
-def take_training(
-    sources: Sources, encoded: Encoded, deal: Deal, experiment: Experiment, method: Method
-) -> Training:
+def take_training(sources: Sources, encoded: Encoded, deal: Deal, experiment: Experiment, method: Method) -> Training:
     """Take what clients train on: their rows, what is missing of them, and pseudo-labels."""
     device, data = sources.device, experiment.data
     labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)

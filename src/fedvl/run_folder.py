@@ -1,10 +1,10 @@
 """A run on disk, and the one way in which every command creates, locks, reads and writes it.
 
-    config.toml        the settings, enough to run again       metrics.jsonl      a line for each committed round
-    journal/           committed rounds, hashed                result.json        the final figures; written last
-    model.safetensors  the shared tensors                      kept.safetensors   clients' last updates, if needed
-    examples.json      a few test images for the report        report.html        what a person opens
-    federation.json    of a run between machines: which one    status.json        how such a run stands
+config.toml        the settings, enough to run again       metrics.jsonl      a line for each committed round
+journal/           committed rounds, hashed                result.json        the final figures; written last
+model.safetensors  the shared tensors                      kept.safetensors   clients' last updates, if needed
+examples.json      a few test images for the report        report.html        what a person opens
+federation.json    of a run between machines: which one    status.json        how such a run stands
 """
 
 import fcntl
@@ -53,7 +53,8 @@ class RunFolder:
                     write_whole(path / "federation.json", json.dumps(federation).encode())
                 yield folder
         except (FedVLError, OSError):
-            if not any((path / "journal").glob("*.json")):  # no round to go on from: leave no half-written run
+            # no round to go on from: leave no half-written run; but parties may come to one between machines
+            if federation is None and not any((path / "journal").glob("*.json")):
                 remove(path, made)
             raise
 
@@ -149,11 +150,11 @@ class RunFolder:
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    @property
+    @cached_property
     def rounds(self) -> list[Record]:
         return self._rounds[0]
 
-    @property
+    @cached_property
     def unreadable_lines(self) -> int:
         return self._rounds[1]
 

@@ -11,7 +11,7 @@ from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
     from fedvl.compare.grid import Grid
-    from fedvl.preparation import Opener
+    from fedvl.data.opener import Opener
 
 COMPARE_EXAMPLES = """
 Examples:
@@ -58,8 +58,9 @@ def compare(
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
     from fedvl.compare.grid import Variant, read_grid
-    from fedvl.compare.run import flags_grid, summarise, write_comparison
-    from fedvl.preparation import Opener
+    from fedvl.compare.run import flags_grid, summarise
+    from fedvl.data.opener import Opener
+    from fedvl.report.page import write_comparison
 
     base = assigned(settings)
     if (grid is None) == (not methods):
@@ -109,7 +110,7 @@ def reproduce_all(
     out: Path,
     quiet: bool,
 ) -> None:
-    """One after the other, with runs that they have in common run once."""
+    """Reproduce recipes one after the other; runs that they share are run once."""
     from fedvl.compare.grid import read_recipe
     from fedvl.compare.reproduce import (
         EMBEDDED_LABEL,
@@ -117,9 +118,9 @@ def reproduce_all(
         against_paper,
         arranged,
         missing_requirements,
-        write_reproduction,
     )
-    from fedvl.preparation import Opener
+    from fedvl.data.opener import Opener
+    from fedvl.report.page import write_comparison
 
     labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
     recipes = {name: read_recipe(name) for name in names}
@@ -131,7 +132,7 @@ def reproduce_all(
     for name, grid in grids.items():
         outcome = performed(grid, folder / "runs", quiet, opener)
         summary = against_paper(name, recipes[name], outcome, labels, command_line(name))
-        write_reproduction(summary, folder / name)
+        write_comparison(summary, folder / name)
         failed += len(summary["failures"])
         show(summary, folder / name / "report.html", stop=False)
     if failed:

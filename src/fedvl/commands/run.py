@@ -27,9 +27,7 @@ Examples:
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")
-]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
 MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")]

@@ -5,16 +5,11 @@ import ipaddress
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedvl.errors import FedVLError
-
-if TYPE_CHECKING:
-    from fedvl.serve.model import FinishedRun, User
-
-ENCODED_TOGETHER = 64
 
 Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/fed-mp-cifar10-mini.")]
 Classes = Annotated[
@@ -47,11 +42,12 @@ def serve(
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
-    from fedvl.serve.model import FinishedRun
+    from fedvl.run_folder import RunFolder
+    from fedvl.serve.model import TrainedModel
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    app = make_app(FinishedRun(run, device), token or None)
+    app = make_app(TrainedModel(RunFolder(run), device), token or None)
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
     listener = listen(host, port)
     # The token is behind a #, which browsers keep to themselves.
@@ -76,11 +72,12 @@ def predict(
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
-    from fedvl.serve.model import FinishedRun
+    from fedvl.run_folder import RunFolder
+    from fedvl.serve.model import TrainedModel, image_files, predict_files
 
     paths = image_files(images)
-    opened = FinishedRun(run, device)
-    told = answers(opened, opened.user(read_names(classes), client=client), paths, top)
+    opened = TrainedModel(RunFolder(run), device)
+    told = predict_files(opened, opened.user(read_names(classes), client=client), paths, top)
     if as_json:
         print(json.dumps(told, ensure_ascii=False))
     elif as_csv:
@@ -99,10 +96,11 @@ def export(
     device: Device = None,
 ) -> None:
     """Write the model as a folder that needs no FedVL: Hugging Face's CLIP and a classifier."""
+    from fedvl.run_folder import RunFolder
     from fedvl.serve.export import export as write
-    from fedvl.serve.model import FinishedRun
+    from fedvl.serve.model import TrainedModel
 
-    write(FinishedRun(run, device), folder, read_names(classes), client)
+    write(TrainedModel(RunFolder(run), device), folder, read_names(classes), client)
     print(f"{folder / 'README.md'} says how to use it.")
 
 
@@ -149,48 +147,6 @@ def read_names(classes: str | None) -> list[str] | None:
     if not names:
         raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one a line.')
     return names
-
-
-def image_files(paths: list[Path]) -> list[Path]:
-    """Files as given; of folders, all images in them by name."""
-    from fedvl.data.images import EXTENSIONS
-
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
-        elif path.exists():
-            found.append(path)
-        else:
-            raise FedVLError(f"There is no {path}; give image files or folders of them.")
-    if not found:
-        raise FedVLError(f"There are no images in {', '.join(map(str, paths))}; give files such as photo.jpg.")
-    return found
-
-
-def answers(run: "FinishedRun", user: "User", paths: list[Path], top: int) -> list[dict[str, Any]]:
-    """A line for each image, as the service gives it; they are asked in the batches of the run's own evaluation."""
-    from fedvl.data.images import BadImage
-
-    lines: list[dict[str, Any]] = [{"number": number, "image": str(path)} for number, path in enumerate(paths)]
-    good: list[tuple[dict[str, Any], Any]] = []
-    for first in range(0, len(lines), ENCODED_TOGETHER):
-        read = []
-        for line, path in list(zip(lines, paths, strict=True))[first : first + ENCODED_TOGETHER]:
-            try:
-                read.append((line, run.read(path)))
-            except BadImage as refusal:
-                line["refused"] = refusal.reason
-        for (line, _), row in zip(read, run.encode([pixels for _, pixels in read]), strict=True):
-            if isinstance(row, BadImage):
-                line["refused"] = row.reason
-            else:
-                good.append((line, row))
-    size = run.batch_size(user)
-    for batch in (good[first : first + size] for first in range(0, len(good), size)):
-        for (line, _), reply in zip(batch, user.ask([row for _, row in batch], top), strict=True):
-            line |= reply.told()
-    return lines
 
 
 def write_csv(told: list[dict[str, Any]]) -> None:

@@ -13,17 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedvl.data.opener import Opener
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.embedding import MOST_POINTS, embedding_map
 from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all
-from fedvl.experiment import read_experiment
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
-from fedvl.preparation import Opener, Prepared, Silent, prepare
-from fedvl.report.reading import read_run
+from fedvl.preparation import Prepared, prepare
+from fedvl.run_folder import RunFolder
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import ByClient, Tensors, load, unflatten
+from fedvl.tensors import ByClient, Tensors
 
 Figure = float | list[float] | dict[str, Any]
 
@@ -33,27 +34,23 @@ DOTS = 1000  # images in FST-CBDG's scatter of entropies
 class Reopened(NamedTuple):
     prepared: Prepared
     shared: Tensors
-    kept: ByClient
+    last: ByClient
 
 
-class FinishedRun:
-    """A run folder, and what it was made of for measures that ask the model again."""
+class MeasuredRun:
+    """A finished run, and what it was made of for measures that query the model again."""
 
-    def __init__(self, folder: Path, opener: Opener) -> None:
+    def __init__(self, folder: RunFolder, opener: Opener) -> None:
         self.folder, self.opener = folder, opener
-        run = read_run(folder)
-        self.result, self.rounds = run.result, run.rounds
+        self.result, self.rounds = folder.result, folder.rounds
 
     @cached_property
     def reopened(self) -> Reopened:
-        prepared = prepare(read_experiment(self.folder), Silent(), self.opener)
-        kept = self.folder / "kept.safetensors"
-        return Reopened(
-            prepared, load(self.folder / "model.safetensors"), unflatten(load(kept)) if kept.is_file() else {}
-        )
+        prepared = prepare(self.folder.experiment, Silent(), self.opener)
+        return Reopened(prepared, *self.folder.tensors())
 
 
-def measured(name: str, run: FinishedRun) -> Figure:
+def measured(name: str, run: MeasuredRun) -> Figure:
     if name in MEASURES:
         return MEASURES[name](run)
     key, _, condition = name.partition("@")
@@ -64,21 +61,21 @@ def measured(name: str, run: FinishedRun) -> Figure:
     else:
         found = run.result.get(key)
     if found is None:
-        raise FedVLError(f"This run has no '{name}' to measure; see result.json in {run.folder}.")
+        raise FedVLError(f"This run has no '{name}' to measure; see result.json in {run.folder.path}.")
     return found if isinstance(found, (list, dict)) else float(found)
 
 
-def curve(run: FinishedRun) -> list[float]:
+def curve(run: MeasuredRun) -> list[float]:
     """Return the accuracy over rounds, starting with zero-shot."""
     return [run.result["zero_shot_accuracy"], *run.result["per_round"]]
 
 
-def uploaded_parameters(run: FinishedRun) -> float:
+def uploaded_parameters(run: MeasuredRun) -> float:
     """Return how many 32-bit numbers a client sends in a round."""
     return float(run.result["bytes_up_per_client_round"]) / 4
 
 
-def trained_percent(run: FinishedRun) -> float:
+def trained_percent(run: MeasuredRun) -> float:
     """Return the percentage of parameters that are trained; all of them in a network on pixels."""
     prepared = run.reopened.prepared
     if prepared.method.inputs == ("pixels",):
@@ -88,7 +85,7 @@ def trained_percent(run: FinishedRun) -> float:
     return 100 * trained / (frozen + trained)
 
 
-def partition(run: FinishedRun) -> dict[str, Any]:
+def partition(run: MeasuredRun) -> dict[str, Any]:
     """Return the number of images of each class held by each client."""
     names = ("partition_counts", "partition_class_names", "partition_note")
     counts = np.array(run.result["partition_counts"])
@@ -100,11 +97,11 @@ def partition(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def entropies(run: FinishedRun) -> dict[str, Any]:
+def entropies(run: MeasuredRun) -> dict[str, Any]:
     """Return the entropy in bits of zero-shot predictions without temperature, and its bound."""
     prepared = run.reopened.prepared
-    images = some(prepared.test, run, DOTS)
-    scores = images.inputs["features"] @ prepared.asked.task.text_features.T
+    images = some(prepared.test.samples, run, DOTS)
+    scores = images.inputs["features"] @ prepared.queried.task.text_features.T
     likelihood = torch.softmax(scores, dim=-1)
     entropy = -(likelihood * likelihood.log2()).sum(-1)
     bound = math.log2(scores.shape[1])
@@ -112,13 +109,13 @@ def entropies(run: FinishedRun) -> dict[str, Any]:
     return {"y": entropy.tolist(), "bound": bound, "value": value, "value_is": "mean entropy, % of the bound"}
 
 
-def prediction_map(run: FinishedRun) -> dict[str, Any]:
+def prediction_map(run: MeasuredRun) -> dict[str, Any]:
     """Return a t-SNE map with the predictions without and with prototypes (Fed-MP)."""
-    prepared, shared, kept = run.reopened
-    method, images = prepared.asked, some(prepared.test, run, MOST_POINTS)
+    prepared, shared, last = run.reopened
+    method, images = prepared.queried, some(prepared.test.samples, run, MOST_POINTS)
     if not isinstance(method, FedMP):
         raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
-    tensors = method.tailor(shared, kept)
+    tensors = method.tailor(shared, last)
     with torch.no_grad():
         adapted = method.adapted(tensors, images.inputs).cpu().numpy()
         by_text = method.predict(tensors, images.inputs).argmax(-1).cpu().numpy()
@@ -135,7 +132,7 @@ def prediction_map(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def gradient_inversion(run: FinishedRun) -> dict[str, Any]:
+def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
     """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
     prepared, shared, _ = run.reopened
     data = prepared.experiment.data
@@ -144,13 +141,13 @@ def gradient_inversion(run: FinishedRun) -> dict[str, Any]:
     return attack(prepared.method, shared, picture, int(split.labels[0]))
 
 
-def some(test: Samples, run: FinishedRun, most: int) -> Samples:
+def some(test: Samples, run: MeasuredRun, most: int) -> Samples:
     """Sample at most `most` test images by the run's seed, in order."""
     rows = numpy_generator(run.result["seed"], "shown").choice(len(test), min(most, len(test)), replace=False)
     return test.take(torch.from_numpy(np.sort(rows)).to(test.labels.device))
 
 
-MEASURES: dict[str, Callable[[FinishedRun], Figure]] = {
+MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "curve": curve,
     "uploaded_parameters": uploaded_parameters,
     "trained_percent": trained_percent,

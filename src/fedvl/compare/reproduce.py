@@ -1,6 +1,5 @@
 """Reproduce the papers' tables and figures: list what a recipe needs and compare with the paper."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,6 @@ from fedvl.data.catalogue import find
 from fedvl.data.sources import default_data_root, how_to_get, place_of
 from fedvl.errors import FedVLError
 from fedvl.models import EMBEDDED
-from fedvl.report.comparison_tables import write_tables
-from fedvl.report.page import write_report
-from fedvl.files import write_whole
 
 EMBEDDED_LABEL = "Embedded model and data, not the paper's."
 QUICK_LABEL = "Reduced to a smoke test: the values mean nothing."
@@ -102,9 +98,3 @@ def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[st
         cell.update(paper=paper, ours=cell["mean"], difference=difference)
     details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
     return {**details, **summary}
-
-
-def write_reproduction(summary: Mapping[str, Any], out: Path) -> None:
-    write_tables(summary, out)
-    write_whole(out / "result.json", json.dumps(summary, indent=1).encode())
-    write_report(out)

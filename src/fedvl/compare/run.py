@@ -4,11 +4,10 @@ In each column the best row is compared with the second best by a two-sided pair
 seeds; with fewer than three seeds, or if all differences are equal, nothing is claimed.
 """
 
-import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 
 from fedvl import __version__
 from fedvl.compare.grid import Case, Grid, folder_name, layered
-from fedvl.compare.measures import Figure, FinishedRun, measured
+from fedvl.compare.measures import Figure, MeasuredRun, measured
+from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
-from fedvl.experiment import begin, complete, resolve_experiment
-from fedvl.federation.journal import locked
-from fedvl.preparation import Opener
-from fedvl.files import write_whole
+from fedvl.experiment import complete
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
 
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
@@ -53,7 +52,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
         display.begin(title, number, len(cases))
         try:
             folder, fresh = perform_case(case, runs, display, opener)
-            figure = measured(case.measure, FinishedRun(folder, opener))
+            figure = measured(case.measure, MeasuredRun(folder, opener))
         except (FedVLError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError) as error:
             reason = str(error) if isinstance(error, FedVLError) else f"{type(error).__name__}: {error}"
             outcome.failures.append({"row": case.row, "column": case.column, "seed": case.seed, "error": reason})
@@ -61,21 +60,21 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
             continue
         place = (case.row, case.column)
         outcome.figures.setdefault(place, []).append(figure)
-        outcome.runs.setdefault(place, []).append(folder.name)
+        outcome.runs.setdefault(place, []).append(folder.path.name)
         seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
         display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
     return outcome
 
 
-def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[Path, bool]:
-    """Return the folder of the finished run, and whether it was run just now."""
+def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[RunFolder, bool]:
+    """Return the finished run, and whether it ran now."""
     experiment = resolve_experiment(case.settings)
-    folder = runs / folder_name(experiment)
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        fresh = not (folder / "result.json").is_file()
-        if not (folder / "config.toml").is_file():
-            begin(experiment, folder)
+    folder = RunFolder(runs / folder_name(experiment))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.lock():
+        fresh = not folder.finished
+        if not folder.exists:
+            folder.describe(experiment)
         complete(folder, display, opener)
     return folder, fresh
 
@@ -182,15 +181,6 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
         return None
     p = float(ttest_rel(ours, theirs).pvalue)
     return None if math.isnan(p) else p
-
-
-def write_comparison(summary: Mapping[str, Any], out: Path) -> None:
-    from fedvl.report.comparison_tables import write_tables
-    from fedvl.report.page import write_report
-
-    write_tables(summary, out)
-    write_whole(out / "comparison.json", json.dumps(summary, indent=1).encode())
-    write_report(out)
 
 
 def flags_grid(

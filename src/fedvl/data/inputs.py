@@ -84,9 +84,7 @@ def domains_of(split: Split, kept: NDArray[np.int64]) -> list[str] | None:
     return None if split.domains is None else [split.domains[index] for index in kept]
 
 
-def embed_classes(
-    dataset: Dataset, templates: str, encoder: DualEncoder | FusedEncoder, device: str
-) -> torch.Tensor:
+def embed_classes(dataset: Dataset, templates: str, encoder: DualEncoder | FusedEncoder, device: str) -> torch.Tensor:
     """Return one text embedding for each class; of width 0 for a fused encoder."""
     if isinstance(encoder, FusedEncoder):
         return torch.empty(len(dataset.class_names), 0, device=device)

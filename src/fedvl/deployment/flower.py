@@ -23,7 +23,8 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.app import ConfigRecord, Error, Message as FlowerMessage, RecordDict
+from flwr.app import ConfigRecord, Error, RecordDict
+from flwr.app import Message as FlowerMessage
 from flwr.cli.build import build_fab_from_files
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
@@ -254,7 +255,9 @@ def answer_letters(
                 reply = app(envelope, context)
             except Exception as error:  # it ends this answer, never the client; what it says stays here
                 traceback.print_exc()
-                reply = FlowerMessage(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=envelope)
+                reply = FlowerMessage(
+                    Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=envelope
+                )
             push_message(client, reply, context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
         heartbeat.stop()

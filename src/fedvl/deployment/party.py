@@ -9,8 +9,7 @@ import hashlib
 import secrets
 from pathlib import Path
 
-from fedvl.deployment.messages import Header, Message, write
-from fedvl.deployment.messages import decode, encode
+from fedvl.deployment.messages import Header, Message, decode, encode, write
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.files import write_whole

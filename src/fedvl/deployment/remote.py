@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedvl.config import FederationConfig
-from fedvl.deployment.messages import Header, Kind, Message, write
-from fedvl.deployment.messages import decode, encode
+from fedvl.deployment.messages import Header, Kind, Message, decode, encode, write
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
 from fedvl.federation.local import Trained

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedvl.errors import FedVLError
+from fedvl.files import file_sha256
 from fedvl.models import EMBEDDED, convert
 from fedvl.models.base import FrozenEncoder
 from fedvl.models.clip import DualEncoder
@@ -23,7 +24,6 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import FILES as TOKENIZER_FILES
 from fedvl.models.tokenizer import TextTokenizer, load_tokenizer
 from fedvl.models.vilt import FusedEncoder
-from fedvl.files import file_sha256
 from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors
 

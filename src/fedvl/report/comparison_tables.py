@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.files import write_whole
 from fedvl.report.tables import MISSING, human_count, points
 
 Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
@@ -26,8 +27,6 @@ LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 
 
 def write_tables(summary: Summary, out: Path) -> None:
-    from fedvl.files import write_whole
-
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):
         write_whole(out / f"table.{name}", text(summary).encode())

@@ -3,16 +3,14 @@
 A run in progress can be exported too; exporting it again replaces the earlier export.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvl.config import read_toml
 from fedvl.errors import FedVLError
-from fedvl.report.reading import read_metrics
+from fedvl.run_folder import RunFolder
 
 
 class Log(NamedTuple):
@@ -24,21 +22,16 @@ class Log(NamedTuple):
 
 def read_log(folder: Path) -> Log:
     """Read the settings, the rounds and, once finished, the result of a run folder."""
-    if not (folder / "config.toml").is_file():
-        raise FedVLError(f"There is no run in {folder}; give the folder of a run.")
-    config = read_toml(folder / "config.toml")
+    run = RunFolder(folder)
     settings = {
         f"{section}.{key}": str(value)
-        for section, part in config.items()
+        for section, part in run.settings.items()
         if isinstance(part, dict)
         for key, value in part.items()
     }
-    settings |= {key: str(value) for key, value in config.items() if not isinstance(value, dict)}
-    rounds, _ = read_metrics(folder / "metrics.jsonl")
-    scalars = [(name, value, record["round"]) for record in rounds for name, value in numeric_items(record)]
-    result = folder / "result.json"
-    final = dict(numeric_items(json.loads(result.read_bytes()))) if result.is_file() else {}
-    return Log(folder.resolve().name, settings, scalars, final)
+    settings |= {key: str(value) for key, value in run.settings.items() if not isinstance(value, dict)}
+    scalars = [(name, value, record["round"]) for record in run.rounds for name, value in numeric_items(record)]
+    return Log(folder.resolve().name, settings, scalars, dict(numeric_items(run.result)) if run.finished else {})
 
 
 def numeric_items(record: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -2,8 +2,9 @@
 
 import base64
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,34 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedvl.errors import FedVLError
+from fedvl.files import read_json, write_whole
 from fedvl.report.comparison_page import describe_grid
-from fedvl.report.reading import read_grid_result, read_run
+from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
 from fedvl.report.runs_page import describe_runs
+from fedvl.run_folder import RunFolder
+
+COMPARISON = "comparison.json"
 
 
 def write_report(folder: Path) -> Path:
     """Write report.html for a run, comparison or recipe; the same result gives the same bytes."""
-    grid = read_grid_result(folder)
-    if grid is not None:
-        return write_page(folder / "report.html", "grid.html.j2", describe_grid(grid))
-    return write_page(folder / "report.html", "run.html.j2", describe_run(read_run(folder)))
+    comparison = read_json(folder / COMPARISON)
+    if comparison is not None:
+        return write_page(folder / "report.html", "grid.html.j2", describe_grid(comparison))
+    return write_page(folder / "report.html", "run.html.j2", describe_run(RunFolder(folder)))
+
+
+def write_comparison(summary: Mapping[str, Any], out: Path) -> Path:
+    """Write the tables, the summary and the page of a comparison or a reproduced recipe."""
+    write_tables(summary, out)
+    write_whole(out / COMPARISON, json.dumps(summary, indent=1).encode())
+    return write_report(out)
 
 
 def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     """Write one page that compares several runs."""
-    return write_page(path, "runs.html.j2", describe_runs([read_run(folder) for folder in folders]))
+    return write_page(path, "runs.html.j2", describe_runs([RunFolder(folder) for folder in folders]))
 
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:

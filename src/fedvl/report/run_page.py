@@ -11,7 +11,7 @@ from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
-from fedvl.report.reading import Run, count_of, difference, flatten, number, series
+from fedvl.report.reading import count_of, difference, flatten, number, series
 from fedvl.report.tables import (
     MISSING,
     Cell,
@@ -24,6 +24,7 @@ from fedvl.report.tables import (
     percent,
     points,
 )
+from fedvl.run_folder import RunFolder
 
 SIZES = WIDE, NARROW = 848, 356
 MODALITY_LABELS = {"both": "text and image", "text": "text only", "image": "image only"}
@@ -34,7 +35,7 @@ PAIRS = 15
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: RunFolder) -> dict[str, Any]:
     """Return the template values of a run's page."""
     return {
         **_headline(run.result),
@@ -94,7 +95,7 @@ def kind_of(change: float | None) -> str:
     return "gain" if change > 0 else "loss"
 
 
-def _curves(run: Run) -> dict[str, Any]:
+def _curves(run: RunFolder) -> dict[str, Any]:
     accuracy = series(run, "per_round", "accuracy")
     loss = series(run, "per_round_loss", "loss")
     reference = number(run.result.get("zero_shot_accuracy"))
@@ -241,7 +242,7 @@ def _examples(examples: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def _troubles(run: Run) -> dict[str, Any]:
+def _troubles(run: RunFolder) -> dict[str, Any]:
     """Return refused updates, dropped clients and skipped images: counts and details."""
     skipped = run.result.get("skipped_images") or []
     return {
@@ -288,7 +289,7 @@ def _facts(result: dict[str, Any]) -> list[Row]:
     return [Row(label, str(result[key]), "") for key, label in keys.items() if result.get(key) is not None]
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: RunFolder) -> list[str]:
     notes = [str(note) for note in run.result.get("notes") or []]
     if run.unreadable_lines:
         lines = "1 line" if run.unreadable_lines == 1 else f"{run.unreadable_lines} lines"

@@ -6,7 +6,7 @@ from typing import Any
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import colour
-from fedvl.report.reading import Run, difference, flatten, number, series
+from fedvl.report.reading import difference, flatten, number, series
 from fedvl.report.run_page import SIZES, drawn, kind_of
 from fedvl.report.tables import (
     MISSING,
@@ -18,6 +18,7 @@ from fedvl.report.tables import (
     human_seconds,
     points,
 )
+from fedvl.run_folder import RunFolder
 
 FEWEST_DATASETS = 3  # for a radar
 STRONGEST = 30.0  # points of difference shown in full colour
@@ -28,7 +29,7 @@ COSTS = (
 )
 
 
-def describe_runs(runs: Sequence[Run]) -> dict[str, Any]:
+def describe_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Return the template values of the page that compares runs."""
     names = run_names(runs)
     return {
@@ -52,9 +53,9 @@ def css_of(index: int) -> str:
     return f"run-{index}"
 
 
-def run_names(runs: Sequence[Run]) -> list[str]:
+def run_names(runs: Sequence[RunFolder]) -> list[str]:
     """Return the shortest ends of the folders' paths that are all different."""
-    parts = [run.folder.resolve().parts for run in runs]
+    parts = [run.path.resolve().parts for run in runs]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
@@ -80,7 +81,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curves(names: Sequence[str], runs: Sequence[Run]) -> list[Any]:
+def _curves(names: Sequence[str], runs: Sequence[RunFolder]) -> list[Any]:
     """Draw a curve per run; a run without rounds is a horizontal line."""
     known: list[list[tuple[float, float]]] = [[*series(run, "per_round", "accuracy")] for run in runs]
     rounds = [x for curve in known for x, _ in curve]
@@ -93,7 +94,7 @@ def _curves(names: Sequence[str], runs: Sequence[Run]) -> list[Any]:
     return [drawn(line_chart(curves, None, width, 320, "accuracy, %", unit=" %")) for width in SIZES]
 
 
-def _radar(runs: Sequence[Run]) -> dict[str, Any]:
+def _radar(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Draw a radar of methods over datasets; runs of the same method and dataset are averaged."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
@@ -114,7 +115,7 @@ def _radar(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _class_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _class_tables(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Return a table per set of shared classes: the first run's recall, then differences."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, run in enumerate(runs):
@@ -149,7 +150,7 @@ def _against(recalls: Sequence[Sequence[float | None]], place: int) -> list[dict
     return cells
 
 
-def _cost_charts(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _cost_charts(names: Sequence[str], runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     charts = []
     for key, title, human in COSTS:
         bars = []
@@ -165,7 +166,7 @@ def _cost_charts(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, An
     return charts
 
 
-def _costs(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
+def _costs(runs: Sequence[RunFolder]) -> list[tuple[str, list[Cell]]]:
     """Return every recorded cost, in the order of the first run that has it."""
     tables = [{row.label: row for row in cost_rows(run.result, run.rounds)} for run in runs]
     labels = dict.fromkeys(label for table in tables for label in table)
@@ -178,7 +179,7 @@ def _costs(runs: Sequence[Run]) -> list[tuple[str, list[Cell]]]:
     ]
 
 
-def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+def _settings(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Split settings into those that differ, those shared, and those of a single run."""
     flat = [dict(flatten(run.result.get("config") or {})) for run in runs]
     different, same, alone = [], [], []

@@ -1,8 +1,6 @@
 """Status of a run, read from the files in its folder: for the terminal and as a local page."""
 
-import fcntl
 import html
-import json
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedvl.config import read_toml
 from fedvl.errors import FedVLError
 from fedvl.report.tables import human_bytes
+from fedvl.run_folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
 REFRESH_SECONDS = 3
@@ -27,16 +25,12 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}h1{font-size:1.5rem
 
 def read_status(folder: Path) -> dict[str, Any]:
     """Return the status of a run that is in progress, stopped or finished."""
-    if not (folder / "config.toml").is_file():
-        raise FedVLError(f"There is no run in {folder}; give the folder of one.")
-    settings = read_toml(folder / "config.toml")
-    records = read_lines(folder / "metrics.jsonl")
-    live = read_object(folder / "status.json")
-    finished = (folder / "result.json").is_file()
+    run = RunFolder(folder)
+    settings, records, live, finished = run.settings, run.rounds, run.status, run.finished
     rounds = settings["federation"]["rounds"]
     names = live.get("parties", [])  # empty if all clients are in one process
     phase = f"round {live.get('round', len(records) + 1)} of {rounds}: {live.get('phase', 'starting')}"
-    if finished or not at_work(folder):
+    if finished or not run.at_work:
         live.update(connected=[], waiting_for=[])
         phase = (
             "finished" if finished else f"stopped after round {len(records)} of {rounds}; continue with fedvl resume"
@@ -68,39 +62,8 @@ def describe_party(number: int, name: str, live: dict[str, Any], records: list[d
     }
 
 
-def at_work(folder: Path) -> bool:
-    """Return whether a process holds the run's lock."""
-    try:
-        with open(folder / ".lock", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def name_of(names: list[str], client: int) -> str:
     return names[client] if client < len(names) else f"client {client}"
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records so far, without a line that is still being written."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return {}
 
 
 # --- the terminal

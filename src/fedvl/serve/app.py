@@ -21,7 +21,7 @@ from fedvl.errors import FedVLError
 from fedvl.serve.guard import HEADERS, Guard, refuse
 from fedvl.serve.limits import LIMITS, Limits
 from fedvl.serve.metrics import Metrics
-from fedvl.serve.model import FinishedRun
+from fedvl.serve.model import TrainedModel
 from fedvl.serve.sessions import FullError, Session, Sessions, Upload, answers, as_text
 from fedvl.serve.worker import BusyError, Worker
 
@@ -95,7 +95,7 @@ class InMemory(MultiPartParser):
 
 
 def make_app(
-    run: FinishedRun, token: str | None = None, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
+    run: TrainedModel, token: str | None = None, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
 ) -> FastAPI:
     worker = Worker(run, limits.pending_images)
     sessions = Sessions(limits, clock)
@@ -232,7 +232,7 @@ def page_file(name: str) -> Callable[[], FileResponse]:
     return lambda: FileResponse(PAGE / name, headers=HEADERS)
 
 
-def check_limits(new: NewSession, run: FinishedRun, limits: Limits) -> None:
+def check_limits(new: NewSession, run: TrainedModel, limits: Limits) -> None:
     names, templates = new.classes or run.class_names, new.templates or []
     if len(names) > limits.names:
         raise FedVLError(f"A session has {limits.names:,} class names at most, not {len(names):,}.")

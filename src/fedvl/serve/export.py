@@ -11,13 +11,13 @@ from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
+from fedvl.files import write_whole
 from fedvl.methods.parts.adapters import gated
 from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
-from fedvl.serve.model import FinishedRun
-from fedvl.files import write_whole
+from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors, save
 
 PROBES = 64  # random images on which the exported formula must agree with the method
@@ -50,7 +50,7 @@ by its class texts alone.
 """
 
 
-def export(run: FinishedRun, folder: Path, names: Sequence[str] | None = None, client: int | None = None) -> None:
+def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, client: int | None = None) -> None:
     """Write the folder; refuse where the method's scores are no formula of the image embedding alone."""
     user = run.user(names, client=client)
     head = classifier(run, user.conversation)
@@ -80,7 +80,7 @@ def export(run: FinishedRun, folder: Path, names: Sequence[str] | None = None, c
         write_whole(folder / name, text.encode())
 
 
-def classifier(run: FinishedRun, conversation: Conversation) -> Tensors:
+def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
     """Weight and bias on unit embeddings, with a gate before them if the method has one, that score as the method does."""
     method, tensors = conversation.method, conversation.tensors
     width = run.encoder.dim

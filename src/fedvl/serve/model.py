@@ -3,7 +3,6 @@
 Questions go through ``evaluation/predict.py``, as those of a test do: the same images in the same batches get the same answers.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,21 +12,21 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.data.features import encode_images
-from fedvl.data.images import BadImage, decode
+from fedvl.data.images import EXTENSIONS, BadImage, decode
+from fedvl.data.inputs import embed_names
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
-from fedvl.experiment import read_experiment
-from fedvl.federation.journal import Journal
-from fedvl.federation.round import read_state
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
-from fedvl.preparation import embed_names, pick_device
-from fedvl.tensors import Tensors, load, unflatten
+from fedvl.run_folder import RunFolder
+from fedvl.tensors import Tensors, pick_device
 
 BATCH = 32  # images that a method without a memory is asked about together; for one with a memory it is in the run's settings
+
+ENCODED_TOGETHER = 64
 
 
 class Reply(NamedTuple):
@@ -80,20 +79,19 @@ class User:
         ]
 
 
-class FinishedRun:
+class TrainedModel:
     """The model of a run folder. Files are read once and verified; nothing is written."""
 
-    def __init__(self, folder: Path, device: str | None = None) -> None:
-        self.folder = folder
-        self.result = read_result(folder)
-        self.experiment = read_experiment(folder)
+    def __init__(self, folder: RunFolder, device: str | None = None) -> None:
+        self.folder, self.result, self.experiment = folder, folder.result, folder.experiment
         self.device = pick_device(device or self.experiment.device)
         encoder = load_model(self.experiment.model.name, self.device)
         if not isinstance(encoder, DualEncoder):
             raise FedVLError(
-                f"Method '{self.name}' reads an image and a text together, and here images alone are asked about; "
+                f"Method '{self.name}' reads an image and a text together, and here images alone are queried; "
                 "serve a run of a CLIP-like model."
             )
+        shared, last = folder.tensors()
         if encoder.fingerprint != self.result["model_fingerprint"]:
             raise FedVLError(
                 f"The model '{encoder.name}' is not the one that this run was trained with; put that one back."
@@ -101,17 +99,15 @@ class FinishedRun:
         self.encoder = encoder
         self._type = load_method(self.experiment.method.name)
         self._options = self._type.options_type.model_validate(self.experiment.method.options)
-        tensors = {name: load(folder / name, sha256) for name, sha256 in self.result["files_sha256"].items()}
-        self._shared = self._placed(tensors["model.safetensors"])
-        self._last = unflatten(self._placed(tensors.get("kept.safetensors", {})))
+        self._shared = self._placed(shared)
+        self._last = {client: self._placed(sent) for client, sent in last.items()}
         self.forms = self._type.forms(self._options)
-        if self._type.uses_target or self._method(self.class_names[:1], self.experiment.evaluation.protocol).clusters:
+        clusters = self._type.vocabulary == "clusters"
+        if self._type.uses_target or (clusters and self.experiment.evaluation.protocol == "open"):
             raise FedVLError(
                 f"Method '{self.name}' sorted images into clusters without names; serve a run of another method or protocol."
             )
-        # a network that clusters what is new to it can name none but its own classes
-        names_anything = not self._method(self.class_names[:1], "open").clusters
-        self.answers_new_classes = self._type.vocabulary != "trained" and names_anything
+        self.answers_new_classes = self._type.vocabulary == "any"
 
     @property
     def name(self) -> str:
@@ -188,12 +184,10 @@ class FinishedRun:
         return self._type(self._options, task)
 
     def _private(self, client: int) -> Tensors:
-        """What a client of a personal run trained for itself, which only a simulated federation has in one place."""
+        """Return what a client of a personal run trained for itself; only a simulated federation has it."""
         if self.experiment.evaluation.protocol != "personal":
             raise FedVLError("This run's clients have no model of their own; leave out the client.")
-        rounds = self.result["rounds"]
-        tensors = Journal(self.folder / "journal").tensors(rounds) if rounds else {}
-        owners = read_state(tensors, self.device).private
+        owners = self.folder.state(self.device).private
         if client not in owners:
             known = ", ".join(map(str, owners)) or "none"
             raise FedVLError(f"This run has kept nothing of client {client}'s own; it has that of: {known}.")
@@ -203,11 +197,63 @@ class FinishedRun:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
 
-def read_result(folder: Path) -> dict[str, Any]:
+class Batch:
+    """Images that are predicted together, as the run's own evaluation would, and a line of JSON for each."""
+
+    def __init__(self, user: User, size: int, top: int) -> None:
+        self.user, self.size, self.top = user, size, top
+        self.lines: list[dict[str, Any]] = []
+        self._rows: list[tuple[dict[str, Any], Tensors]] = []
+
+    def add(self, line: dict[str, Any], encoded: Tensors | BadImage) -> bool:
+        """Add an image, or why it was refused; return whether the batch is full."""
+        self.lines.append(line)
+        if isinstance(encoded, BadImage):
+            line["refused"] = encoded.reason
+        else:
+            self._rows.append((line, encoded))
+        return len(self._rows) == self.size
+
+    def predict(self) -> list[dict[str, Any]]:
+        """Return the lines with their predictions, and begin the next batch."""
+        lines, rows = self.lines, self._rows
+        self.lines, self._rows = [], []
+        replies = self.user.ask([row for _, row in rows], self.top) if rows else []
+        for (line, _), reply in zip(rows, replies, strict=True):
+            line |= reply.told()
+        return lines
+
+
+def predict_files(model: TrainedModel, user: User, paths: Sequence[Path], top: int) -> list[dict[str, Any]]:
+    """Predict image files in their order; return a line for each."""
+    batch, lines = Batch(user, model.batch_size(user), top), list[dict[str, Any]]()
+    for first in range(0, len(paths), ENCODED_TOGETHER):
+        read = [read_image(model, path) for path in paths[first : first + ENCODED_TOGETHER]]
+        encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))
+        for number, pixels in enumerate(read, first):
+            row = pixels if isinstance(pixels, BadImage) else next(encoded)
+            if batch.add({"number": number, "image": str(paths[number])}, row):
+                lines += batch.predict()
+    return lines + batch.predict()
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as given; of folders, all images in them by name."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        elif path.exists():
+            found.append(path)
+        else:
+            raise FedVLError(f"There is no {path}; give image files or folders of them.")
+    if not found:
+        raise FedVLError(f"There are no images in {', '.join(map(str, paths))}; give files such as photo.jpg.")
+    return found
+
+
+def read_image(model: TrainedModel, path: Path) -> Tensor | BadImage:
     try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise FedVLError(f"There is no finished run in {folder}; give the folder of one, such as runs/NAME.") from error
-    if "files_sha256" not in result:
-        raise FedVLError(f"The run in {folder} was made by an older FedVL, without hashes; run it again.")
-    return result
+        return model.read(path)
+    except BadImage as refusal:
+        return refusal

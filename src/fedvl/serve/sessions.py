@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedvl.data.images import BadImage
 from fedvl.serve.limits import Limits
-from fedvl.serve.model import User
+from fedvl.serve.model import Batch, User
 from fedvl.serve.worker import Encoded, Worker
 
 
@@ -90,35 +90,25 @@ async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -
     """Yield the results of the files in order, in the batches of the run's evaluation."""
     waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
     async with session.turn:
-        lines: list[dict[str, Any]] = []
-        batch: list[tuple[dict[str, Any], Any]] = []
+        batch = Batch(session.user, session.batch_size, session.top)
         for upload, encoding in zip(uploads, waiting, strict=True):
             encoded = await encoding if encoding else BadImage(upload.refused)
-            line: dict[str, Any] = {"number": session.images, "image": upload.name}
+            session.refused += isinstance(encoded, BadImage)
+            full = batch.add({"number": session.images, "image": upload.name}, encoded)
             session.images += 1
-            lines.append(line)
-            if isinstance(encoded, BadImage):
-                line["refused"] = encoded.reason
-                session.refused += 1
-            else:
-                batch.append((line, encoded))
-            if len(batch) == session.batch_size:
-                await ask(session, batch, worker)
-                yield lines
-                lines, batch = [], []
-        if batch:
-            await ask(session, batch, worker)
-        if lines:
-            yield lines
+            if full:
+                yield await predict(session, batch, worker)
+        if batch.lines:
+            yield await predict(session, batch, worker)
 
 
-async def ask(session: Session, batch: Sequence[tuple[dict[str, Any], Any]], worker: Worker) -> None:
-    rows = [row for _, row in batch]
-    replies = await asyncio.wrap_future(worker.call(lambda: session.user.ask(rows, session.top)))
-    for (line, _), reply in zip(batch, replies, strict=True):
-        line |= reply.told()
-        if reply.example_of is not None:
-            session.examples.setdefault(reply.example_of, []).append(line["number"])
+async def predict(session: Session, batch: Batch, worker: Worker) -> list[dict[str, Any]]:
+    """Predict a batch on the model's own thread, and note which images became examples."""
+    lines: list[dict[str, Any]] = await asyncio.wrap_future(worker.call(batch.predict))
+    for line in lines:
+        if (name := line.get("prototype_of")) is not None:
+            session.examples.setdefault(name, []).append(line["number"])
+    return lines
 
 
 def as_text(lines: Sequence[dict[str, Any]]) -> bytes:

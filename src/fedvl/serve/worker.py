@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from fedvl.data.images import BadImage
-from fedvl.serve.model import FinishedRun
+from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors
 
 BATCH = 64
@@ -29,7 +29,7 @@ class Image(NamedTuple):
 
 
 class Worker:
-    def __init__(self, run: FinishedRun, pending_limit: int) -> None:
+    def __init__(self, run: TrainedModel, pending_limit: int) -> None:
         self.pending = 0  # images accepted but not yet encoded
         self.batches = 0
         self.encoded = 0

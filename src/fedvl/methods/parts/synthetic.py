@@ -23,8 +23,8 @@ from fedvl.data.features import ImageEncoder, Progress, default_cache_dir, encod
 from fedvl.data.sources import read_path
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
-from fedvl.seeding import torch_generator
 from fedvl.files import write_whole
+from fedvl.seeding import torch_generator
 
 PIPELINE = "diffusers:"  # what a text-to-image model's folder or hub name is preceded by
 
