@@ -180,4 +180,4 @@ def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
         path.write_bytes(content)
     second = json.loads(fedvl(*arguments).stdout)
     assert second["state_sha256"] == first["state_sha256"]
-    assert any("damaged" in note or "made again" in note for note in second["notes"])
+    assert any("damaged" in note or "computed again" in note for note in second["notes"])

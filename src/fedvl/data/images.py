@@ -59,7 +59,7 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
         limit = MAX_PIXELS // 1_000_000
         raise BadImage(f"it has {width} x {height} pixels, more than the limit of {limit} megapixels.", name)
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise BadImage(f"it is {width} x {height} pixels, more than {MAX_ASPECT} times as long as wide.", name)
+        raise BadImage(f"it is {width} x {height} pixels, longer than {MAX_ASPECT} times its width.", name)
     try:
         image.load()
         return _upright(_to_rgb(image), image)
