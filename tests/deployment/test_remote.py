@@ -1,12 +1,15 @@
 """Answers that are none, and a server that is killed: nothing of it can be seen in the result."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+from helpers.lazy import lazily
 from helpers.small import run_quietly
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
-from flwr.app import ConfigRecord, RecordDict
 from helpers.parties import (
     CLIENTS,
     EXPERIMENT,
@@ -24,13 +27,14 @@ from helpers.parties import (
     without,
 )
 
-from fedvl.deployment.flower import GridPost
 from fedvl.deployment.messages import Letter
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
+
+flower_app, flower = lazily("flwr.app"), lazily("fedvl.deployment.flower")
 
 # --- answers that are none
 
@@ -54,9 +58,14 @@ BAD = {
     "a header of 2^62 bytes": (with_payload(lambda payload: (2**62).to_bytes(8, "little") + payload[8:]), "header"),
     "a tensor too many": (tensors_changed(lambda t: {**t, "more": torch.zeros(1)}), "'more'"),
     "not finite": (tensors_changed(lambda t: {n: torch.full_like(x, torch.nan) for n, x in t.items()}), "not finite"),
-    "another record": (lambda letter, party: [RecordDict({"other": ConfigRecord({"x": 1})})], "none of ours"),
+    "another record": (
+        lambda letter, party: [flower_app.RecordDict({"other": flower_app.ConfigRecord({"x": 1})})],
+        "none of ours",
+    ),
     "numbers for bytes": (
-        lambda letter, party: [RecordDict({"letter": ConfigRecord({"header": 1, "payload": "x"})})],
+        lambda letter, party: [
+            flower_app.RecordDict({"letter": flower_app.ConfigRecord({"header": 1, "payload": "x"})})
+        ],
         "none of ours",
     ),
     "not one of Flower's": (lambda letter, party: [UNREADABLE], "none of Flower's (ValueError)"),
@@ -126,7 +135,7 @@ def test_a_server_killed_in_a_round_goes_on_to_the_same_bits(name, when, tmp_pat
     with pytest.raises(KilledError):
         run_quietly(remote)
     engine = RemoteEngine(
-        GridPost(grid, {client: NODE + client for client in range(CLIENTS)}),
+        flower.GridPost(grid, {client: NODE + client for client in range(CLIENTS)}),
         remote.method,
         remote.config,
         CLIENTS,

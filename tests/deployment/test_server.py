@@ -1,10 +1,12 @@
 """What server and client agree on before the first round."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 from fedvl.deployment.server import experiment_id
 

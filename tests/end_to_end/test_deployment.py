@@ -7,24 +7,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 import httpx
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedvl.deployment.client import free_port
 from fedvl.deployment.keys import make_certificates
@@ -165,6 +158,16 @@ def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers
 
 def refuse_strangers(folder, elsewhere):
     """Each of these would let someone in who was not invited."""
+    from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
     elsewhere.mkdir()
     make_certificates(elsewhere, "127.0.0.1")
     authority, other = (folder / "ca.crt").read_bytes(), (elsewhere / "ca.crt").read_bytes()

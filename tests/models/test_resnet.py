@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.lazy import lazily
 from helpers.models import add_tokenizer, random_weights, unit
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from transformers import ResNetConfig, ResNetModel
 
 from fedvl.errors import FedVLError
 from fedvl.models import resnet
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.resnet import ModifiedResNet, ResNetShape
+
+transformers = lazily("transformers")
 
 SHAPE = ResNetShape(width=8, blocks=(2, 1, 1, 1), grid=2)  # 64-pixel images, 256 features, 4 heads
 DIM, TEXT_WIDTH = 24, 64
@@ -172,14 +174,14 @@ def test_plain_resnets_have_the_well_known_sizes(depth: int, parameters: int) ->
     assert sum(tensor.numel() for name, tensor in tensors.items() if "running" not in name) == parameters
 
 
-def in_transformers(tensors: dict[str, Tensor], depth: int) -> ResNetModel:
+def in_transformers(tensors: dict[str, Tensor], depth: int) -> torch.nn.Module:
     wide = 4 if depth == 50 else 1
-    config = ResNetConfig(
+    config = transformers.ResNetConfig(
         depths=list(resnet.BLOCKS[depth]),
         hidden_sizes=[64 * wide * 2**stage for stage in range(4)],
         layer_type="bottleneck" if depth == 50 else "basic",
     )
-    model = ResNetModel(config)
+    model = transformers.ResNetModel(config)
     renamed = {}
     for name, tensor in tensors.items():
         kind = name.rsplit(".", 1)[1]

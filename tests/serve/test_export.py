@@ -7,12 +7,14 @@ import runpy
 import pytest
 import torch
 from helpers.finished import asked_rows, finish, png
-from transformers import AutoTokenizer, CLIPModel
+from helpers.lazy import lazily
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
 from fedvl.serve.export import export
 from fedvl.serve.model import FinishedRun
+
+transformers = lazily("transformers")
 
 
 def told_by_readme(folder, image, monkeypatch, capsys):
@@ -46,7 +48,8 @@ def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
     run = FinishedRun(folder_of("fed-mp"))
     export(run, tmp_path / "out", ["cat", "ship", "猫"])
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
-    theirs, tokenizer = CLIPModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.CLIPModel.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = ["a photo of a cat.", "Ein Schiff, 12 naïve 猫"]
     tokens = tokenizer(texts, padding=True, return_tensors="pt")
     assert tokens["input_ids"].tolist() == run.encoder.tokenise(texts).tolist()

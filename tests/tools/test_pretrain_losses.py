@@ -1,15 +1,13 @@
 """Losses, positive weights and sampling of the pretraining tool against values worked out by hand."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.lazy import lazily
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tools.pretrain import losses, training_set
+losses = lazily("tools.pretrain.losses")
+training_set = lazily("tools.pretrain.training_set")
 
 
 def test_multi_positive_contrast_by_hand() -> None:
