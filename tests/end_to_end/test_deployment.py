@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,11 @@ from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
 LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
-COMMON = {"data": {"dataset": "cifar10-mini"}, "federation": {"rounds": 2, "threads": 1, "deadline": 120}}
-EXPERIMENTS = {
+COMMON: dict[str, dict[str, Any]] = {
+    "data": {"dataset": "cifar10-mini"},
+    "federation": {"rounds": 2, "threads": 1, "deadline": 120},
+}
+EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fst-cbdg": {"method": {"name": "fst-cbdg"}, **COMMON},
     "fedpp": {"method": {"name": "fedpp", "visual_prompts": False}, "training": {"local_epochs": 1}, **COMMON},
     "linear": {"method": {"name": "linear"}, **COMMON, "federation": {**COMMON["federation"], "rounds": 4}},
@@ -174,7 +178,7 @@ def refuse_strangers(folder, elsewhere):
     address = json.loads((folder / "link.json").read_bytes())["address"]
     private, public = generate_key_pairs()
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-    signed = [version, NodeAuthHttpInterceptor(private, public)]
+    signed: list[Any] = [version, NodeAuthHttpInterceptor(private, public)]
     key = public_key_to_bytes(public)
     register = RegisterNodeFleetRequest(public_key=key)
     activate = ActivateNodeRequest(public_key=key, heartbeat_interval=30)
@@ -191,12 +195,12 @@ def refuse_strangers(folder, elsewhere):
             call(node)
     # Flower's own doors, which are open to all who reach the port: here a secret is needed
     control = ControlHttpClient.from_server_address(address, False, authority, [version])
-    for call in (
+    for ask in (
         lambda: control.RegisterNode(RegisterNodeRequest(public_key=key)),
         lambda: control.ListRuns(ListRunsRequest()),
     ):
         with pytest.raises(httpx.HTTPStatusError, match="403"):
-            call()
+            ask()
     tasks = RuntimeHttpClient.from_server_address(address, False, authority, [version])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         tasks.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))

@@ -31,8 +31,10 @@ def clip_resnet(weights: dict[str, Tensor], x: Tensor) -> Tensor:
     def conv_norm(x: Tensor, conv: str, norm: str, stride: int = 1) -> Tensor:
         kernel = weights[f"{conv}.weight"]
         x = F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2)
-        statistics = (weights[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-        return F.batch_norm(x, *statistics)
+        mean, variance, weight, bias = (
+            weights[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return F.batch_norm(x, mean, variance, weight, bias)
 
     for index in (1, 2, 3):
         x = conv_norm(x, f"conv{index}", f"bn{index}", 2 if index == 1 else 1).relu()
@@ -156,7 +158,7 @@ def text_by_pytorch(model: DualEncoder, tokens: Tensor) -> Tensor:
     hidden = torch.triu(torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool), 1)
     for block in model.transformer.resblocks:
         ours = dict(block.named_parameters())
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for name in layer.state_dict():
             head, rest = name.split(".", 1)
             weights[name] = ours[f"{names[head]}.{rest}"]

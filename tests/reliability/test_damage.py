@@ -64,7 +64,9 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_and_the_round_before_serves(soun
 
 def expect_the_round_before(folder):
     journal = Journal(folder, "this")
-    tensors, records = journal.latest()
+    found = journal.latest()
+    assert found is not None
+    tensors, records = found
     assert tensors["shared/w"].tolist() == [ROUNDS - 1] * 50
     assert len(records) == ROUNDS - 1
     assert journal.notes == [f"Round {ROUNDS} was found damaged in the journal and was run again."]

@@ -48,14 +48,12 @@ def images(count, start=0):
     return [(f"{row}.png", png(row * 7 % 500)) for row in range(start, start + count)]
 
 
-class Gate:
+class Gate(FinishedRun):
     """A run whose encoder waits to be let go on; beyond that the run itself."""
 
     def __init__(self, run):
+        self.__dict__.update(vars(run))
         self.run, self.go, self.batches = run, threading.Semaphore(0), []
-
-    def __getattr__(self, name):
-        return getattr(self.run, name)
 
     def encode(self, pixels):
         self.batches.append(len(pixels))
@@ -246,7 +244,7 @@ def test_strangers_need_the_token(fed_mp):
             assert client.get(path).status_code == 401
         assert client.post("/sessions", json={}).status_code == 401
         assert client.get("/run", headers={"authorization": "Bearer wrong"}).status_code == 401
-        assert client.get("/run", headers={"authorization": "Bearer sécret".encode()}).status_code == 401
+        assert client.get("/run", headers={b"authorization": "Bearer sécret".encode()}).status_code == 401
         assert client.get("/").status_code == client.get("/health").status_code == 200
         known = {"authorization": "Bearer secret"}
         assert client.get("/run", headers=known).status_code == 200

@@ -9,6 +9,7 @@ import torch
 from helpers.finished import asked_rows, finish, png
 from helpers.lazy import lazily
 
+from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
 from fedvl.serve.export import export
@@ -37,6 +38,7 @@ def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypa
     for row in asked_rows(run.result)[:3]:
         used, printed = told_by_readme(tmp_path / "out", png(row), monkeypatch, capsys)
         (encoded,) = run.encode([run.read(png(row))])
+        assert not isinstance(encoded, BadImage)
         inputs = {form: tensor[None] for form, tensor in encoded.items()}
         with torch.no_grad():
             expected = conversation.method.predict(conversation.tensors, inputs)

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def test_labels_become_concepts(world: Path) -> None:
     def true(key: str) -> set[str]:
         return {vocabulary.concepts[number].key for number in vocabulary.true[key]}
 
-    def leaf(key: str) -> concepts.Concept:
+    def leaf(key: str) -> Any:
         return vocabulary.concepts[vocabulary.leaf[key]]
 
     assert [concept.key for concept in vocabulary.concepts[:8]] == rehearsal.class_ids(8)
@@ -244,8 +245,11 @@ def test_folding_batch_norms_changes_nothing(world: Path) -> None:
     block = teachers.Bottleneck(8, (4, 4, 16), 2, True).eval()
     for module in block.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.uniform_(-1, 1)
-            module.running_var.uniform_(0.5, 2)
+            mean, variance = module.running_mean, module.running_var
+            assert mean is not None
+            assert variance is not None
+            mean.uniform_(-1, 1)
+            variance.uniform_(0.5, 2)
     x = torch.randn(2, 8, 6, 6)
     before = block(x)
     teachers.fold_batch_norms(block)

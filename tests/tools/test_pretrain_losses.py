@@ -40,6 +40,7 @@ def test_image_without_negatives_or_positives_costs_nothing() -> None:
     found = found + losses.text_to_image_contrast(logits, ~excluded, excluded)
     found.backward()
     assert found.item() == 0
+    assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
 
 
