@@ -12,28 +12,31 @@ from PIL import Image
 SMALL = ["--rounds", "2", "--quiet"]
 
 
-@pytest.fixture
-def fedvl(tmp_path):
-    """Run fedvl in an empty folder with its own cache; nothing may reach the network."""
-    environment = {
-        **os.environ,
-        "FEDVL_CACHE": str(tmp_path / "cache"),
-        "FEDVL_DATA": str(tmp_path / "data"),
-        "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "200",
-        "OMP_NUM_THREADS": "1",
-    }
-    work = tmp_path / "work"
-    work.mkdir()
+class Command:
+    """fedvl in an empty folder with its own cache; nothing may reach the network."""
 
-    def call(*arguments, **options):
+    def __init__(self, place):
+        self.work = place / "work"
+        self.work.mkdir()
+        self.environment = {
+            **os.environ,
+            "FEDVL_CACHE": str(place / "cache"),
+            "FEDVL_DATA": str(place / "data"),
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "200",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def __call__(self, *arguments, **options):
         command = [sys.executable, "-m", "fedvl.cli", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=work, env=environment, capture_output=True, text=True, timeout=240, **options
+            command, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=240, **options
         )
 
-    call.work, call.environment = work, environment
-    return call
+
+@pytest.fixture
+def fedvl(tmp_path):
+    return Command(tmp_path)
 
 
 def photos(folder, classes=("cat", "dog"), count=12):

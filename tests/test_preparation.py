@@ -6,6 +6,7 @@ from helpers.runs import prepare
 from PIL import Image
 
 from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
 
 
 def test_patches_are_those_of_the_encoder_in_16_bits(tmp_path, monkeypatch):
@@ -20,6 +21,7 @@ def test_patches_are_those_of_the_encoder_in_16_bits(tmp_path, monkeypatch):
         {"method": {"name": "fedotp"}, "device": "cpu", "data": {"dataset": dataset, "clients": 2, "partition": "iid"}}
     )
     encoder = load_model("fedvl-tiny")
+    assert isinstance(encoder, DualEncoder)
     order = [0, 2, 1, 3]  # class by class
     for samples, images in ((prepared.engine.data, drawn[:4]), (prepared.test, drawn[4:])):
         pixels = torch.stack([encoder.preprocess(Image.fromarray(images[number])) for number in order])

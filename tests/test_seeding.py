@@ -5,8 +5,14 @@ from fedvl.seeding import derived_seed, numpy_generator, torch_generator
 
 def test_streams_differ_by_every_part_of_the_purpose():
     seeds = [
-        derived_seed(*key)
-        for key in [(0,), (1,), (0, "a"), (0, "b"), (0, "a", 1), (0, "a", "1"), (0, "a", 1, 1), (0, "a", 11)]
+        derived_seed(0),
+        derived_seed(1),
+        derived_seed(0, "a"),
+        derived_seed(0, "b"),
+        derived_seed(0, "a", 1),
+        derived_seed(0, "a", "1"),
+        derived_seed(0, "a", 1, 1),
+        derived_seed(0, "a", 11),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

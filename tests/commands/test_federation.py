@@ -1,12 +1,14 @@
 """fedvl federation init and fedvl client as a new user meets them, without a network."""
 
 import stat
+from importlib.util import find_spec
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 from fedvl.cli import app
 from fedvl.errors import FedVLError

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from fedvl.cli import app
 from fedvl.errors import FedVLError

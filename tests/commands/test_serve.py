@@ -101,9 +101,9 @@ def test_serve_prints_an_address_that_answers(folder_of):
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout
-            port, token = re.match(
-                rf"Open http://{host}:(\d+)/(?:#token=([\w-]+))? \(Ctrl-C", process.stdout.readline()
-            ).groups()
+            told = re.match(rf"Open http://{host}:(\d+)/(?:#token=([\w-]+))? \(Ctrl-C", process.stdout.readline())
+            assert told
+            port, token = told.groups()
             assert bool(token) == secret
             request = urllib.request.Request(f"http://127.0.0.1:{port}/run")
             if secret:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.grids import grid_of
 
-from fedvl.compare.grid import Stand, folder_name, read_grid
+from fedvl.compare.grid import Variant, folder_name, read_grid
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment
 
@@ -22,7 +22,7 @@ def test_rows_win_over_columns_and_everything_over_the_base() -> None:
     first, second = grid.cases()
     assert first.settings == {"data": {"clients": 3, "shots": 2, "partition": "iid"}, "seed": 0}
     assert second.settings["seed"] == 1
-    (over,) = grid.under(Stand(settings={"data": {"clients": 9}}, seeds=1)).cases()
+    (over,) = grid.under(Variant(settings={"data": {"clients": 9}}, seeds=1)).cases()
     assert over.settings["data"] == {"clients": 9, "shots": 2, "partition": "iid"}
 
 

@@ -54,7 +54,7 @@ def test_emoji_mini_has_names_as_texts_and_categories_as_labels() -> None:
     labels = {
         text: dataset.class_names[label]
         for split in (train, test)
-        for text, label in zip(split.texts, split.labels, strict=True)
+        for text, label in zip(split.texts or (), split.labels, strict=True)
     }
     assert labels["red apple"] == "food and drink"
     assert labels["duck"] == "animals and nature"

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,9 +198,10 @@ def test_wrong_requests_are_one_sentence(tmp_path):
         preprocess, normalise = Doubling.preprocess, Doubling.normalise
         size = 4
 
+    only_pixels: Any = OnlyPixels()
     with pytest.raises(FedVLError, match="Model fused does not encode images separately from texts"):
-        encode_split(Pictures(), OnlyPixels(), "features", tmp_path)
-    assert encode_split(Pictures(2), OnlyPixels(), "pixels", tmp_path).tensor.shape == (2, 3, 4, 4)
+        encode_split(Pictures(), only_pixels, "features", tmp_path)
+    assert encode_split(Pictures(2), only_pixels, "pixels", tmp_path).tensor.shape == (2, 3, 4, 4)
 
 
 def test_images_of_several_shapes_are_refused(tmp_path):
@@ -239,7 +242,7 @@ def test_every_damage_is_found_and_mended(tmp_path, suffix):
         encoder.asked = 0
         mended = encode_split(split, encoder, "features", tmp_path)
         assert encoder.asked == 5, what
-        assert mended.note.startswith(f"The features in {good.path} were computed again because "), what
+        assert mended.note.startswith(f"The features in {good.path} were made again because "), what
         assert torch.equal(mended.tensor, expected([0, 1, 3, 4, 5])), what
         assert mended.bad == good.bad
         assert path.read_bytes() == original, what
@@ -263,11 +266,17 @@ def test_missing_files_other_data_and_other_versions_are_mended(tmp_path):
         path.with_suffix(".copy").replace(path)
         shutil.copy(other.with_suffix(".json"), description)
 
-    damages = [path.unlink, description.unlink, lambda: description.write_text("[]"), other_version, others_data]
+    damages: list[Callable[[], object]] = [
+        path.unlink,
+        description.unlink,
+        lambda: description.write_text("[]"),
+        other_version,
+        others_data,
+    ]
     for damage in damages:
         damage()
         mended = encode_split(split, encoder, "features", tmp_path)
-        assert "were computed again because" in mended.note
+        assert "were made again because" in mended.note
         assert torch.equal(mended.tensor, expected(range(6)))
     shutil.rmtree(tmp_path)
     assert encode_split(split, encoder, "features", tmp_path).note == ""
@@ -447,6 +456,6 @@ def test_a_weight_of_a_real_model_is_in_the_key(tiny):
     split = open_dataset("cifar10-mini").splits["test"]
     other = load_model("fedvl-tiny")
     assert features._key(split, other, "features") == features._key(split, tiny, "features")
-    changed = load_model("fedvl-tiny")
+    changed: Any = load_model("fedvl-tiny")
     changed.visual.proj.data[0, 0] += 1e-3
     assert features._key(split, changed, "features") != features._key(split, tiny, "features")

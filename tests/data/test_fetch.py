@@ -191,12 +191,16 @@ def test_emoji_of_two_vendors(shelf: Path, tmp_path: Path, monkeypatch: pytest.M
     train, test = dataset.splits["train"], dataset.splits["test"]
     assert (len(train), len(test)) == (32, 8)
     for split in (train, test):
+        assert split.domains is not None
+        assert split.texts is not None
         assert set(split.domains) == {"twitter", "google"}
         by_vendor = {
             vendor: {text for text, domain in zip(split.texts, split.domains, strict=True) if domain == vendor}
             for vendor in ("twitter", "google")
         }
         assert by_vendor["twitter"] == by_vendor["google"]
+    assert train.texts is not None
+    assert test.texts is not None
     assert not set(train.texts) & set(test.texts)
     assert train.texts[0] == train.texts[0].lower()
     first = train.describe(0).split("/")[1]
@@ -265,9 +269,12 @@ def test_an_interrupt_ends_npm_and_leaves_nothing(shelf: Path, tmp_path: Path, m
     monkeypatch.setenv("MOOD", "slow")
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
-    monkeypatch.setattr(
-        module.subprocess, "Popen", lambda *args, **kw: started.append(popen(*args, **kw)) or started[0]
-    )
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     seen: list[int] = []
 
     def interrupt(done: int, total: int) -> None:

@@ -34,7 +34,7 @@ def photo(width: int = 40, height: int = 30) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def plain(colour: object, mode: str = "RGB", size: tuple[int, int] = (20, 10)) -> Image.Image:
+def plain(colour: float | tuple[float, ...] | str, mode: str = "RGB", size: tuple[int, int] = (20, 10)) -> Image.Image:
     return Image.new(mode, size, colour)
 
 

@@ -78,6 +78,7 @@ def test_closed_asks_the_whole_test_about_all_classes():
 def test_by_domains_every_client_holds_and_asks_about_one_domain():
     train, test = np.array([0, 1] * 15), np.array([0, 1] * 5)
     domains = number_domains(["b"] * 20 + ["a"] * 10, ["b"] * 6 + ["a"] * 4)
+    assert domains is not None
     data = DataConfig(clients=3, partition="domains")
     deal = personal(Labels(train, test, 2, domains), data, 0)
     assert sorted(np.concatenate(deal.clients)) == list(range(30))

@@ -98,7 +98,9 @@ def test_all_sources_give_the_same(kind: str, tmp_path: Path) -> None:
     assert folder.class_names == other.class_names == ("cat", "dog", "red panda")
     assert content(folder) == content(other)
     assert {name: len(split) for name, split in other.splits.items()} == {"train": 21, "test": 9}
-    assert other.splits["test"].texts[0] == "a cat no. 7"
+    texts = other.splits["test"].texts
+    assert texts is not None
+    assert texts[0] == "a cat no. 7"
     assert folder.splits["test"].texts is None
     assert not folder.notes
     assert not other.notes
@@ -273,7 +275,9 @@ def test_folders_that_are_no_class_are_left_out(tmp_path: Path) -> None:
 def test_texts_come_with_a_manifest_under_the_data_root(tmp_path: Path) -> None:
     (tmp_path / "mm-imdb").mkdir()
     write_manifest(tmp_path / "mm-imdb/manifest.jsonl", rows(), tmp_path / "mm-imdb/images")
-    assert open_dataset("mm-imdb", tmp_path).splits["train"].texts[0] == "a cat no. 0"
+    texts = open_dataset("mm-imdb", tmp_path).splits["train"].texts
+    assert texts is not None
+    assert texts[0] == "a cat no. 0"
 
 
 def test_data_root_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """A client's SuperNode that ends: what is tried again, and what is said."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 from fedvl.deployment.client import Supervised
 from fedvl.errors import FedVLError

@@ -1,15 +1,17 @@
-"""Messages over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
+"""Letters over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
 
 import json
 import random
+from importlib.util import find_spec
 
 import pytest
 import torch
-from helpers.small import RAGGED, run_quietly
+from helpers.lazy import lazily
+from helpers.small import RAGGED, run_quietly, small_method
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
-from flwr.app import Error, Message as FlowerMessage, RecordDict
 from helpers.parties import (
     CLIENTS,
     METHODS,
@@ -26,9 +28,21 @@ from helpers.parties import (
     without,
 )
 
+from fedvl.methods import method_names
 from fedvl.tensors import digest
 
+flower_app = lazily("flwr.app")
+
 # --- the same result
+
+
+def takes_part(name):
+    method = small_method(name)
+    return bool(method.start(torch.Generator()) or method.trained_private) and not method.pools_data
+
+
+def test_what_is_tried_below_is_every_method_that_can_take_part():
+    assert [name for name in method_names() if takes_part(name)] == METHODS
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -129,9 +143,9 @@ def test_a_letter_that_the_server_could_not_deliver_is_no_answer(tmp_path):
 
     def expire(record):
         for ticket in remote.engine.late:
-            envelope = FlowerMessage(RecordDict(), dst_node_id=NODE + 3, message_type="train")
+            envelope = flower_app.Message(flower_app.RecordDict(), dst_node_id=NODE + 3, message_type="train")
             envelope.metadata.__dict__["_message_id"] = ticket
-            grid.waiting[ticket] = [grid.as_message(Error(code=1, reason="expired"), envelope)]
+            grid.waiting[ticket] = [grid.as_message(flower_app.Error(code=1, reason="expired"), envelope)]
 
     remote.run(lambda *_: {}, expire)
     assert same(remote, without("linear", (3, 0)))
@@ -175,7 +189,7 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
     def deliver(record):
         if record["round"] == 1:
             ticket = next(ticket for ticket, late in remote.engine.late.items() if late.client == 3)
-            envelope = FlowerMessage(RecordDict(), dst_node_id=NODE + 3, message_type="train")
+            envelope = flower_app.Message(flower_app.RecordDict(), dst_node_id=NODE + 3, message_type="train")
             envelope.metadata.__dict__["_message_id"] = ticket
             grid.waiting[ticket] = [grid.as_message(held[0], envelope)]
 

@@ -9,7 +9,7 @@ from fedvl.deployment.own_images import open_own
 from fedvl.errors import FedVLError
 
 CLASSES = ("benign nevus", "melanoma", "keratosis")
-TEMPLATES = {"default": ("a photo of a {}.",)}
+TEMPLATES: dict[str, tuple[str, ...]] = {"default": ("a photo of a {}.",)}
 
 
 def draw(path, count=2):

@@ -1,10 +1,13 @@
 """One client: what it answers, what it keeps, and what it ends with."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from helpers.small import run_quietly, small_method
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 from helpers.parties import local_federation, party_of, remote_federation, request
 

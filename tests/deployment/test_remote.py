@@ -1,12 +1,15 @@
 """Answers that are none, and a server that is killed: nothing of it can be seen in the result."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+from helpers.lazy import lazily
 from helpers.small import run_quietly
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
-from flwr.app import ConfigRecord, RecordDict
 from helpers.parties import (
     CLIENTS,
     EXPERIMENT,
@@ -24,13 +27,14 @@ from helpers.parties import (
     without,
 )
 
-from fedvl.deployment.flower import GridTransport
 from fedvl.deployment.messages import Message
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
+
+flower_app, flower = lazily("flwr.app"), lazily("fedvl.deployment.flower")
 
 # --- answers that are none
 
@@ -42,21 +46,26 @@ BAD = {
     "an attempt before": (altered(attempt=1), "another run, round or client"),
     "another client's": (altered(client=0), "another run, round or client"),
     "another kind's": (altered(kind="report"), "another run, round or client"),
-    "a weight that is none": (altered(weight=float("nan")), "header of its message"),
-    "a loss that is none": (altered(loss=float("inf")), "header of its message"),
+    "a weight that is none": (altered(weight=float("nan")), "header of its envelope"),
+    "a loss that is none": (altered(loss=float("inf")), "header of its envelope"),
     "a weight of nothing": (altered(weight=0.0), "weight 0.0 is not between"),
-    "a field too many": (altered(more=1), "header of its message"),
-    "a state that is a path": (altered(state="../../etc/passwd"), "header of its message"),
-    "no header": (lambda message, party: [Message("", b"")], "header of its message"),
-    "a list for a header": (lambda message, party: [Message("[1]", b"")], "header of its message"),
+    "a field too many": (altered(more=1), "header of its envelope"),
+    "a state that is a path": (altered(state="../../etc/passwd"), "header of its envelope"),
+    "no header": (lambda message, party: [Message("", b"")], "header of its envelope"),
+    "a list for a header": (lambda message, party: [Message("[1]", b"")], "header of its envelope"),
     "cut short": (with_payload(lambda payload: payload[:-3]), "not whole safetensors"),
     "nothing inside": (with_payload(lambda payload: b""), "missing or not asked for"),
     "a header of 2^62 bytes": (with_payload(lambda payload: (2**62).to_bytes(8, "little") + payload[8:]), "header"),
     "a tensor too many": (tensors_changed(lambda t: {**t, "more": torch.zeros(1)}), "'more'"),
     "not finite": (tensors_changed(lambda t: {n: torch.full_like(x, torch.nan) for n, x in t.items()}), "not finite"),
-    "another record": (lambda message, party: [RecordDict({"other": ConfigRecord({"x": 1})})], "none of ours"),
+    "another record": (
+        lambda message, party: [flower_app.RecordDict({"other": flower_app.ConfigRecord({"x": 1})})],
+        "none of ours",
+    ),
     "numbers for bytes": (
-        lambda message, party: [RecordDict({"message": ConfigRecord({"header": 1, "payload": "x"})})],
+        lambda message, party: [
+            flower_app.RecordDict({"message": flower_app.ConfigRecord({"header": 1, "payload": "x"})})
+        ],
         "none of ours",
     ),
     "not one of Flower's": (lambda message, party: [UNREADABLE], "none of Flower's (ValueError)"),
@@ -126,7 +135,7 @@ def test_a_server_killed_in_a_round_goes_on_to_the_same_bits(name, when, tmp_pat
     with pytest.raises(KilledError):
         run_quietly(remote)
     engine = RemoteEngine(
-        GridTransport(grid, {client: NODE + client for client in range(CLIENTS)}),
+        flower.GridTransport(grid, {client: NODE + client for client in range(CLIENTS)}),
         remote.method,
         remote.config,
         CLIENTS,

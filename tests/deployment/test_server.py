@@ -1,10 +1,13 @@
 """What server and client agree on before the first round."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 from fedvl.deployment.server import experiment_id
 
@@ -15,7 +18,8 @@ def test_server_and_client_must_have_the_same_settings_and_weights(tmp_path):
     def identity(settings, weights):
         path.write_text(settings)
         encoder = SimpleNamespace(fingerprint=weights)
-        return experiment_id(path, SimpleNamespace(method=SimpleNamespace(task=SimpleNamespace(encoder=encoder))))
+        prepared: Any = SimpleNamespace(method=SimpleNamespace(task=SimpleNamespace(encoder=encoder)))
+        return experiment_id(path, prepared)
 
     assert identity("seed = 0", "abc") == identity("seed = 0", "abc")
     assert len({identity("seed = 0", "abc"), identity("seed = 1", "abc"), identity("seed = 0", "abd")}) == 3

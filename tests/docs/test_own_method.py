@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fedvl.compare.grid import Case
 from fedvl.compare.measures import FinishedRun
 from fedvl.compare.run import perform_case
+from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
 from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
 from fedvl.methods import load_method
@@ -25,6 +27,12 @@ def opener() -> Opener:
 
 
 @pytest.fixture
+def quiet() -> Iterator[GridDisplay]:
+    with TerminalDisplay(quiet=True) as display:
+        yield GridDisplay(display)
+
+
+@pytest.fixture
 def mine(tmp_path: Path) -> Path:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     file = tmp_path / "mine.py"
@@ -36,8 +44,8 @@ def described(mine: Path, **options: float) -> dict:
     return {"method": {"name": str(mine), **options}, **SMALL}
 
 
-def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener) -> None:
-    folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", Silent(), opener)
+def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
+    folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", quiet, opener)
     result = json.loads((folder / "result.json").read_bytes())
     assert result["method"] == "mine"
     assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder / "mine.py")
@@ -45,12 +53,12 @@ def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: 
     assert result["per_round_loss"][1] < result["per_round_loss"][0]
 
 
-def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener) -> None:
+def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
     """The head ends nearer to the texts, where it began, under a stronger pull."""
     moved = {}
     for pull in (0.0, 10.0):
         case = Case("mine", "", 0, "accuracy", described(mine, pull=pull))
-        folder, _ = perform_case(case, tmp_path / "runs", Silent(), opener)
+        folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
         run = FinishedRun(folder, opener).reopened
         moved[pull] = float((run.shared["weight"] - run.prepared.method.task.text_features).norm())
     assert 0 < moved[10.0] < moved[0.0]

@@ -7,24 +7,18 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("flwr")
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
 
 import httpx
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedvl.deployment.client import free_port
 from fedvl.deployment.keys import make_certificates
@@ -37,8 +31,11 @@ from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
 LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
-COMMON = {"data": {"dataset": "cifar10-mini"}, "federation": {"rounds": 2, "threads": 1, "deadline": 120}}
-EXPERIMENTS = {
+COMMON: dict[str, dict[str, Any]] = {
+    "data": {"dataset": "cifar10-mini"},
+    "federation": {"rounds": 2, "threads": 1, "deadline": 120},
+}
+EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fst-cbdg": {"method": {"name": "fst-cbdg"}, **COMMON},
     "fedpp": {"method": {"name": "fedpp", "visual_prompts": False}, "training": {"local_epochs": 1}, **COMMON},
     "linear": {"method": {"name": "linear"}, **COMMON, "federation": {**COMMON["federation"], "rounds": 4}},
@@ -165,13 +162,23 @@ def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers
 
 def refuse_strangers(folder, elsewhere):
     """Each of these would let someone in who was not invited."""
+    from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
     elsewhere.mkdir()
     make_certificates(elsewhere, "127.0.0.1")
     authority, other = (folder / "ca.crt").read_bytes(), (elsewhere / "ca.crt").read_bytes()
     address = json.loads((folder / "link.json").read_bytes())["address"]
     private, public = generate_key_pairs()
     version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-    signed = [version, NodeAuthHttpInterceptor(private, public)]
+    signed: list[Any] = [version, NodeAuthHttpInterceptor(private, public)]
     key = public_key_to_bytes(public)
     register = RegisterNodeFleetRequest(public_key=key)
     activate = ActivateNodeRequest(public_key=key, heartbeat_interval=30)
@@ -188,12 +195,12 @@ def refuse_strangers(folder, elsewhere):
             call(node)
     # Flower's own doors, which are open to all who reach the port: here a secret is needed
     control = ControlHttpClient.from_server_address(address, False, authority, [version])
-    for call in (
+    for ask in (
         lambda: control.RegisterNode(RegisterNodeRequest(public_key=key)),
         lambda: control.ListRuns(ListRunsRequest()),
     ):
         with pytest.raises(httpx.HTTPStatusError, match="403"):
-            call()
+            ask()
     tasks = RuntimeHttpClient.from_server_address(address, False, authority, [version])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         tasks.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))

@@ -1,6 +1,7 @@
 """The missing-modality protocol from dataset to result."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.runs import prepare
 from fedvl.errors import FedVLError
 from fedvl.experiment import resolve_experiment, run
 
-SMALL = {"device": "cpu", "data": {"shots": 4, "clients": 3}, "method": {"name": "fed-prime"}}
+SMALL: dict[str, Any] = {"device": "cpu", "data": {"shots": 4, "clients": 3}, "method": {"name": "fed-prime"}}
 
 
 @pytest.fixture(scope="module")

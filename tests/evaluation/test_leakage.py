@@ -14,6 +14,7 @@ from fedvl.evaluation.leakage import SIDE, as_png, attack, features, features_fr
 from fedvl.methods.base import Task
 from fedvl.methods.cachefl import CacheFL, CacheOptions
 from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
 from fedvl.seeding import torch_generator
 
 
@@ -34,6 +35,7 @@ def test_the_attack_on_a_network_finds_the_image(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="module")
 def cache() -> CacheFL:
     encoder = load_model("fedvl-tiny")
+    assert isinstance(encoder, DualEncoder)
     names = ("cat", "ship", "tree", "cup")
     texts = encoder.encode_text(encoder.tokenise([f"a photo of a {name}" for name in names]))
     return CacheFL(CacheOptions(), Task(names, texts.detach(), encoder, 1))

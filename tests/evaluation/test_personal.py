@@ -64,10 +64,12 @@ class Counting(Method):
 def test_a_round_is_judged_with_the_private_tensors_that_it_left():
     federation = small_federation(Counting(Options(), small_task()), {"batch_size": 100, "local_epochs": 1})
     seen = []
-    federation.run(
-        lambda shared, kept, number: seen.append(float(federation.engine.private_of(0)["rounds"])) or {},
-        lambda record: None,
-    )
+
+    def look(shared, kept, number):
+        seen.append(float(federation.engine.private_of(0)["rounds"]))
+        return {}
+
+    federation.run(look, lambda record: None)
     assert seen == [1.0, 2.0, 3.0]
 
 

@@ -61,6 +61,7 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(FedVLError, match="Another process"), locked(tmp_path):
         pass

@@ -1,6 +1,7 @@
 """Batched clients against one at a time, against a plain PyTorch loop, and against each other."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method, s
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors
 
-TRAINED = [name for name in method_names() if small_method(name).start(torch.Generator())]
+UNTRAINED = {"zero-shot"}  # has nothing that is shared
+TRAINED = [name for name in method_names() if name not in UNTRAINED]
 
 
 def final(name, **settings):
@@ -21,6 +24,10 @@ def assert_near(left, right, tolerance):
     assert left.keys() == right.keys()
     for name in left:
         torch.testing.assert_close(left[name], right[name], rtol=0, atol=tolerance)
+
+
+def test_what_is_tried_below_is_every_method_that_shares_something():
+    assert [name for name in method_names() if small_method(name).start(torch.Generator())] == TRAINED
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -75,7 +82,7 @@ def test_empty_clients_send_nothing():
 class Counting(Method):
     """Counts in a private tensor how often each sample was used; its noise must differ by client and step."""
 
-    per_sample = ("uses",)
+    per_sample: ClassVar[tuple[str, ...]] = ("uses",)
 
     def start(self, generator):
         return {"w": torch.zeros(2)}
@@ -165,11 +172,11 @@ def test_only_chosen_samples_are_trained_on_and_counted(one_by_one):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_private_tensor_cannot_leave(name):
+def test_a_private_tensor_cannot_leave(name, monkeypatch):
     """Whatever a method keeps for its client, an update holds the shared tensors and the declared extras, and nothing else."""
     method = small_method(name)
     federation = small_federation(method, rounds=1)
-    sent = []
+    sent: list[tuple[Tensors, Tensors]] = []
     train = federation.engine.train
 
     def listening(*arguments):
@@ -177,7 +184,7 @@ def test_a_private_tensor_cannot_leave(name):
         sent.extend((result.update.tensors, result.private) for result in trained)
         return trained
 
-    federation.engine.train = listening
+    monkeypatch.setattr(federation.engine, "train", listening)
     run_quietly(federation)
     assert sent
     for tensors, private in sent:

@@ -40,9 +40,9 @@ def asked_rows(result: dict[str, Any]) -> list[int]:
     """The test images of a run in the order in which it was asked about them."""
     experiment = resolve_experiment(result["config"])
     dataset = open_dataset(experiment.data.dataset, None)
-    labels = [dataset.splits[name].labels for name in ("train", "test")]
+    train, test = (dataset.splits[name].labels for name in ("train", "test"))
     protocol = PROTOCOLS[experiment.evaluation.protocol]
-    return protocol(Labels(*labels, len(dataset.class_names)), experiment.data, experiment.seed).asked.tolist()
+    return protocol(Labels(train, test, len(dataset.class_names)), experiment.data, experiment.seed).asked.tolist()
 
 
 def png(row: int) -> bytes:

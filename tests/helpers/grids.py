@@ -5,6 +5,7 @@ from typing import Any
 from fedvl.compare.grid import Grid
 from fedvl.compare.run import Outcome
 
+NOTHING: dict[str, Any] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -82,6 +83,6 @@ def grid_of(**fields: Any) -> Grid:
 
 
 def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> Outcome:
-    rows, columns = ({place[axis]: {} for place in figures} for axis in (0, 1))
+    rows, columns = (dict.fromkeys((place[axis] for place in figures), NOTHING) for axis in (0, 1))
     grid = grid_of(rows=rows, columns=columns, **fields)
     return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()})

@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -11,8 +12,12 @@ from PIL import Image
 from helpers.finished import png
 
 File = tuple[str, bytes]
-GOOD: File = ("good.png", png(3))
 FORMAT, DAMAGED, PIXELS = "not an image of a known format", "damaged or truncated", "than the limit of 32 megapixels"
+
+
+@cache
+def good() -> File:
+    return "good.png", png(3)
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -32,7 +37,7 @@ def claimed(width: int, height: int) -> bytes:
 
 
 def photo() -> Image.Image:
-    return Image.open(io.BytesIO(GOOD[1]))
+    return Image.open(io.BytesIO(good()[1]))
 
 
 def upload(name: str, content: bytes, refusal: str | None) -> Callable[[], tuple[File, str | None]]:
@@ -49,15 +54,15 @@ UPLOADS: dict[str, Callable[[], tuple[File, str | None]]] = {
     "postscript": upload("x.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ls) system\n", FORMAT),
     "document": upload("x.pdf", b"%PDF-1.7\n1 0 obj\n<<>>\nendobj\n", FORMAT),
     "pickle": upload("x.png", b"cos\nsystem\n(S'true'\ntR.", FORMAT),
-    "cut png": upload("cut.png", GOOD[1][: len(GOOD[1]) // 2], DAMAGED),
+    "cut png": lambda: (("cut.png", good()[1][: len(good()[1]) // 2]), DAMAGED),
     "cut jpeg": lambda: (("cut.jpg", saved(photo(), "JPEG")[:300]), DAMAGED),
     "cut webp": lambda: (("cut.webp", saved(photo(), "WEBP")[:100]), DAMAGED),
     "bomb": upload("bomb.png", claimed(50_000, 50_000), PIXELS),
     "giant": upload("giant.png", claimed(6_000, 6_000), PIXELS),
     "strip": lambda: (("strip.png", saved(Image.new("RGB", (4_000, 1)), "PNG")), "longer than 100 times"),
-    "no data": upload("idat.png", GOOD[1].replace(b"IDAT", b"IDAX", 1), FORMAT),
+    "no data": lambda: (("idat.png", good()[1].replace(b"IDAT", b"IDAX", 1)), FORMAT),
     "float pixels": lambda: (("f.tiff", saved(Image.fromarray(np.ones((9, 9), "float32")), "TIFF")), "floating-point"),
     "no pixels": upload("none.png", claimed(0, 0), FORMAT),
-    "path as a name": upload("../../../../root/.profile", GOOD[1], None),
-    "markup as a name": upload('<b>"\u202e\n;DROP TABLE', GOOD[1], None),
+    "path as a name": lambda: (("../../../../root/.profile", good()[1]), None),
+    "markup as a name": lambda: (('<b>"\u202e\n;DROP TABLE', good()[1]), None),
 }

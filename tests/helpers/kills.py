@@ -150,8 +150,8 @@ def die_in_file(place: str, number: int) -> None:
             die()
 
     fedvl.tensors.open = opening  # type: ignore[attr-defined]
-    os.fsync = lambda file: sync(file) if (place, now) != (PLACES[1], number) else die()
-    os.replace = renaming
+    os.fsync = lambda fd: sync(fd) if (place, now) != (PLACES[1], number) else die()
+    os.replace = renaming  # type: ignore[assignment]
 
 
 def start(
@@ -168,7 +168,7 @@ def start(
                     file.write(b".")
                 return train(*arguments)
 
-            LocalEngine.train = counted  # type: ignore[method-assign]
+            LocalEngine.train = counted  # type: ignore[method-assign, assignment]
             if place in PLACES:
                 die_in_file(place, number)
             run(experiment, folder, Silent(), SMALL)

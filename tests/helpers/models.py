@@ -60,7 +60,8 @@ def full_copy(name: str, folder: Path) -> Path:
     return folder
 
 
-def random_model(kind: type, config: object) -> torch.nn.Module:
+def random_model(kind: type, config: object) -> Any:
+    """One of transformers' models, whose methods PyTorch's own type does not have."""
     with torch.device("meta"):
         model = kind(config)
     model.to_empty(device="cpu")

@@ -1,13 +1,8 @@
 """Every client of the small federation a party of its own, behind a Grid of Flower's that lives in this process."""
 
 import json
+from functools import cache
 
-import torch
-from flwr.app import Error, Message as FlowerMessage
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
-
-from fedvl.deployment.flower import GridTransport, pack, unpack
 from fedvl.deployment.messages import Header, Message
 from fedvl.deployment.party import Party
 from fedvl.deployment.remote import Identity, RemoteEngine
@@ -15,29 +10,25 @@ from fedvl.deployment.messages import decode, encode
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.tensors import digest
+from helpers.lazy import lazily
 from helpers.small import RAGGED, run_quietly, small_federation, small_method
 
-# Flower's messages can be made within a run only.
-TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 7, 1
+flower, flower_app = lazily("fedvl.deployment.flower"), lazily("flwr.app")
 
 RUN, EXPERIMENT = "a" * 32, "b" * 64
 CLIENTS = len(RAGGED)
 NODE = 1000  # node = 1000 + client
-
-
-def takes_part(name):
-    method = small_method(name)
-    return bool(method.start(torch.Generator()) or method.trained_private) and not method.pools_data
-
-
-METHODS = [name for name in method_names() if takes_part(name)]
-
-
+# Methods that are nothing between machines: one trains nothing, one wants all data in one place.
+STAY_AT_HOME = {"zero-shot", "centralised"}
+METHODS = [name for name in method_names() if name not in STAY_AT_HOME]
 UNREADABLE = object()  # what Flower itself fails on
 
 
-class FakeGrid(Grid):
-    """Parties answer at once, unless ``faults[client, round, kind]`` (round from 0) does something else with request and party."""
+class FakeGrid:
+    """Of a Grid of Flower's what is our own (:func:`fake_grid`).
+
+    Parties answer at once, unless ``faults[client, round, kind]`` (round from 0) does something else with request and party.
+    """
 
     def __init__(self, parties, faults=None):
         self.parties, self.faults = parties, faults or {}
@@ -55,7 +46,7 @@ class FakeGrid(Grid):
         ticket = f"ticket {self.number}"
         envelope.metadata.__dict__["_message_id"] = ticket
         client = envelope.metadata.dst_node_id - NODE
-        message = unpack(envelope)
+        message = flower.unpack(envelope)
         header = json.loads(message.header)
         self.headers.append(header)
         fault = self.faults.pop((client, header["round"], header["kind"]), None)
@@ -67,8 +58,8 @@ class FakeGrid(Grid):
         if answer is UNREADABLE:
             return answer
         if isinstance(answer, Message):
-            answer = pack(answer)
-        reply = FlowerMessage(answer, reply_to=envelope)
+            answer = flower.pack(answer)
+        reply = flower_app.Message(answer, reply_to=envelope)
         reply.metadata.__dict__["_src_node_id"] = envelope.metadata.dst_node_id
         return reply
 
@@ -84,6 +75,21 @@ class FakeGrid(Grid):
     def send_and_receive(self, envelopes, *, timeout=None): ...
 
 
+@cache
+def grid_type():
+    """Flower is loaded when the first grid is made."""
+    from flwr.serverapp import Grid
+    from flwr.supercore.task_identity import TaskIdentity
+
+    # Flower's envelopes can be made within a run only.
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 7, 1
+    return type("FlowersGrid", (FakeGrid, Grid), {})
+
+
+def fake_grid(parties, faults=None):
+    return grid_type()(parties, faults)
+
+
 def party_of(method, client, folder, template):
     rows = [rows if number == client else rows[:0] for number, rows in enumerate(template.rows)]
     engine = LocalEngine(method, template.data, rows, template.training, template.federation, 0)
@@ -94,10 +100,10 @@ def remote_federation(name, folder, faults=None, options=None, training=None, **
     """The small federation with every client a party of its own, behind a Grid."""
     federation = local_federation(name, options, training, **settings)
     template, method = federation.engine, federation.method
-    grid = FakeGrid([party_of(method, client, folder, template) for client in range(CLIENTS)], faults)
+    grid = fake_grid([party_of(method, client, folder, template) for client in range(CLIENTS)], faults)
     nodes = {client: NODE + client for client in range(CLIENTS)}
     federation.engine = RemoteEngine(
-        GridTransport(grid, nodes), method, federation.config, CLIENTS, Identity(RUN, EXPERIMENT)
+        flower.GridTransport(grid, nodes), method, federation.config, CLIENTS, Identity(RUN, EXPERIMENT)
     )
     return federation, grid
 
@@ -140,7 +146,7 @@ def silent(message, party):
 
 
 def failed(message, party):
-    return [Error(code=0, reason="it ran out of memory")]
+    return [flower_app.Error(code=0, reason="it ran out of memory")]
 
 
 def altered(**changes):

@@ -28,7 +28,9 @@ class Finished(NamedTuple):
 
     @property
     def zero_shot_accuracy(self) -> float:
-        return float(self.prepared.judge_zero_shot().figures["accuracy"])
+        judged = self.prepared.judge_zero_shot()
+        assert judged is not None, "this model answers nothing without training"
+        return float(judged.figures["accuracy"])
 
 
 def prepare(settings: dict[str, Any]) -> Prepared:

@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,7 +12,7 @@ from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
-from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Batch, Method, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
@@ -21,6 +22,8 @@ from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+
+AnyFederation = TypeVar("AnyFederation", bound=Federation)
 
 CLASSES, WIDTH = 4, 6
 RAGGED = (7, 0, 1, 12, 5)  # samples of each client: one has none, one has one
@@ -70,6 +73,11 @@ def small_fused_encoder() -> FusedEncoder:
     return encoder
 
 
+def encoder_of(**attributes: Any) -> Any:
+    """Where a method asks its encoder for nothing else."""
+    return SimpleNamespace(**attributes)
+
+
 def draw_weights(encoder: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(5)
     for name, tensor in encoder.state_dict().items():
@@ -86,7 +94,8 @@ def random_pixels(count: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(256, (count, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
 
 
-def small_method(name: str, **options: Any) -> Method:
+def small_method(name: str, **options: Any) -> Any:
+    """Of any type, for a test asks for what its own method alone has."""
     method_type = load_method(name)
     if "tokens" in method_type.inputs:
         return method_type(method_type.options_type(**options), small_fused_task())
@@ -97,9 +106,10 @@ def small_method(name: str, **options: Any) -> Method:
 
 def doubled(method: Method) -> Method:
     """In double precision: dozens of layers magnify rounding, and what is compared is the arithmetic."""
+    changed: Any = method
     start, join = method.start, method.join
-    method.start = lambda generator: {name: tensor.double() for name, tensor in start(generator).items()}
-    method.join = lambda samples, seed: {name: tensor.double() for name, tensor in join(samples, seed).items()}
+    changed.start = lambda generator: {name: tensor.double() for name, tensor in start(generator).items()}
+    changed.join = lambda samples, seed: {name: tensor.double() for name, tensor in join(samples, seed).items()}
     return method
 
 
@@ -140,13 +150,20 @@ def batch_of(samples: Samples, received: Tensors | None = None, noise: Tensors |
 
 
 def small_open_method(
-    method_type: type[Method] = FedAvgNN, options_type: type[Options] = NetworkOptions, **options: Any
+    method_type: type[FedAvgNN] = FedAvgNN, options_type: type[NetworkOptions] = NetworkOptions, **options: Any
 ) -> Method:
     """A network whose clients have heads of their own: the open protocol."""
     return doubled(method_type(options_type(width=4, **options), replace(small_task(), protocol="open")))
 
 
-def small_federation(method: Method, training: dict[str, Any] | None = None, **federation: Any) -> Federation:
+class SmallFederation(Federation):
+    """All clients in this process."""
+
+    method: Any  # as small_method
+    engine: LocalEngine
+
+
+def small_federation(method: Method, training: dict[str, Any] | None = None, **federation: Any) -> SmallFederation:
     network = "pixels" in method.inputs  # slow: fewer steps
     config = FederationConfig(**{"rounds": 2 if network else 3, **federation})
     rows = torch.arange(sum(RAGGED)).split(RAGGED)
@@ -154,9 +171,9 @@ def small_federation(method: Method, training: dict[str, Any] | None = None, **f
         **{"batch_size": 4, "local_epochs": 1 if network else 2, "learning_rate": 0.05, **(training or {})}
     )
     engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0)
-    return Federation(method, engine, config, 0, method.start(torch_generator(0, "start")))
+    return SmallFederation(method, engine, config, 0, method.start(torch_generator(0, "start")))
 
 
-def run_quietly(federation: Federation) -> Federation:
+def run_quietly(federation: AnyFederation) -> AnyFederation:
     federation.run(lambda shared, kept, round_number: {}, lambda record: None)
     return federation

@@ -1,11 +1,10 @@
 """CacheFL: equations by hand, the cache against Tip-Adapter's formula, what its gradient gives away, real images."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.small import small_method, small_samples, small_task
+from helpers.small import encoder_of, small_method, small_samples, small_task
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
@@ -29,7 +28,7 @@ LN2 = math.log(2)
 
 
 def plain_task(texts, scale=100.0):
-    return Task(tuple(map(str, range(len(texts)))), texts, SimpleNamespace(logit_scale=scale), 2)
+    return Task(tuple(map(str, range(len(texts)))), texts, encoder_of(logit_scale=scale), 2)
 
 
 def tiny(**options):

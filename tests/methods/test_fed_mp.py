@@ -2,11 +2,10 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
+from helpers.small import RAGGED, encoder_of, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
@@ -19,13 +18,13 @@ from fedvl.methods.base import Batch, Samples, Task, Update, of_clients
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import Silent, prepare
 from fedvl.seeding import torch_generator
-from fedvl.tensors import count_bytes, count_elements, load
+from fedvl.tensors import Tensors, count_bytes, count_elements, load
 
 
 def method_for(texts, scale=1.0, **options):
     """Fed-MP for a user whose classes have these texts."""
     names = tuple(f"class {c}" for c in range(len(texts)))
-    return FedMP(FedMPOptions(**options), Task(names, torch.tensor(texts), SimpleNamespace(logit_scale=scale), 2))
+    return FedMP(FedMPOptions(**options), Task(names, torch.tensor(texts), encoder_of(logit_scale=scale), 2))
 
 
 def gate_of(bias):
@@ -161,18 +160,18 @@ def test_before_any_round_the_shared_gate_answers():
     assert method.tailor(shared, {}) is shared
 
 
-def test_a_client_that_sends_other_texts_is_refused():
+def test_a_client_that_sends_other_texts_is_refused(monkeypatch):
     method = small_method("fed-mp")
     federation = small_federation(method)
     honest = federation.engine.train
 
-    def tampered(round_index, cohort, shared):
-        results = honest(round_index, cohort, shared)
+    def tampered(*asked):
+        results = honest(*asked)
         first = results[0]
         long = {**first.update.tensors, "perturbed_texts": torch.ones(2, 6)}
         return [first._replace(update=first.update._replace(tensors=long)), *results[1:]]
 
-    federation.engine.train = tampered
+    monkeypatch.setattr(federation.engine, "train", tampered)
     run_quietly(federation)
     assert "shape (2, 6), not (1, 6)" in federation.records[0]["refused"][0]["reason"]
     assert not any(name.startswith("0/") for name in federation.kept)
@@ -201,7 +200,9 @@ def test_released_residuals_are_the_same_noise_for_all_and_do_not_last():
     ]
     assert torch.equal(drawn[0][:2], drawn[1][2:])  # the j-th class of each client
     assert drawn[0].abs().max() <= 2
-    other_seed = FedMP(method.options, replace(method.task, seed=1)).join(Samples({}, torch.tensor([0, 1])), None)
+    other_seed = FedMP(method.options, replace(method.task, seed=1)).join(
+        Samples({}, torch.tensor([0, 1])), torch_generator(0, "join", 0)
+    )
     assert not torch.equal(other_seed["residuals"], drawn[0])
     federation = run_quietly(small_federation(method))
     assert federation.engine.private == {}
@@ -210,7 +211,7 @@ def test_released_residuals_are_the_same_noise_for_all_and_do_not_last():
 @pytest.mark.parametrize(("width", "numbers"), [(768, 1_181_184), (512, 525_312), (1024, 2_099_200)])
 def test_numbers_on_the_wire(width, numbers):
     """methods.md, table 0.2: the gate both ways; up also one vector, or 9 for 9 classes (6,912 numbers for d = 768)."""
-    task = Task(tuple("abcdefghi"), torch.randn(9, width), SimpleNamespace(logit_scale=1.0), 1)
+    task = Task(tuple("abcdefghi"), torch.randn(9, width), encoder_of(logit_scale=1.0), 1)
     samples = Samples({}, torch.arange(9))
     for share, vectors in (("mean", 1), ("classes", 9)):
         method = FedMP(FedMPOptions(share=share), task)
@@ -252,7 +253,7 @@ def test_pseudo_labels_of_text_or_of_all():
     admitted = {}
     for kind in ("text", "combined"):
         method, gate, images = session_problem(pseudo_labels=kind)
-        session = {}
+        session: Tensors = {}
         for batch in images.split(10):
             session = method.answer(gate, session, {"embeddings": batch}).session
         admitted[kind] = session["counts"].sum()

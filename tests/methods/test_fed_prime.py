@@ -195,8 +195,8 @@ def test_local_intra_pools_stay_with_their_clients_and_answer_for_them_alone():
     private = federation.engine.private
     assert sorted(private) == [0, 2, 3, 4]
     inputs = small_samples(method).inputs
-    answers = [method.predict({**federation.shared, **private[client]}, inputs) for client in (0, 3)]
-    assert not torch.allclose(*answers)
+    first, last = (method.predict({**federation.shared, **private[client]}, inputs) for client in (0, 3))
+    assert not torch.allclose(first, last)
     outside = method.predict(federation.shared, inputs)  # a user who has no pool
     only_inter = small_method("fed-inter").predict(federation.shared, inputs)
     assert torch.equal(outside, only_inter)

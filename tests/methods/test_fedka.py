@@ -107,6 +107,7 @@ def test_target_images_are_the_users_validation_images_without_labels(tmp_path, 
     data = {"shots": 4, "clients": 2, "partition": "iid"}
     settings = {"method": {"name": "fedka", "width": 4}, "data": data, "evaluation": {"protocol": "open"}}
     prepared = prepare(resolve_experiment(settings), Silent())
+    assert prepared.method.task.target is not None
     target = prepared.method.task.target["pixels"]
     tested = {bytes(image.numpy()) for image in prepared.test.inputs["pixels"]}
     assert len(target) == (len(target) + len(prepared.test)) // 5

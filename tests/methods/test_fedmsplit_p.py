@@ -30,7 +30,7 @@ def test_a_client_begins_with_the_mixture_of_all_by_hand():
     assert method.begin(shared, kept, 3) is shared  # it has sent nothing yet
 
 
-def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own():
+def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own(monkeypatch):
     federation = small_federation(small_method("fedmsplit-p"), rounds=2)
     engine, train, seen = federation.engine, federation.engine.train, []
 
@@ -39,7 +39,7 @@ def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own
         seen.append((own, {result.update.client: result.update.tensors for result in trained}))
         return trained
 
-    engine.train = listening
+    monkeypatch.setattr(engine, "train", listening)
     run_quietly(federation)
     (_, first), (second, _) = seen
     for client in first:

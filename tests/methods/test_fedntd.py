@@ -25,8 +25,8 @@ def test_fedntd_loss_adds_the_distance_to_what_the_server_sent():
     start = plain.start(torch.Generator())
     moved = {name: tensor + 0.3 * torch.randn(tensor.shape) for name, tensor in start.items()}
     batch = batch_of(small_samples(plain, 5), start)
-    scores = [plain.predict(tensors, batch.inputs) for tensors in (moved, start)]
-    distance = not_true_distance(*scores, batch.labels, 2.0).mean()
+    own, sent = (plain.predict(tensors, batch.inputs) for tensors in (moved, start))
+    distance = not_true_distance(own, sent, batch.labels, 2.0).mean()
     extra = method.objective(moved, batch)[0] - plain.objective(moved, batch)[0]
     torch.testing.assert_close(extra, 0.7 * 4 * distance)
     assert method.objective(start, batch)[0] == plain.objective(start, batch)[0]

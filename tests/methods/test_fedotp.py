@@ -15,6 +15,7 @@ from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedotp import FedOTP, FedOTPOptions
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
 from fedvl.seeding import torch_generator
 
 ROOT = 0.5**0.5
@@ -168,6 +169,7 @@ def real_patches(encoder, split, per_class):
 def test_it_learns_on_real_images():
     """Two clients with ten images a class; patches of this model are not aligned with texts, so it starts near guessing."""
     encoder, dataset = load_model("fedvl-tiny"), open_dataset("cifar10-mini")
+    assert isinstance(encoder, DualEncoder)
     task = Task(dataset.class_names, torch.zeros(10, encoder.dim), encoder, 2)
     method = FedOTP(FedOTPOptions(context=4, iterations=30), task)
     config = FederationConfig(rounds=5)

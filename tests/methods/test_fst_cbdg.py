@@ -97,7 +97,12 @@ def test_sampling_loss_is_the_mean_of_equation_6_over_classes_spread_as_n():
 def test_the_classes_of_synthetic_features_are_spread_as_n(place):
     method = small_method("fst-cbdg", synthetic=40)
     seen = []
-    method.predict = lambda tensors, inputs: seen.append(inputs["features"]) or torch.zeros(40, 4)
+
+    def predict(tensors, inputs):
+        seen.append(inputs["features"])
+        return torch.zeros(40, 4)
+
+    method.predict = predict
     soft = torch.eye(4)[torch.tensor([0, 0, 0, 0, 1, 1, 2])]  # m = 4, 2, 1, 0, so n = 0, 2, 3, 4
     noise = {"normal": torch.zeros(40, 6), "place": torch.tensor(place)}
     method.sampling_loss({"sigma": torch.tensor(0.0)}, soft, noise)

@@ -6,9 +6,11 @@ Prompts are arguments: gradients reach them, clients can be batched over them, a
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers.lazy import lazily
 from helpers.models import (
     TEXTS,
     add_tokenizer,
@@ -19,7 +21,6 @@ from helpers.models import (
     unit,
 )
 from torch.func import vmap
-from transformers import CLIPConfig, CLIPModel
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, load_model
@@ -28,6 +29,8 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.resnet import ResNetShape
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
+
+transformers = lazily("transformers")
 
 LARGE_TEXT = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 LARGE_VISION = {
@@ -40,7 +43,7 @@ LARGE_VISION = {
 }
 
 
-def assert_same_clip(reference: torch.nn.Module, folder: Path, images: int) -> None:
+def assert_same_clip(reference: Any, folder: Path, images: int) -> None:
     ours = load_model(str(folder))
     assert isinstance(ours, DualEncoder)
     size = ours.image_size
@@ -71,8 +74,10 @@ def assert_same_clip(reference: torch.nn.Module, folder: Path, images: int) -> N
 )
 def test_clip_equals_transformers(tmp_path: Path, text: dict, vision: dict, projection: int) -> None:
     # OpenAI's configurations say eos_token_id 2, which stands for "the largest number in the text".
-    config = CLIPConfig(text_config={**text, "eos_token_id": 2}, vision_config=vision, projection_dim=projection)
-    reference = random_model(CLIPModel, config)
+    config = transformers.CLIPConfig(
+        text_config={**text, "eos_token_id": 2}, vision_config=vision, projection_dim=projection
+    )
+    reference = random_model(transformers.CLIPModel, config)
     reference.save_pretrained(tmp_path)
     add_tokenizer(tmp_path)
     assert_same_clip(reference, tmp_path, images=1)
@@ -80,7 +85,7 @@ def test_clip_equals_transformers(tmp_path: Path, text: dict, vision: dict, proj
 
 def test_fedvl_tiny_equals_transformers(tmp_path: Path) -> None:
     folder = full_copy("fedvl-tiny", tmp_path)
-    reference = CLIPModel.from_pretrained(folder, local_files_only=True).eval()
+    reference = transformers.CLIPModel.from_pretrained(folder, local_files_only=True).eval()
     assert_same_clip(reference, folder, images=3)
     embedded, full = load_model("fedvl-tiny"), load_model(str(folder))
     assert embedded.fingerprint == full.fingerprint
@@ -145,7 +150,7 @@ def test_gradients_reach_the_text_context_and_clients_batch(clip: DualEncoder) -
 def test_visual_prompts_are_the_tokens_a_layer_sees_and_no_more(clip: DualEncoder) -> None:
     """Written out with the blocks themselves: P tokens behind the patches of the first two layers, then none."""
     pixels, prompts = draw(2, 3, 64, 64), draw(2, 5, clip.vision_width, seed=1)
-    visual = clip.visual
+    visual: Any = clip.visual
     x = visual.conv1(pixels).flatten(2).transpose(1, 2)
     x = torch.cat([visual.class_embedding.expand(2, 1, -1), x], 1) + visual.positional_embedding
     x = visual.ln_pre(x)

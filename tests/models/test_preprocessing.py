@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from helpers.lazy import lazily
 from PIL import Image
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
 from fedvl.models.preprocessing import Preprocessing
+
+clip = lazily("transformers.models.clip.image_processing_pil_clip")
+vilt = lazily("transformers.models.vilt.image_processing_pil_vilt")
 
 SIZES = [(64, 64), (500, 375), (375, 501), (31, 47), (640, 97), (224, 225), (3, 2)]
 
@@ -23,7 +25,7 @@ def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
 @pytest.mark.parametrize("side", [64, 224])
 def test_clip_images_equal_transformers(size: tuple[int, int], side: int) -> None:
     ours = Preprocessing(side, side)
-    oracle = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
+    oracle = clip.CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     image = picture(*size)
     expected = oracle(image, return_tensors="pt")["pixel_values"]
     pixels = ours(image)
@@ -34,7 +36,7 @@ def test_clip_images_equal_transformers(size: tuple[int, int], side: int) -> Non
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK", "LA"])
 def test_other_kinds_of_image_equal_transformers(mode: str) -> None:
     image = picture(90, 70, "L" if mode == "LA" else "RGB").convert(mode)
-    expected = CLIPImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
+    expected = clip.CLIPImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
     ours = Preprocessing(224, 224)
     torch.testing.assert_close(ours.normalise(ours(image)), expected, rtol=0, atol=1e-6)
 
@@ -43,7 +45,7 @@ def test_other_kinds_of_image_equal_transformers(mode: str) -> None:
 def test_vilt_images_equal_transformers(size: tuple[int, int]) -> None:
     ours = Preprocessing.from_config({}, 384, crop=False)
     image = picture(*size)
-    expected = ViltImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
+    expected = vilt.ViltImageProcessorPil()(image, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(ours.normalise(ours(image)), expected, rtol=0, atol=1e-6)
 
 

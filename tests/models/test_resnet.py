@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.lazy import lazily
 from helpers.models import add_tokenizer, random_weights, unit
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-from transformers import ResNetConfig, ResNetModel
 
 from fedvl.errors import FedVLError
 from fedvl.models import resnet
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.resnet import ModifiedResNet, ResNetShape
+
+transformers = lazily("transformers")
 
 SHAPE = ResNetShape(width=8, blocks=(2, 1, 1, 1), grid=2)  # 64-pixel images, 256 features, 4 heads
 DIM, TEXT_WIDTH = 24, 64
@@ -29,8 +31,10 @@ def clip_resnet(weights: dict[str, Tensor], x: Tensor) -> Tensor:
     def conv_norm(x: Tensor, conv: str, norm: str, stride: int = 1) -> Tensor:
         kernel = weights[f"{conv}.weight"]
         x = F.conv2d(x, kernel, None, stride, kernel.shape[-1] // 2)
-        statistics = (weights[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias"))
-        return F.batch_norm(x, *statistics)
+        mean, variance, weight, bias = (
+            weights[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return F.batch_norm(x, mean, variance, weight, bias)
 
     for index in (1, 2, 3):
         x = conv_norm(x, f"conv{index}", f"bn{index}", 2 if index == 1 else 1).relu()
@@ -154,7 +158,7 @@ def text_by_pytorch(model: DualEncoder, tokens: Tensor) -> Tensor:
     hidden = torch.triu(torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool), 1)
     for block in model.transformer.resblocks:
         ours = dict(block.named_parameters())
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for name in layer.state_dict():
             head, rest = name.split(".", 1)
             weights[name] = ours[f"{names[head]}.{rest}"]
@@ -172,14 +176,14 @@ def test_plain_resnets_have_the_well_known_sizes(depth: int, parameters: int) ->
     assert sum(tensor.numel() for name, tensor in tensors.items() if "running" not in name) == parameters
 
 
-def in_transformers(tensors: dict[str, Tensor], depth: int) -> ResNetModel:
+def in_transformers(tensors: dict[str, Tensor], depth: int) -> torch.nn.Module:
     wide = 4 if depth == 50 else 1
-    config = ResNetConfig(
+    config = transformers.ResNetConfig(
         depths=list(resnet.BLOCKS[depth]),
         hidden_sizes=[64 * wide * 2**stage for stage in range(4)],
         layer_type="bottleneck" if depth == 50 else "basic",
     )
-    model = ResNetModel(config)
+    model = transformers.ResNetModel(config)
     renamed = {}
     for name, tensor in tensors.items():
         kind = name.rsplit(".", 1)[1]

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.lazy import lazily
 from helpers.models import add_tokenizer
 from tokenizers import Tokenizer
-from transformers import BertTokenizer, CLIPTokenizer
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 from fedvl.models.tokenizer import load_tokenizer
+
+transformers = lazily("transformers")
 
 TEXTS = [
     "a photo of a dog",
@@ -27,7 +29,7 @@ TEXTS = [
 
 def test_clip_numbers_equal_transformers(tmp_path: Path) -> None:
     add_tokenizer(tmp_path)
-    reference = CLIPTokenizer.from_pretrained(tmp_path)
+    reference = transformers.CLIPTokenizer.from_pretrained(tmp_path)
     expected = reference(TEXTS, padding=True, truncation=True, max_length=32, return_tensors="pt")["input_ids"]
     assert torch.equal(load_tokenizer(tmp_path, 77)(TEXTS), expected)
 
@@ -56,7 +58,7 @@ def test_bert_vocabulary_equals_transformers(tmp_path: Path, lowercase: bool) ->
     words = "[PAD] [UNK] [CLS] [SEP] [MASK] a photo of dog two red car ##s , parked ' s house ! Two RED naive cafe"
     (tmp_path / "vocab.txt").write_text(words.replace(" ", "\n"), "utf-8")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase, "model_max_length": 12}))
-    reference = BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
+    reference = transformers.BertTokenizer.from_pretrained(tmp_path, do_lower_case=lowercase)
     expected = reference(TEXTS, padding=True, truncation=True, max_length=12, return_tensors="pt")["input_ids"]
     assert torch.equal(load_tokenizer(tmp_path, 40)(TEXTS), expected)
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.lazy import lazily
 from helpers.models import TEXTS, assert_batched_equals_loop, draw, full_copy, random_model, unit
 from PIL import Image
-from transformers import ViltConfig, ViltModel
-from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
 
 from fedvl.models.checkpoint import load_model
 from fedvl.models.vilt import FusedEncoder
+
+transformers = lazily("transformers")
+processing = lazily("transformers.models.vilt.image_processing_pil_vilt")
 
 CLIENTS = 3
 
@@ -95,24 +97,24 @@ def vilt_states(reference: torch.nn.Module, ours: FusedEncoder, pixels: torch.Te
 
 
 def test_vilt_equals_transformers_with_images_of_several_shapes(tmp_path: Path) -> None:
-    reference = random_model(ViltModel, ViltConfig())
+    reference = random_model(transformers.ViltModel, transformers.ViltConfig())
     reference.save_pretrained(tmp_path)
     (tmp_path / "vocab.txt").write_text(VILT_VOCABULARY.replace(" ", "\n"))
-    ViltImageProcessorPil().save_pretrained(tmp_path)
+    processing.ViltImageProcessorPil().save_pretrained(tmp_path)
     ours = load_model(str(tmp_path))
     assert isinstance(ours, FusedEncoder)
     assert (ours.width, ours.layers, ours.image_size) == (768, 12, 384)
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in ((90, 60), (70, 100))]
     pixels, sizes = ours.collate([ours.preprocess(image) for image in images])
-    processed = ViltImageProcessorPil()(images, return_tensors="pt")
+    processed = processing.ViltImageProcessorPil()(images, return_tensors="pt")
     torch.testing.assert_close(pixels, processed["pixel_values"], rtol=0, atol=1e-6)
     vilt_states(reference, ours, pixels, sizes=sizes, pixel_mask=processed["pixel_mask"])
 
 
 def test_fedvl_tiny_vilt_equals_transformers(tmp_path: Path) -> None:
     folder = full_copy("fedvl-tiny-vilt", tmp_path)
-    reference = ViltModel.from_pretrained(folder, local_files_only=True).eval()
+    reference = transformers.ViltModel.from_pretrained(folder, local_files_only=True).eval()
     ours = load_model("fedvl-tiny-vilt")
     assert isinstance(ours, FusedEncoder)
     vilt_states(reference, ours, torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0)))

@@ -80,7 +80,9 @@ def test_denormal_numbers_are_numbers(name):
     good, refused = sort_out(read, range(5), federation.shared, shapes, federation.config)
     assert unreadable + refused == []
     total = sum(update.weight for update in good)
-    expected = sum(update.tensors[tensor].double() * (update.weight / total) for update in good)
+    expected = torch.zeros_like(tiny, dtype=torch.float64)
+    for update in good:
+        expected += update.tensors[tensor].double() * (update.weight / total)
     torch.testing.assert_close(merged(federation, good)[0][tensor], expected.float(), rtol=1e-6, atol=1e-44)
 
 

@@ -23,8 +23,8 @@ class Listening(LocalEngine):
         super().__init__(*arguments)
         self.heard = {}
 
-    def train(self, round_index, cohort, shared):
-        trained = super().train(round_index, cohort, shared)
+    def train(self, round_index, cohort, shared, own=None):
+        trained = super().train(round_index, cohort, shared, own)
         self.heard.setdefault(round_index, []).append({r.update.client: r.update.tensors for r in trained})
         return trained
 
@@ -57,8 +57,13 @@ def test_those_present_are_averaged_or_the_run_stops(dropout, quorum):
     models = [federation.shared]
     expected_rounds = rounds_to_expect(dropout, quorum)
     stops = pytest.raises(FedVLError, match=f"quorum of {quorum}") if expected_rounds < ROUNDS else nullcontext()
+
+    def note(shared, kept, number):
+        models.append(shared)
+        return {}
+
     with stops:
-        federation.run(lambda shared, kept, number: models.append(shared) or {}, lambda record: None)
+        federation.run(note, lambda record: None)
     heard = federation.engine.heard
     for index, merged in enumerate(models[1:]):
         present = heard[index][-1]

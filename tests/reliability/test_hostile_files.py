@@ -125,4 +125,4 @@ def test_the_canary_sings_where_it_is_unpickled(monkeypatch):
     """Otherwise the test above could not fail."""
     monkeypatch.setattr(fedvl, "canary", False, raising=False)
     pickle.loads(pickle.dumps(Canary()))  # noqa: S301
-    assert fedvl.canary
+    assert vars(fedvl)["canary"]

@@ -67,7 +67,7 @@ def test_another_runs_update_is_refused_even_if_it_comes_first(federation, updat
 def test_a_client_reports_once_and_the_order_of_reports_cannot_be_seen():
     generator = torch.Generator().manual_seed(0)
     reports = [Report(client, {"counts": torch.rand(5, generator=generator)}) for client in range(7)]
-    shapes = {"counts": (5,)}
+    shapes: dict[str, tuple[int | None, ...]] = {"counts": (5,)}
     good, refusals = sound_reports([*reversed(reports), Report(3, {"counts": torch.full((5,), 9.0)})], shapes)
     assert good == reports
     assert refusals == [(3, "in its report answered twice")]

@@ -64,7 +64,7 @@ def test_runs_that_begin_at_the_same_time_do_not_harm_each_other(tmp_path, whole
             time.sleep(0.5)
             make(*arguments)
 
-        os.mkdir = make_late
+        os.mkdir = make_late  # type: ignore[assignment]
         while not gate.exists():
             pass
 

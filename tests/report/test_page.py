@@ -23,7 +23,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.open, self.texts, self.rows = [], [], {}, []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[tuple[str, str | None]] = []
+        self.texts: dict[str, str] = {}
+        self.rows: list[list[str]] = []
         self.feed(text)
         self.close()
         assert not self.open, f"never closed: {self.open}"

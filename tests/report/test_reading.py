@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from fedvl.errors import FedVLError
@@ -36,7 +38,7 @@ def test_series_takes_round_numbers_from_the_metrics(tmp_path):
 
 
 def test_series_numbers_only_the_rounds_that_were_evaluated(tmp_path):
-    rounds = [
+    rounds: list[dict[str, Any]] = [
         {"round": 1},
         {"round": 2, "accuracy": 60.0},
         {"round": 3},

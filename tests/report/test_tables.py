@@ -61,9 +61,9 @@ def test_points_carry_their_sign(value, text):
 
 def lines_of(table):
     """Each line of the table as the terminal shows it, without its frame."""
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(table)
-    text = console.file.getvalue()
+    shown = io.StringIO()
+    Console(file=shown, width=100, color_system=None).print(table)
+    text = shown.getvalue()
     return [[cell.strip() for cell in line.strip("│ \n").split("│")] for line in text.splitlines()]
 
 

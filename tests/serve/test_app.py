@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from helpers.finished import RUNS, asked_rows, client_of, png
-from helpers.hostile import GOOD, UPLOADS
+from helpers.hostile import UPLOADS, good
 from helpers.runs import prepare
 from PIL import Image
 
@@ -48,14 +48,12 @@ def images(count, start=0):
     return [(f"{row}.png", png(row * 7 % 500)) for row in range(start, start + count)]
 
 
-class Gate:
+class Gate(FinishedRun):
     """A run whose encoder waits to be let go on; beyond that the run itself."""
 
     def __init__(self, run):
+        self.__dict__.update(vars(run))
         self.run, self.go, self.batches = run, threading.Semaphore(0), []
-
-    def __getattr__(self, name):
-        return getattr(self.run, name)
 
     def encode(self, pixels):
         self.batches.append(len(pixels))
@@ -108,11 +106,11 @@ def test_a_session_from_beginning_to_end(client):
     assert client.delete(f"/sessions/{session['id']}").status_code == 204
     for response in (client.get(f"/sessions/{session['id']}"), client.delete(f"/sessions/{session['id']}")):
         assert response.status_code == 404
-    assert client.post(f"/sessions/{session['id']}/images", files=[("files", GOOD)]).status_code == 404
+    assert client.post(f"/sessions/{session['id']}/images", files=[("files", good())]).status_code == 404
 
 
 def test_health_metrics_and_description(client):
-    send(client, begin(client, classes=["a", "b"]), [GOOD, ("x", b"")])
+    send(client, begin(client, classes=["a", "b"]), [good(), ("x", b"")])
     assert client.get("/health").json()["status"] == "ok"
     counts = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
     assert int(counts["fedvl_images_answered_total"]) >= 1
@@ -175,7 +173,7 @@ def test_a_client_that_leaves_does_not_block_its_session(fed_mp):
     with client_of(make_app(gate)) as client:
         session = begin(client, classes=["cat", "dog"])
         with contextlib.suppress(httpx.ReadTimeout):
-            client.post(f"/sessions/{session['id']}/images", files=[("files", GOOD)], timeout=0.3)
+            client.post(f"/sessions/{session['id']}/images", files=[("files", good())], timeout=0.3)
         gate.go.release(5)
         assert len(send(client, session, images(3))) == 3
 
@@ -224,7 +222,7 @@ def test_a_request_that_trickles_in_is_ended_and_frees_its_room(fed_mp):
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000\r\n"
             slow.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n--x".encode())
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
-        assert client.post(path, files=[("files", GOOD)]).status_code == 200
+        assert client.post(path, files=[("files", good())]).status_code == 200
 
 
 def test_sessions_are_forgotten_when_idle_and_only_then(fed_mp):
@@ -232,7 +230,7 @@ def test_sessions_are_forgotten_when_idle_and_only_then(fed_mp):
     with client_of(make_app(fed_mp, clock=lambda: now[0])) as client:
         used, idle = begin(client, classes=["cat"]), begin(client, classes=["dog"])
         now[0] = LIMITS.idle_seconds - 1
-        send(client, used, [GOOD])
+        send(client, used, [good()])
         now[0] += 2
         assert client.get(f"/sessions/{idle['id']}").status_code == 404
         assert client.get(f"/sessions/{used['id']}").status_code == 200
@@ -246,7 +244,7 @@ def test_strangers_need_the_token(fed_mp):
             assert client.get(path).status_code == 401
         assert client.post("/sessions", json={}).status_code == 401
         assert client.get("/run", headers={"authorization": "Bearer wrong"}).status_code == 401
-        assert client.get("/run", headers={"authorization": "Bearer sécret".encode()}).status_code == 401
+        assert client.get("/run", headers={b"authorization": "Bearer sécret".encode()}).status_code == 401
         assert client.get("/").status_code == client.get("/health").status_code == 200
         known = {"authorization": "Bearer secret"}
         assert client.get("/run", headers=known).status_code == 200
@@ -274,8 +272,8 @@ def test_page_loads_nothing_from_elsewhere(client):
 def test_hostile_uploads_are_refused_one_by_one(client, name):
     file, refusal = UPLOADS[name]()
     session = begin(client, classes=["cat", "ship"])
-    bad, good = send(client, session, [file, GOOD])
-    assert "ranked" in good
+    bad, other = send(client, session, [file, good()])
+    assert "ranked" in other
     if refusal is None:
         assert "ranked" in bad
     else:
@@ -298,9 +296,9 @@ def test_nothing_is_written_to_disk(client, monkeypatch):
 
 def test_a_file_over_the_limit_is_refused_alone(fed_mp):
     with client_of(make_app(fed_mp, limits=replace(LIMITS, file_bytes=10_000))) as client:
-        large, good = send(client, begin(client, classes=["cat"]), [("large.png", bytes(10_001)), GOOD])
+        large, other = send(client, begin(client, classes=["cat"]), [("large.png", bytes(10_001)), good()])
     assert "more than" in large["refused"]
-    assert "ranked" in good
+    assert "ranked" in other
 
 
 def test_a_failing_encoder_fails_its_images_and_not_the_service(fed_mp, caplog):
@@ -314,8 +312,8 @@ def test_a_failing_encoder_fails_its_images_and_not_the_service(fed_mp, caplog):
     with client_of(make_app(failing)) as client:
         session = begin(client, classes=["cat", "dog"])
         failing.go.release()
-        assert "failed to encode" in send(client, session, [GOOD])[0]["refused"]
-        assert "ranked" in send(client, session, [GOOD])[0]
+        assert "failed to encode" in send(client, session, [good()])[0]["refused"]
+        assert "ranked" in send(client, session, [good()])[0]
 
 
 @pytest.mark.slow
@@ -323,7 +321,7 @@ def test_ten_thousand_names_and_not_one_more(client):
     names = [f"thing {number}" for number in range(10_000)]
     session = begin(client, classes=names, top=100)
     assert len(session["classes"]) == 10_000
-    (told,) = send(client, session, [GOOD])
+    (told,) = send(client, session, [good()])
     assert len(told["ranked"]) == 100
     refused = client.post("/sessions", json={"classes": [*names, "one more"]})
     assert (refused.status_code, "10,000 class names at most" in refused.text) == (422, True)
@@ -332,7 +330,7 @@ def test_ten_thousand_names_and_not_one_more(client):
 def test_names_of_a_personal_run(folder_of):
     with client_of(make_app(FinishedRun(folder_of("fedpp")))) as client:
         assert client.get("/run").json()["personal"]
-        shared, own = send(client, begin(client), [GOOD]), send(client, begin(client, client=1), [GOOD])
+        shared, own = send(client, begin(client), [good()]), send(client, begin(client, client=1), [good()])
         assert shared[0]["ranked"] != own[0]["ranked"]
         assert "nothing of client 9's own" in client.post("/sessions", json={"client": 9}).json()["detail"]
         assert "knows only the classes" in client.post("/sessions", json={"classes": ["cat"]}).json()["detail"]

@@ -7,12 +7,15 @@ import runpy
 import pytest
 import torch
 from helpers.finished import asked_rows, finish, png
-from transformers import AutoTokenizer, CLIPModel
+from helpers.lazy import lazily
 
+from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
 from fedvl.serve.export import export
 from fedvl.serve.model import FinishedRun
+
+transformers = lazily("transformers")
 
 
 def told_by_readme(folder, image, monkeypatch, capsys):
@@ -35,6 +38,7 @@ def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypa
     for row in asked_rows(run.result)[:3]:
         used, printed = told_by_readme(tmp_path / "out", png(row), monkeypatch, capsys)
         (encoded,) = run.encode([run.read(png(row))])
+        assert not isinstance(encoded, BadImage)
         inputs = {form: tensor[None] for form, tensor in encoded.items()}
         with torch.no_grad():
             expected = conversation.method.predict(conversation.tensors, inputs)
@@ -46,7 +50,8 @@ def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
     run = FinishedRun(folder_of("fed-mp"))
     export(run, tmp_path / "out", ["cat", "ship", "猫"])
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
-    theirs, tokenizer = CLIPModel.from_pretrained(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.CLIPModel.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = ["a photo of a cat.", "Ein Schiff, 12 naïve 猫"]
     tokens = tokenizer(texts, padding=True, return_tensors="pt")
     assert tokens["input_ids"].tolist() == run.encoder.tokenise(texts).tolist()

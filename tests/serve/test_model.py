@@ -8,13 +8,15 @@ import pytest
 import torch
 from helpers.finished import RUNS, asked_rows
 from helpers.runs import prepare
+from helpers.small import encoder_of
 
+from fedvl.data.images import BadImage
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import resolve_experiment
-from fedvl.methods import load_method
 from fedvl.methods.base import Task
+from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.serve.model import FinishedRun
 from fedvl.tensors import save
 
@@ -82,8 +84,8 @@ def test_names_in_any_order_and_script(fed_mp):
 
 def test_templates_change_the_texts_but_not_the_names(fed_mp):
     plain, own = fed_mp.user(["cat", "dog"]), fed_mp.user(["cat", "dog"], ["{}", "a drawing of a {}"])
-    texts = [user.conversation.method.task.text_features for user in (plain, own)]
-    assert not torch.allclose(*texts, atol=1e-3)
+    first, second = (user.conversation.method.task.text_features for user in (plain, own))
+    assert not torch.allclose(first, second, atol=1e-3)
     assert plain.names == own.names
 
 
@@ -167,9 +169,8 @@ def test_a_network_that_only_clusters_cannot_be_asked(folder_of, tmp_path):
     def pretend(protocol):
         settings = {"method": {"name": "fedavg-nn", "width": 1}, "evaluation": {"protocol": protocol}}
         result = json.loads((folder_of("linear") / "result.json").read_bytes())
-        method_type = load_method("fedavg-nn")
-        task = Task(tuple(result["class_names"]), torch.zeros(10, 256), None, 3, protocol=protocol)
-        start = method_type(method_type.options_type(width=1), task).start(torch.Generator())
+        task = Task(tuple(result["class_names"]), torch.zeros(10, 256), encoder_of(), 3, protocol=protocol)
+        start = FedAvgNN(NetworkOptions(width=1), task).start(torch.Generator())
         folder = tmp_path / protocol
         folder.mkdir()
         result["files_sha256"] = {"model.safetensors": save(folder / "model.safetensors", start)}
@@ -182,6 +183,7 @@ def test_a_network_that_only_clusters_cannot_be_asked(folder_of, tmp_path):
     run = FinishedRun(pretend("closed"))
     assert not run.answers_new_classes
     (row,) = run.encode([torch.zeros(3, 64, 64, dtype=torch.uint8)])
+    assert not isinstance(row, BadImage)
     assert len(run.user().ask([row], 10)[0].ranked) == 10
     with pytest.raises(FedVLError, match="knows only"):
         run.user(["cat", "unicorn"])

@@ -2,36 +2,34 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.lazy import lazily
 from safetensors.torch import load_file
-from transformers import CLIPModel, CLIPTokenizer, ViltModel
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
-from tools.pretrain import (  # noqa: E402
-    build_dev,
-    build_shards,
-    build_text,
-    centre,
-    evaluate,
-    fused,
-    images,
-    probe_vilt,
-    rehearsal,
-    teachers,
-    train_clip,
-    train_vilt,
-    training_set,
-)
-from tools.pretrain.folders import load_clip  # noqa: E402
-from tools.pretrain.learner import Settings  # noqa: E402
-from tools.pretrain.runtime import Budget  # noqa: E402
+
+transformers = lazily("transformers")
+build_dev = lazily("tools.pretrain.build_dev")
+build_shards = lazily("tools.pretrain.build_shards")
+build_text = lazily("tools.pretrain.build_text")
+centre = lazily("tools.pretrain.centre")
+evaluate = lazily("tools.pretrain.evaluate")
+folders = lazily("tools.pretrain.folders")
+fused = lazily("tools.pretrain.fused")
+images = lazily("tools.pretrain.images")
+learning = lazily("tools.pretrain.learner")
+probe_vilt = lazily("tools.pretrain.probe_vilt")
+rehearsal = lazily("tools.pretrain.rehearsal")
+runtime = lazily("tools.pretrain.runtime")
+teachers = lazily("tools.pretrain.teachers")
+train_clip = lazily("tools.pretrain.train_clip")
+train_vilt = lazily("tools.pretrain.train_vilt")
+training_set = lazily("tools.pretrain.training_set")
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -91,17 +89,17 @@ def trained(world: Path) -> Path:
 
 # ---------------------------------------------------------------------------------------------------- training
 def test_budget_by_steps_and_by_clock() -> None:
-    assert [Budget(9.0, 4).progress(step) for step in (0, 1, 4)] == [0, 0.25, 1]
-    clock = Budget(1000.0, None)
+    assert [runtime.Budget(9.0, 4).progress(step) for step in (0, 1, 4)] == [0, 0.25, 1]
+    clock = runtime.Budget(1000.0, None)
     assert clock.progress(50) == 0  # the clock has not started
     clock.step_done()
     assert 0 <= clock.progress(50) < 1
-    assert Budget(0.0, None).progress(0) == 1
+    assert runtime.Budget(0.0, None).progress(0) == 1
 
 
 def test_trained_folder_is_a_clip_model(trained: Path) -> None:
-    model = CLIPModel.from_pretrained(trained, dtype=torch.float32).eval()
-    tokenizer = CLIPTokenizer.from_pretrained(trained)
+    model = transformers.CLIPModel.from_pretrained(trained, dtype=torch.float32).eval()
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(trained)
     assert {value.dtype for value in load_file(trained / "model.safetensors").values()} == {torch.float16}
     assert model.config.text_config.eos_token_id == tokenizer.eos_token_id
     tokens = tokenizer(["a photo of a leopard", "red"], padding=True, return_tensors="pt")
@@ -129,7 +127,7 @@ def test_training_learns(world: Path) -> None:
     torch.manual_seed(0)
     data = training_set.load_training_set(world / "shards", world / "text", None, CPU)
     meanings = training_set.load_meanings(data.arrays, world / "text", world / "sentences", None, CPU)
-    settings = Settings(
+    settings = learning.Settings(
         text_steps=15,
         text_batch=24,
         batch=16,
@@ -167,7 +165,7 @@ def test_training_learns(world: Path) -> None:
 
 def test_averaged_weights_follow_the_formula() -> None:
     run = train_clip.Run.__new__(train_clip.Run)
-    run.settings, run.step = Settings(averaging=0.5), 0
+    run.settings, run.step = learning.Settings(averaging=0.5), 0
     run.average, learner = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     run.learner = type("Any", (), {"model": learner})()
     run.average.weight.data.fill_(10.0)
@@ -177,7 +175,7 @@ def test_averaged_weights_follow_the_formula() -> None:
     run.step = 100  # keeps min(0.5, 101/110)
     run.update_average()
     assert run.average.weight.item() == pytest.approx(0.5)
-    run.settings = Settings()
+    run.settings = learning.Settings()
     run.step = 0
     assert run.learning_rate(0.0) == pytest.approx(1.2e-3 / 600)
     run.step = 5000
@@ -187,7 +185,7 @@ def test_averaged_weights_follow_the_formula() -> None:
 
 def test_defaults_are_those_of_the_shipped_run() -> None:
     log = json.loads((ROOT / "tools/pretrain/train_log.json").read_text())
-    settings = Settings()
+    settings = learning.Settings()
     assert {name: getattr(settings, name) for name in log["settings"]} == log["settings"]
     assert log["loss_weights"] == train_clip.LOSS_WEIGHTS
     assert log["source_shares"] == training_set.SOURCE_SHARES
@@ -197,7 +195,7 @@ def test_defaults_are_those_of_the_shipped_run() -> None:
 def test_centring_removes_the_common_part(world: Path, trained: Path) -> None:
     flags = ["--model", str(trained), *arguments(world, "shard", "text"), "--images", "30", "--nouns", "20"]
     centre.main([*flags, "--out", str(world / "centred")])
-    before, after = load_clip(trained), load_clip(world / "centred")
+    before, after = folders.load_clip(trained), folders.load_clip(world / "centred")
     pixels, _ = images.read_pack(world / "shards/shard0", 30)
     tokens = centre.noun_tokens(world / "text", 20)
     for embed, given in ((centre.image_embeddings, pixels), (centre.text_embeddings, tokens)):
@@ -205,7 +203,7 @@ def test_centring_removes_the_common_part(world: Path, trained: Path) -> None:
         part = centre.common_part(old)
         torch.testing.assert_close(new, old - part, atol=0.02, rtol=0)  # up to fp16 weights
         assert new.mean(0).norm() < 0.05 * old.mean(0).norm()
-    CLIPModel.from_pretrained(world / "centred")
+    transformers.CLIPModel.from_pretrained(world / "centred")
     assert (world / "centred/preprocessor_config.json").exists()
 
 
@@ -261,8 +259,8 @@ def vilt(world: Path, trained: Path) -> Path:
 
 
 def test_vilt_folder_loads_and_fuse_is_its_forward(world: Path, vilt: Path) -> None:
-    model = ViltModel.from_pretrained(vilt, dtype=torch.float32).eval()
-    tokenizer = CLIPTokenizer.from_pretrained(vilt)
+    model = transformers.ViltModel.from_pretrained(vilt, dtype=torch.float32).eval()
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(vilt)
     end = tokenizer.eos_token_id
     tokens = tokenizer(["a leopard", "a photo of a chair"], padding="max_length", max_length=12, return_tensors="pt")
     mask = fused.text_mask(tokens["input_ids"], end)
@@ -281,7 +279,7 @@ def test_vilt_folder_loads_and_fuse_is_its_forward(world: Path, vilt: Path) -> N
 
 
 def test_vilt_starts_as_the_vision_tower(trained: Path) -> None:
-    clip = load_clip(trained)
+    clip = folders.load_clip(trained)
     model = fused.build_vilt(clip, 1, 30, 29)
     fused.start_from_clip(model, clip)
     layer, source = model.encoder.layer[0], clip.vision_model.encoder.layers[0]
@@ -293,7 +291,7 @@ def test_vilt_starts_as_the_vision_tower(trained: Path) -> None:
 def test_pairs_are_what_they_say(world: Path, trained: Path) -> None:
     torch.manual_seed(0)
     data = training_set.load_training_set(world / "shards", world / "text", None, CPU)
-    pairs = train_vilt.PairSource(data, load_clip(trained), 400).draw()
+    pairs = train_vilt.PairSource(data, folders.load_clip(trained), 400).draw()
     assert not (pairs.no_text & pairs.no_image).any()
     assert 15 < pairs.no_text.sum() < 50  # 8 % of 400 are 32
     assert 15 < pairs.no_image.sum() < 50

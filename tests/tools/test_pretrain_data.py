@@ -3,33 +3,30 @@
 import json
 import math
 import random
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.lazy import lazily
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import BertConfig, BertModel, CLIPTokenizer, PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tools.pretrain import (
-    augment,
-    build_shards,
-    build_text,
-    concepts,
-    images,
-    losses,
-    prompts,
-    rehearsal,
-    sources,
-    teachers,
-    training_set,
-)
-from tools.pretrain.wordnet import WordNet
+transformers = lazily("transformers")
+augment = lazily("tools.pretrain.augment")
+build_shards = lazily("tools.pretrain.build_shards")
+build_text = lazily("tools.pretrain.build_text")
+concepts = lazily("tools.pretrain.concepts")
+images = lazily("tools.pretrain.images")
+losses = lazily("tools.pretrain.losses")
+prompts = lazily("tools.pretrain.prompts")
+rehearsal = lazily("tools.pretrain.rehearsal")
+sources = lazily("tools.pretrain.sources")
+teachers = lazily("tools.pretrain.teachers")
+training_set = lazily("tools.pretrain.training_set")
+wordnet = lazily("tools.pretrain.wordnet")
 
 CPU = torch.device("cpu")
 
@@ -49,7 +46,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---------------------------------------------------------------------------------------------------- sources, shards
 def test_wordnet_is_read(world: Path) -> None:
-    net = WordNet(world / "wordnet")
+    net = wordnet.WordNet(world / "wordnet")
     assert net.names[concepts.CAR] == ["car", "automobile"]
     assert net.gloss[concepts.ANIMAL] == "a living organism that moves"
     assert net.ancestors("n60000001") == {
@@ -128,7 +125,7 @@ def test_cached_images_follow_the_shards(world: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- text
 def test_labels_become_concepts(world: Path) -> None:
-    net = WordNet(world / "wordnet")
+    net = wordnet.WordNet(world / "wordnet")
     keys = ["cal:Leopards", "cal:windsor_chair", "cub:Yellow_Warbler", "car:Made-Up X1 Sedan 2012"]
     keys += ["fru:Apple Golden 1", "cal:dollar_bill", "none", "flk:1.jpg"]
     vocabulary = concepts.Vocabulary(net, rehearsal.class_ids(8), keys)
@@ -136,7 +133,7 @@ def test_labels_become_concepts(world: Path) -> None:
     def true(key: str) -> set[str]:
         return {vocabulary.concepts[number].key for number in vocabulary.true[key]}
 
-    def leaf(key: str) -> concepts.Concept:
+    def leaf(key: str) -> Any:
         return vocabulary.concepts[vocabulary.leaf[key]]
 
     assert [concept.key for concept in vocabulary.concepts[:8]] == rehearsal.class_ids(8)
@@ -164,7 +161,7 @@ def test_article_is_mostly_fixed() -> None:
 
 def test_tokenizer_has_the_layout_of_clip(world: Path) -> None:
     folder = world / "text/tokenizer"
-    tokenizer = CLIPTokenizer.from_pretrained(folder)
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(folder)
     vocabulary = json.loads((folder / "vocab.json").read_text())
     merges = [line.split(" ") for line in (folder / "merges.txt").read_text().splitlines()[1:]]
     assert list(vocabulary.values()) == list(range(len(vocabulary)))
@@ -190,7 +187,7 @@ def test_text_arrays_agree_with_each_other(world: Path) -> None:
     content = np.load(world / "text/text.npz")
     keys = json.loads((world / "text/keys.json").read_text())
     names = json.loads((world / "text/concepts.json").read_text())
-    tokenizer = CLIPTokenizer.from_pretrained(world / "text/tokenizer")
+    tokenizer = transformers.CLIPTokenizer.from_pretrained(world / "text/tokenizer")
     row = content["key_label"][keys.index("cal:Leopards")]
     assert names[content["leaf"][row]] == "n60000004 | leopard"
     assert {names[i].split(" |")[0] for i in np.flatnonzero(content["true"][row])} == {"n60000004", concepts.ANIMAL}
@@ -248,8 +245,11 @@ def test_folding_batch_norms_changes_nothing(world: Path) -> None:
     block = teachers.Bottleneck(8, (4, 4, 16), 2, True).eval()
     for module in block.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.uniform_(-1, 1)
-            module.running_var.uniform_(0.5, 2)
+            mean, variance = module.running_mean, module.running_var
+            assert mean is not None
+            assert variance is not None
+            mean.uniform_(-1, 1)
+            variance.uniform_(0.5, 2)
     x = torch.randn(2, 8, 6, 6)
     before = block(x)
     teachers.fold_batch_norms(block)
@@ -260,9 +260,9 @@ def test_folding_batch_norms_changes_nothing(world: Path) -> None:
 def test_sentence_embeddings_are_masked_means(world: Path, tmp_path: Path) -> None:
     strings, folder = ["a photo of a large bird", "bird"], world / "sentences"
     found = teachers.embed_strings(strings, folder, CPU, tmp_path)
-    model = BertModel(BertConfig.from_json_file(folder / "config.json")).eval()
+    model = transformers.BertModel(transformers.BertConfig.from_json_file(folder / "config.json")).eval()
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     for string, embedding in zip(strings, found, strict=True):
         with torch.no_grad():
             alone = model(**tokenizer(string, return_tensors="pt", return_token_type_ids=False)).last_hidden_state[0]

@@ -86,6 +86,7 @@ def drawings():
     """Ten drawings with their names; the model that reads both."""
     encoder = load_model("fedvl-tiny-vilt", "cpu")
     split = open_dataset("emoji-mini").splits["train"]
+    assert split.texts is not None
     rows = range(0, 1100, 110)
     has_text, has_image = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 0, 1, 1]]).bool()
     texts = [split.texts[row] * bool(text) for row, text in zip(rows, has_text, strict=True)]

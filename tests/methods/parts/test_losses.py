@@ -19,8 +19,8 @@ def test_contrastive_loss_by_hand_and_without_padding():
     images, texts = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0]])
     expected = math.log(1 + math.exp(-5))  # scores are 5 on the diagonal and 0 elsewhere, both ways
     torch.testing.assert_close(contrastive(images, texts, 5.0, torch.ones(2)), torch.tensor(expected))
-    padded = [torch.cat([part, torch.ones(1, 2)]) for part in (images, texts)]
-    masked = contrastive(*padded, 5.0, torch.tensor([1.0, 1.0, 0.0]))
+    more_images, more_texts = (torch.cat([part, torch.ones(1, 2)]) for part in (images, texts))
+    masked = contrastive(more_images, more_texts, 5.0, torch.tensor([1.0, 1.0, 0.0]))
     torch.testing.assert_close(masked, torch.tensor(expected))
     torch.testing.assert_close(contrastive(images[:1], texts[:1], 5.0, torch.ones(1)), torch.tensor(0.0))
 

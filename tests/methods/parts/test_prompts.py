@@ -13,6 +13,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.prompts import ClassTexts, recomputed
 from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
 from fedvl.tensors import count_elements
 
 NAMES = ["cat", "a very old wooden sailing ship", "dog", "automobile", "red fire truck", "airplane", "frog"]
@@ -26,6 +27,7 @@ def plain(encoder, names, context):
 @pytest.mark.parametrize("model", ["small", "fedvl-tiny"])
 def test_a_context_of_real_words_gives_the_feature_of_the_sentence(model):
     encoder = small_encoder() if model == "small" else load_model(model)
+    assert isinstance(encoder, DualEncoder)
     words = encoder.embed_tokens(encoder.tokenise(["a photo of a"]))[0, 1:-1]
     found = ClassTexts(encoder, NAMES, len(words)).features(words)
     sentences = encoder.encode_text(encoder.tokenise([f"a photo of a {name}." for name in NAMES]))

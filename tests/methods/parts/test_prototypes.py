@@ -1,6 +1,7 @@
 """Fed-MP's prototypes (eq. 10 to 13): by hand, and against an oracle that keeps every vector in Python lists."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_a_class_without_examples():
     """Image (0.6, 0.8, 0); classes 0 and 1 have the example (0, 1, 0): worth 0.8, and 0.2 and 0 above their texts."""
     session = {"sums": torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0] * 3]), "counts": torch.tensor([1.0, 1, 0])}
     image, texts = unit([3.0, 4.0, 0.0]), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.8, 0.0, 0.6]])
-    expected = {
+    expected: dict[Literal["doubled", "levelled", "all-or-nothing"], list[float]] = {
         "doubled": [0.6 + 0.8, 0.8 + 0.8, 0.48 + 0.48],
         "levelled": [0.6 + 0.8, 0.8 + 0.8, 0.48 + 0.48 + (0.2 + 0.0) / 2],
         "all-or-nothing": [0.6, 0.8, 0.48],
@@ -116,7 +117,7 @@ def naive(batches, texts, scale, uncertainty, pseudo_labels):
         powers = [math.exp(value - max(logits)) for value in logits]
         return [power / sum(powers) for power in powers]
 
-    examples = [[] for _ in texts]
+    examples: list[list[list[float]]] = [[] for _ in texts]
     answers = []
     for batch in batches:
         before = [list(found) for found in examples]

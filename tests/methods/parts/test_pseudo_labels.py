@@ -67,12 +67,14 @@ def test_cpl_intersects_what_is_likely_for_the_image_and_for_the_class():
     # Largest: .6 .9 .8 .7 .5, whose 0.6 quantile is .7 + .4 (.8 - .7) = .74. Within the image: 0: {0, 1}, 1: {0}, 2: {0},
     # 3: {1, 0}, 4: {0, 2}. The 0.9 quantiles of the columns are .8 + .6 (.1), .3 + .6 (.4) and .1 + .6 (.3) = .86 .54 .28.
     found = LABELLERS["cpl"](TABLE, 16)
+    assert found.candidates is not None
     assert found.candidates.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert found.labels.tolist() == [-1, 0, -1, 1, 2]
 
 
 def test_cpl_keeps_the_set_of_an_image_that_goes_to_its_second_board():
     wide = LABELLERS["cpl"](torch.tensor([[0.5, 0.5]] * 3), 1)
+    assert wide.candidates is not None
     assert wide.labels.tolist() == [0, 1, -1]
     assert wide.candidates[:2].tolist() == [[1, 1], [1, 1]]
 

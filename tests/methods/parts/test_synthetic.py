@@ -2,6 +2,7 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ class FakePipeline:
 
 @pytest.fixture
 def diffusers(monkeypatch):
-    module = ModuleType("diffusers")
+    module: Any = ModuleType("diffusers")
     module.DiffusionPipeline = FakePipeline
     monkeypatch.setitem(sys.modules, "diffusers", module)
     FakePipeline.drawn, FakePipeline.loaded = [], []
@@ -165,7 +166,8 @@ def test_cachefl_builds_its_keys_from_folders_and_pipelines(diffusers, tmp_path)
     paint(tmp_path / "made", "sea lake", [(0, 255, 255)] * 2)
     stages = []
     stage = lambda name: lambda done, total: stages.append((name, done, total))  # noqa: E731
-    task = Task(("cat", "sea/lake"), torch.eye(2, 3), MeanColour(), 2, stage=stage)
+    encoder: Any = MeanColour()
+    task = Task(("cat", "sea/lake"), torch.eye(2, 3), encoder, 2, stage=stage)
     keys = CacheFL(CacheOptions(cache_shots=2, synthetic=str(tmp_path / "made")), task).start(torch.Generator())["keys"]
     torch.testing.assert_close(keys, unit((1, 0, 0), (1, 0, 0), (0, 1, 1), (0, 1, 1)))
     method = CacheFL(CacheOptions(cache_shots=2, synthetic="diffusers:painter"), task)
