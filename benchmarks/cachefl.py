@@ -45,7 +45,6 @@ from fedvl.data.partition import few_shot
 from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
@@ -54,6 +53,7 @@ from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
 from fedvl.preparation import embed_classes
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 PARTITIONS = ("iid", "dirichlet:0.1", "disjoint")

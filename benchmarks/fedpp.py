@@ -25,10 +25,10 @@ import torch
 import fedvl.preparation as preparation
 from fedvl.config import overlay
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.round import Federation
 from fedvl.methods.fedpp import TRAINING
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 PARTITIONS = ("dirichlet:0.1", "quantity:0.2")
 PROMPTFL = {"method": {"name": "promptfl"}, "training": TRAINING}

@@ -26,9 +26,11 @@ import torch
 
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
-from fedvl.experiment import begin, complete, resolve_experiment
-from fedvl.preparation import Silent
-from fedvl.serve.model import FinishedRun
+from fedvl.display import Silent
+from fedvl.experiment import complete
+from fedvl.run_folder import RunFolder
+from fedvl.serve.model import TrainedModel
+from fedvl.settings import resolve_experiment
 
 BATCH = 64
 THINGS = ("cat", "ship", "frog", "horse", "truck")
@@ -36,11 +38,11 @@ THINGS = ("cat", "ship", "frog", "horse", "truck")
 
 def make_run(folder: Path) -> None:
     folder.mkdir()
-    begin(resolve_experiment({"method": {"name": "fed-mp"}, "data": {"clients": 3}}), folder)
-    complete(folder, Silent())
+    RunFolder(folder).describe(resolve_experiment({"method": {"name": "fed-mp"}, "data": {"clients": 3}}))
+    complete(RunFolder(folder), Silent())
 
 
-def bare_rate(run: FinishedRun, split: Split, count: int) -> float:
+def bare_rate(run: TrainedModel, split: Split, count: int) -> float:
     """Return the images per second of the encoder alone."""
     pixels = torch.stack(
         [run.encoder.preprocess(split.read(row % len(split))) for row in range(min(count, len(split)))]
@@ -102,7 +104,7 @@ def measure(sessions: int, count: int, per_request: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         make_run(folder)
-        run = FinishedRun(folder)
+        run = TrainedModel(RunFolder(folder))
         bare = bare_rate(run, split, sessions * count)
         words = [sys.executable, "-m", "fedvl.cli", "serve", str(folder), "--port", "0"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:

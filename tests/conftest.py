@@ -10,7 +10,7 @@ import torch
 from helpers.made_up import make_result, save_run
 
 if TYPE_CHECKING:
-    from fedvl.serve.model import FinishedRun
+    from fedvl.serve.model import TrainedModel
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +56,15 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def fed_mp(folder_of: Callable[[str], Path]) -> "FinishedRun":
-    from fedvl.serve.model import FinishedRun
+def fed_mp(folder_of: Callable[[str], Path]) -> "TrainedModel":
+    from fedvl.run_folder import RunFolder
+    from fedvl.serve.model import TrainedModel
 
-    return FinishedRun(folder_of("fed-mp"))
+    return TrainedModel(RunFolder(folder_of("fed-mp")))
 
 
 @pytest.fixture(scope="session")
-def address(fed_mp: "FinishedRun") -> Iterator[str]:
+def address(fed_mp: "TrainedModel") -> Iterator[str]:
     """Of a service of "fed-mp"."""
     from helpers.finished import serving
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from fedvl.data.sources import open_dataset
+from fedvl.files import file_sha256
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, SCALE, load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.files import file_sha256
 from fedvl.tensors import Tensors, load, save
 
 # The most sensitive matrices of the text tower stay at 16 bits, for 0.25 MB more: the lowest cosine of 1,000 words to

@@ -7,7 +7,7 @@ from helpers.grids import grid_of
 
 from fedvl.compare.grid import Variant, folder_name, read_grid
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
+from fedvl.settings import resolve_experiment
 
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 

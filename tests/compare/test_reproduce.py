@@ -11,10 +11,10 @@ from fedvl.compare.measures import MEASURES
 from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, missing_requirements, write_reproduction
 from fedvl.compare.run import perform_grid
 from fedvl.data.catalogue import find
+from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
-from fedvl.preparation import Opener
+from fedvl.settings import resolve_experiment
 
 ALL = {
     "cachefl": ["figure1", "figure5", "figure6", "figure7", "table1", "table2"],

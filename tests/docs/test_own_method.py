@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from fedvl.compare.grid import Case
-from fedvl.compare.measures import FinishedRun
+from fedvl.compare.measures import MeasuredRun
 from fedvl.compare.run import perform_case
-from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.data.opener import Opener
+from fedvl.display import GridDisplay, Silent, TerminalDisplay
 from fedvl.errors import FedVLError
-from fedvl.experiment import begin, complete, read_experiment, resolve_experiment
-from fedvl.methods import load_method
-from fedvl.preparation import Opener, Silent
+from fedvl.experiment import complete
 from fedvl.files import file_sha256
+from fedvl.methods import load_method
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 SMALL = {"federation": {"rounds": 2}, "data": {"clients": 2, "partition": "iid"}}
@@ -59,7 +61,7 @@ def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener
     for pull in (0.0, 10.0):
         case = Case("mine", "", 0, "accuracy", described(mine, pull=pull))
         folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
-        run = FinishedRun(folder, opener).reopened
+        run = MeasuredRun(RunFolder(folder), opener).reopened
         moved[pull] = float((run.shared["weight"] - run.prepared.method.task.text_features).norm())
     assert 0 < moved[10.0] < moved[0.0]
 
@@ -67,19 +69,19 @@ def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener
 def test_resume_uses_the_copy_of_the_run(mine: Path, tmp_path: Path, opener: Opener) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    begin(resolve_experiment(described(mine)), folder)
+    RunFolder(folder).describe(resolve_experiment(described(mine)))
     mine.unlink()
-    assert complete(folder, Silent(), opener)["rounds"] == 2
+    assert complete(RunFolder(folder), Silent(), opener)["rounds"] == 2
 
 
 def test_a_changed_copy_is_refused(mine: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    begin(resolve_experiment(described(mine)), folder)
+    RunFolder(folder).describe(resolve_experiment(described(mine)))
     with (folder / "mine.py").open("a", encoding="utf-8") as file:
         file.write("# another thought\n")
     with pytest.raises(FedVLError, match="has changed since the run began"):
-        read_experiment(folder)
+        _ = RunFolder(folder).experiment
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ import httpx
 from fedvl.deployment.client import free_port
 from fedvl.deployment.keys import make_certificates
 from fedvl.deployment.server import add_experiment, create, fitting
+from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
 from fedvl.federation.round import Federation
-from fedvl.preparation import Silent, prepare
+from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.runs import prepare
+from helpers.runs import prepare, run_experiment
 
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment, run
+from fedvl.settings import resolve_experiment
 
 SMALL: dict[str, Any] = {"device": "cpu", "data": {"shots": 4, "clients": 3}, "method": {"name": "fed-prime"}}
 
@@ -55,7 +55,7 @@ def test_a_run_tells_all_conditions_and_no_zero_shot_accuracy(tmp_path):
 
     settings = {**SMALL, "data": {**SMALL["data"], "test_shots": 3}, "federation": {"rounds": 1}}
     with TerminalDisplay(quiet=True) as display:
-        run(resolve_experiment(settings), tmp_path, display)
+        run_experiment(resolve_experiment(settings), tmp_path, display)
     result = json.loads((tmp_path / "result.json").read_text())
     figures = {row["condition"]: row["accuracy"] for row in result["conditions"]}
     assert len(figures) == 7

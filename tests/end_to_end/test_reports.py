@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from fedvl.config import overlay
+from fedvl.data.opener import Opener
 from fedvl.display import TerminalDisplay
 from fedvl.evaluation.examples import thumbnail
-from fedvl.experiment import begin, complete, resolve_experiment
-from fedvl.preparation import Opener
+from fedvl.experiment import complete
 from fedvl.report.page import write_report
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
 
 SHORT = {"federation": {"rounds": 2, "threads": 1}, "training": {"local_epochs": 1}, "data": {"clients": 3, "shots": 8}}
 FUSED = {"data": {"shots": 2, "test_shots": 3, "missing": "both:0.5"}, "federation": {"rounds": 1}}
@@ -29,10 +31,10 @@ def run_of(tmp_path):
         layered = {"method": {"name": method}, "evaluation": {"protocol": protocol}}
         overlay(layered, SHORT)
         overlay(layered, settings)
-        begin(resolve_experiment(layered), tmp_path)
+        RunFolder(tmp_path).describe(resolve_experiment(layered))
         threads = torch.get_num_threads()
         with TerminalDisplay(quiet=True) as display:
-            result = complete(tmp_path, display, opener())
+            result = complete(RunFolder(tmp_path), display, opener())
         torch.set_num_threads(threads)
         return result, write_report(tmp_path).read_text(encoding="utf-8")
 

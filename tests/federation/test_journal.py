@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.federation.journal import Journal, locked
+from fedvl.federation.journal import Journal
+from fedvl.run_folder import RunFolder
 
 
 def commit_rounds(folder, count=3):
@@ -63,9 +64,9 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(FedVLError, match="Another process"), locked(tmp_path):
+    with pytest.raises(FedVLError, match="Another process"), RunFolder(tmp_path).lock():
         pass
     holder.kill()
     holder.wait()
-    with locked(tmp_path):
+    with RunFolder(tmp_path).lock():
         pass

@@ -13,8 +13,10 @@ import uvicorn
 
 from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
-from fedvl.experiment import begin, complete, resolve_experiment
-from fedvl.preparation import Silent
+from fedvl.display import Silent
+from fedvl.experiment import complete
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
 RUNS: dict[str, dict[str, Any]] = {
@@ -32,8 +34,8 @@ RUNS: dict[str, dict[str, Any]] = {
 def finish(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Run an experiment into a folder; its result."""
     folder.mkdir()
-    begin(resolve_experiment(settings), folder)
-    return complete(folder, Silent())
+    RunFolder(folder).describe(resolve_experiment(settings))
+    return complete(RunFolder(folder), Silent())
 
 
 def asked_rows(result: dict[str, Any]) -> list[int]:

@@ -29,8 +29,9 @@ from PIL import Image
 
 import fedvl.tensors
 from fedvl.config import Experiment
+from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
-from fedvl.experiment import resolve_experiment, run
+from fedvl.display import Silent
 from fedvl.federation.journal import read_sealed
 from fedvl.federation.local import LocalEngine
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
@@ -39,7 +40,8 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
-from fedvl.preparation import Opener, Silent
+from fedvl.settings import resolve_experiment
+from helpers.runs import run_experiment
 
 CLASSES = ("bird", "car", "cat", "dog", "frog", "ship")
 ROUNDS = 12
@@ -171,7 +173,7 @@ def start(
             LocalEngine.train = counted  # type: ignore[method-assign, assignment]
             if place in PLACES:
                 die_in_file(place, number)
-            run(experiment, folder, Silent(), SMALL)
+            run_experiment(experiment, folder, Silent(), SMALL)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -194,7 +196,9 @@ def campaign(method: str, kills: int, work: Path) -> Campaign:
     """
     generator = random.Random(f"{method} {kills}")
     experiment = small_experiment(method, work / "images.csv")
-    run(experiment, new_folder(work, method, "first"), Silent(), SMALL)  # fills the cache, imports what children need
+    run_experiment(
+        experiment, new_folder(work, method, "first"), Silent(), SMALL
+    )  # fills the cache, imports what children need
     began = time.perf_counter()
     start(experiment, new_folder(work, method, "whole"))
     duration, expected = time.perf_counter() - began, ending(work / f"{method}-whole")

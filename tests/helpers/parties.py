@@ -3,10 +3,9 @@
 import json
 from functools import cache
 
-from fedvl.deployment.messages import Header, Message
+from fedvl.deployment.messages import Header, Message, decode, encode
 from fedvl.deployment.party import Party
 from fedvl.deployment.remote import Identity, RemoteEngine
-from fedvl.deployment.messages import decode, encode
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.tensors import digest
@@ -135,7 +134,7 @@ def without(name, *missing, **settings):
 
 
 def same(left, right):
-    return digest(left.shared) == digest(right.shared) and left.kept.keys() == right.kept.keys()
+    return digest(left.shared) == digest(right.shared) and left.last.keys() == right.last.keys()
 
 
 # --- what a client may do instead of answering

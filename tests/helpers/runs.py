@@ -5,13 +5,21 @@ Each dataset and model is opened once.
 
 import math
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fedvl.preparation as preparation
-from fedvl.experiment import resolve_experiment
+from fedvl.config import Experiment
+from fedvl.data.opener import Opener
+from fedvl.display import Display, Silent
+from fedvl.evaluation.judge import Judge
+from fedvl.experiment import complete, local_engine, make_judge
 from fedvl.federation.round import Federation
-from fedvl.preparation import Opener, Prepared, Silent
+from fedvl.preparation import Prepared
+from fedvl.result import pseudo_label_figures
+from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 OPENER = Opener.once()
@@ -20,15 +28,16 @@ OPENER = Opener.once()
 class Finished(NamedTuple):
     prepared: Prepared
     federation: Federation
+    judge: Judge
     seconds: float  # of training
 
     @property
     def accuracy(self) -> float:
-        return float(self.prepared.judge(self.federation.shared, self.federation.kept).figures["accuracy"])
+        return float(self.judge.judge(self.federation.shared, self.federation.last).figures["accuracy"])
 
     @property
     def zero_shot_accuracy(self) -> float:
-        judged = self.prepared.judge_zero_shot()
+        judged = self.judge.judge_zero_shot()
         assert judged is not None, "this model answers nothing without training"
         return float(judged.figures["accuracy"])
 
@@ -41,13 +50,20 @@ def prepare(settings: dict[str, Any]) -> Prepared:
 def run(settings: dict[str, Any]) -> Finished:
     """Run all rounds of an experiment; the records include the accuracy of any pseudo-labels."""
     prepared = prepare(settings)
-    seed = prepared.experiment.seed
+    seed, engine = prepared.experiment.seed, local_engine(prepared)
     start = prepared.method.start(torch_generator(seed, "start"))
-    federation = Federation(prepared.method, prepared.engine, prepared.experiment.federation, seed, start)
+    federation = Federation(prepared.method, engine, prepared.experiment.federation, seed, start)
     began = time.perf_counter()
     if federation.trains:
-        federation.run(lambda shared, kept, number: prepared.label_figures(), lambda record: None)
-    return Finished(prepared, federation, time.perf_counter() - began)
+        federation.run(lambda shared, last, number: pseudo_label_figures(prepared, federation), lambda record: None)
+    return Finished(prepared, federation, make_judge(prepared, engine), time.perf_counter() - began)
+
+
+def run_experiment(experiment: Experiment, folder: Path, display: Display, opener: Opener = OPENER) -> dict[str, Any]:
+    """Run, or go on with, an experiment in a folder that is there; its result."""
+    run_folder = RunFolder(folder)
+    run_folder.describe(experiment)
+    return complete(run_folder, display, opener)
 
 
 def norm(tensors: Tensors) -> float:

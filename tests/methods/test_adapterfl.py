@@ -6,10 +6,10 @@ from helpers.small import small_method, small_samples
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy, normalize
 
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.adapterfl import AdapterOptions
 from fedvl.methods.base import Batch
 from fedvl.methods.parts.adapters import bottleneck_start
+from fedvl.settings import resolve_experiment
 
 
 @pytest.mark.parametrize("width, parameters", [(1024, 524_288), (512, 131_072), (768, 294_912)])

@@ -14,7 +14,6 @@ from fedvl.data.features import encode_split
 from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
@@ -22,6 +21,7 @@ from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
 from fedvl.preparation import embed_classes
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements
 
 LN2 = math.log(2)

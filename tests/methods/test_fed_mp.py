@@ -8,16 +8,17 @@ import torch
 from helpers.small import RAGGED, encoder_of, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.metrics import summary
 from fedvl.evaluation.predict import answer_all, confusion
-from fedvl.experiment import command_for, resolve_experiment
 from fedvl.experiment import run as run_experiment
 from fedvl.federation.round import Federation, last_updates
 from fedvl.methods.base import Batch, Samples, Task, Update, of_clients
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
-from fedvl.preparation import Silent, prepare
+from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
+from fedvl.settings import command_for, resolve_experiment
 from fedvl.tensors import Tensors, count_bytes, count_elements, load
 
 

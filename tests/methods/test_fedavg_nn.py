@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.runs import run_experiment
 from helpers.small import (
     RAGGED,
     batch_of,
@@ -16,12 +17,12 @@ from helpers.small import (
 )
 from safetensors.torch import save_file
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment, run
 from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
 from fedvl.methods.fedka import FedKA, FedKAOptions
 from fedvl.models.resnet import forward
-from fedvl.preparation import Silent
+from fedvl.settings import resolve_experiment
 
 NETWORKS = ("fedavg-nn", "fedprox-nn", "fedka")
 
@@ -120,7 +121,7 @@ def _cache(tmp_path_factory):
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("name", ["fedavg-nn", "fedprox-nn"])
 def test_a_closed_run_learns(name, tmp_path):
-    result = run(resolve_experiment(settings(name, federation={"rounds": 3})), tmp_path, Silent())
+    result = run_experiment(resolve_experiment(settings(name, federation={"rounds": 3})), tmp_path, Silent())
     assert result["per_round_loss"][-1] < result["per_round_loss"][0] - 0.1
     assert result["zero_shot_accuracy"] > 30  # from features, which the method itself never sees
     assert result["local_flops"] > 0
@@ -130,7 +131,7 @@ def test_a_closed_run_learns(name, tmp_path):
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("name", ["fedavg-nn", "fedka"])
 def test_an_open_run_says_that_an_oracle_named_its_clusters(name, tmp_path):
-    result = run(resolve_experiment(settings(name, evaluation={"protocol": "open"})), tmp_path, Silent())
+    result = run_experiment(resolve_experiment(settings(name, evaluation={"protocol": "open"})), tmp_path, Silent())
     assert any("true labels" in note for note in result["notes"])
     assert any("unlabelled images" in note for note in result["notes"]) == (name == "fedka")
     assert result["accuracy"] >= 100 / len(result["class_names"])  # the best naming is no worse than chance

@@ -6,13 +6,14 @@ import pytest
 import torch
 from helpers.small import batch_of, small_method, small_samples, small_task
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.fedka import FedKA, FedKAOptions, discriminate
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy
 from fedvl.models.resnet import forward
-from fedvl.preparation import Silent, prepare
+from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 
 def test_gradients_leave_running_statistics_alone():

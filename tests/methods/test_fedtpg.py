@@ -8,9 +8,9 @@ from helpers.small import batch_of, small_encoder
 from torch.nn.functional import gelu, multi_head_attention_forward, normalize
 
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.base import Samples
 from fedvl.methods.fedtpg import FedTPG, FedTPGOptions, attention
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements
 
 

@@ -9,10 +9,10 @@ from helpers.real import accuracy
 from helpers.small import batch_of, run_quietly, small_encoder, small_federation, small_method, small_samples
 
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL
+from fedvl.settings import resolve_experiment
 
 
 def test_what_goes_over_the_wire_is_the_context():

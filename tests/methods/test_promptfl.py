@@ -8,8 +8,8 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method, s
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 
 def plain_scores(method, context, features):

@@ -41,7 +41,7 @@ def trained(name: str) -> tuple[Federation, list[Update]]:
 
 def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tensors]:
     return federation.method.merge(federation.shared, updates), last_updates(
-        federation.kept, updates
+        federation.last, updates
     ) if federation.method.keeps_updates else {}
 
 

@@ -5,13 +5,16 @@ import math
 
 import pytest
 from helpers.kills import SMALL
+from helpers.runs import run_experiment
 from PIL import Image
 
+from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import resolve_experiment, run
-from fedvl.preparation import MOST_CLASSES, Opener, Silent
+from fedvl.preparation import MOST_CLASSES
 from fedvl.report.page import write_report
+from fedvl.settings import resolve_experiment
 
 OPENER = Opener(open_dataset, SMALL.model)
 
@@ -44,7 +47,7 @@ def perform(path, folder, method="linear", **data):
         }
     )
     folder.mkdir()
-    result = run(experiment, folder, Silent(), OPENER)
+    result = run_experiment(experiment, folder, Silent(), OPENER)
     write_report(folder)
     return result
 

@@ -10,7 +10,7 @@ from fedvl.tensors import digest
 
 
 def everything(federation):
-    return federation._everything(federation.shared, federation.kept)
+    return federation._everything(federation.shared, federation.last)
 
 
 @pytest.mark.parametrize("name", PAPERS)

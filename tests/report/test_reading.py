@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from fedvl.errors import FedVLError
-from fedvl.report.reading import Run, accuracy_series, count_of, difference, flatten, number, read_run, series
+from fedvl.report.reading import Run, accuracy_series, count_of, difference, flatten, number, series
+from fedvl.run_folder import RunFolder
 
 
 def test_a_round_made_again_after_a_crash_counts_once_and_torn_lines_are_counted(tmp_path):
@@ -11,7 +12,7 @@ def test_a_round_made_again_after_a_crash_counts_once_and_torn_lines_are_counted
     (tmp_path / "metrics.jsonl").write_text(
         '{"round": 2, "loss": 1}\n{"round": 1}\n{"rou\n\n{"round": 2, "loss": 3}\n[1]\n'
     )
-    run = read_run(tmp_path)
+    run = RunFolder(tmp_path)
     assert run.rounds == [{"round": 1}, {"round": 2, "loss": 3}]
     assert run.unreadable_lines == 2
 
@@ -24,7 +25,7 @@ def test_a_folder_without_a_result_is_an_error_that_says_so(tmp_path, text, says
     if text is not None:
         (tmp_path / "result.json").write_text(text)
     with pytest.raises(FedVLError, match=says):
-        read_run(tmp_path)
+        RunFolder(tmp_path)
 
 
 def test_numbers_are_finite_and_not_truth_values():

@@ -6,9 +6,9 @@ import pytest
 
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report, write_side_by_side
-from fedvl.report.reading import read_run
 from fedvl.report.runs_page import describe_runs, run_names
 from fedvl.report.tables import MINUS
+from fedvl.run_folder import RunFolder
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
 
@@ -43,7 +43,7 @@ def test_names_are_as_short_as_tells_runs_apart(tmp_path):
 
 
 def test_classes_are_set_against_the_first_run(pair):
-    (table,) = describe_runs([read_run(folder) for folder in pair])["class_tables"]
+    (table,) = describe_runs([RunFolder(folder) for folder in pair])["class_tables"]
     assert table["members"] == [0, 1]
     others = [row["others"][0] for row in table["rows"]]
     assert [cell["cell"].text for cell in others] == ["+10.0", f"{MINUS}15.0", "0.0"]
@@ -53,7 +53,7 @@ def test_classes_are_set_against_the_first_run(pair):
 
 
 def test_settings_are_sorted_into_different_shared_and_lonely(pair):
-    found = describe_runs([read_run(folder) for folder in pair])
+    found = describe_runs([RunFolder(folder) for folder in pair])
     assert found["different"] == [("training.rate", [("0.1", False), ("0.2", True)])]
     assert found["same"] == [("seed", "0")]
     assert found["alone"] == [(0, "method.one", "1"), (1, "method.two", "1")]
@@ -62,7 +62,7 @@ def test_settings_are_sorted_into_different_shared_and_lonely(pair):
 def test_a_run_without_rounds_is_a_level_line(pair, sample_of, save, tmp_path):
     result, _ = sample_of(rounds=0, method="zero-shot")
     result["accuracy"] = 51.5
-    runs = [read_run(folder) for folder in (*pair, save(tmp_path / "zero", result, []))]
+    runs = [RunFolder(folder) for folder in (*pair, save(tmp_path / "zero", result, []))]
     assert "zero 51.50 %" in str(describe_runs(runs)["curves"][0])
 
 
@@ -72,7 +72,7 @@ def test_three_datasets_make_a_radar_of_methods(sample_of, save, tmp_path):
         result, metrics = sample_of(rounds=1)
         result |= {"dataset": dataset, "accuracy": 60.0 + number}
         folders.append(save(tmp_path / str(number), result, metrics))
-    runs = [read_run(folder) for folder in folders]
+    runs = [RunFolder(folder) for folder in folders]
     assert describe_runs(runs[:2])["radar"] == []
     radar = str(describe_runs(runs)["radar"][0])
     assert "fst-cbdg, cars: 62.5" in radar  # two runs of one place are averaged

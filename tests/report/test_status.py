@@ -9,8 +9,8 @@ import pytest
 
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
-from fedvl.federation.journal import locked
 from fedvl.report.status import make_server, read_status, render_status
+from fedvl.run_folder import RunFolder
 
 RECORD = {
     "round": 1,
@@ -39,7 +39,7 @@ def run(tmp_path):
         "last_seen": {"0": time.time() - 7},
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
-    with locked(tmp_path):
+    with RunFolder(tmp_path).lock():
         yield tmp_path
 
 

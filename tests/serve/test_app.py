@@ -20,9 +20,10 @@ from PIL import Image
 
 import fedvl.serve.worker
 from fedvl.evaluation.predict import Conversation
+from fedvl.run_folder import RunFolder
 from fedvl.serve.app import make_app
 from fedvl.serve.limits import LIMITS
-from fedvl.serve.model import FinishedRun
+from fedvl.serve.model import TrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def images(count, start=0):
     return [(f"{row}.png", png(row * 7 % 500)) for row in range(start, start + count)]
 
 
-class Gate(FinishedRun):
+class Gate(TrainedModel):
     """A run whose encoder waits to be let go on; beyond that the run itself."""
 
     def __init__(self, run):
@@ -328,7 +329,7 @@ def test_ten_thousand_names_and_not_one_more(client):
 
 
 def test_names_of_a_personal_run(folder_of):
-    with client_of(make_app(FinishedRun(folder_of("fedpp")))) as client:
+    with client_of(make_app(TrainedModel(RunFolder(folder_of("fedpp"))))) as client:
         assert client.get("/run").json()["personal"]
         shared, own = send(client, begin(client), [good()]), send(client, begin(client, client=1), [good()])
         assert shared[0]["ranked"] != own[0]["ranked"]

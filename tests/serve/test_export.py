@@ -12,8 +12,9 @@ from helpers.lazy import lazily
 from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import load_model
+from fedvl.run_folder import RunFolder
 from fedvl.serve.export import export
-from fedvl.serve.model import FinishedRun
+from fedvl.serve.model import TrainedModel
 
 transformers = lazily("transformers")
 
@@ -31,7 +32,7 @@ def told_by_readme(folder, image, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["fed-mp", "linear", "fedpp"])
 def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypatch, capsys, name):
-    run = FinishedRun(folder_of(name))
+    run = TrainedModel(folder_of(name))
     client = 1 if name == "fedpp" else None
     export(run, tmp_path / "out", client=client)
     conversation = run.user(client=client).conversation
@@ -47,7 +48,7 @@ def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypa
 
 
 def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
-    run = FinishedRun(folder_of("fed-mp"))
+    run = TrainedModel(RunFolder(folder_of("fed-mp")))
     export(run, tmp_path / "out", ["cat", "ship", "猫"])
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
     theirs = transformers.CLIPModel.from_pretrained(tmp_path / "out")
@@ -70,8 +71,8 @@ def test_what_cannot_be_exported_says_why(folder_of, tmp_path):
     settings = {"data": {"shots": 2, "clients": 2, "minimum": 0}, "federation": {"rounds": 1, "threads": 1}}
     finish(tmp_path / "cache", {"method": {"name": "cachefl"}, **settings})
     with pytest.raises(FedVLError, match="'cachefl' are no linear function"):
-        export(FinishedRun(tmp_path / "cache"), tmp_path / "out")
-    run = FinishedRun(folder_of("linear"))
+        export(TrainedModel(RunFolder(tmp_path / "cache")), tmp_path / "out")
+    run = TrainedModel(RunFolder(folder_of("linear")))
     run.forms = ("patches",)
     with pytest.raises(FedVLError, match="reads more of an image"):
         export(run, tmp_path / "out")
@@ -79,4 +80,4 @@ def test_what_cannot_be_exported_says_why(folder_of, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(FedVLError, match="exists already"):
-        export(FinishedRun(folder_of("linear")), tmp_path / "taken")
+        export(TrainedModel(RunFolder(folder_of("linear"))), tmp_path / "taken")

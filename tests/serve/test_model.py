@@ -14,10 +14,11 @@ from fedvl.data.images import BadImage
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import answer_all
-from fedvl.experiment import resolve_experiment
 from fedvl.methods.base import Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
-from fedvl.serve.model import FinishedRun
+from fedvl.run_folder import RunFolder
+from fedvl.serve.model import TrainedModel
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import save
 
 
@@ -90,7 +91,7 @@ def test_templates_change_the_texts_but_not_the_names(fed_mp):
 
 
 def test_a_method_of_fixed_classes_says_so(folder_of):
-    run = FinishedRun(folder_of("linear"))
+    run = TrainedModel(RunFolder(folder_of("linear")))
     assert not run.answers_new_classes
     assert run.user().names == run.user(run.class_names[::-1]).names == tuple(run.class_names)
     with pytest.raises(FedVLError, match=r"knows only the classes that it was trained on \(airplane, automobile"):
@@ -100,7 +101,7 @@ def test_a_method_of_fixed_classes_says_so(folder_of):
 
 
 def test_a_clients_personal_model_answers_as_in_evaluation(folder_of):
-    run = FinishedRun(folder_of("fedpp"))
+    run = TrainedModel(RunFolder(folder_of("fedpp")))
     prepared = prepare(RUNS["fedpp"])
     rows = rows_of(run, prepared)
     for client, part in enumerate(prepared.test_parts):
@@ -122,7 +123,7 @@ def test_damaged_and_unfinished_runs_are_refused_and_left_alone(folder_of, tmp_p
         spoil(folder)
         before = sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
         with pytest.raises(FedVLError) as refusal:
-            FinishedRun(folder)
+            TrainedModel(RunFolder(folder))
         assert sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()) == before
         return str(refusal.value)
 
@@ -154,11 +155,11 @@ def test_a_damaged_journal_is_refused_and_left_alone(folder_of, tmp_path):
     tensors = folder / "journal" / "000001.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"\xff")
     with pytest.raises(FedVLError, match="is damaged"):
-        FinishedRun(folder).user(client=0)
+        TrainedModel(RunFolder(folder)).user(client=0)
     manifest = folder / "journal" / "000001.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"round": 1', b'"round": 2'))
     with pytest.raises(FedVLError, match="missing or damaged"):
-        FinishedRun(folder).user(client=0)
+        TrainedModel(RunFolder(folder)).user(client=0)
     assert manifest.exists()
     assert tensors.exists()
 
@@ -179,8 +180,8 @@ def test_a_network_that_only_clusters_cannot_be_asked(folder_of, tmp_path):
         return folder
 
     with pytest.raises(FedVLError, match="clusters without names"):
-        FinishedRun(pretend("open"))
-    run = FinishedRun(pretend("closed"))
+        TrainedModel(RunFolder(pretend("open")))
+    run = TrainedModel(RunFolder(pretend("closed")))
     assert not run.answers_new_classes
     (row,) = run.encode([torch.zeros(3, 64, 64, dtype=torch.uint8)])
     assert not isinstance(row, BadImage)

@@ -16,7 +16,6 @@ from helpers.small import (
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.sources import open_dataset
-from fedvl.experiment import resolve_experiment
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
@@ -24,6 +23,7 @@ from fedvl.methods.base import Samples, Task
 from fedvl.methods.parts.fused import classifier_start, classify, embed, read
 from fedvl.models.checkpoint import load_model
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 ENCODER = small_fused_encoder()
 
