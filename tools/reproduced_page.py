@@ -28,11 +28,12 @@ def page(folder: Path) -> str:
     ]
     parts = [HEAD]
     for result in found:
-        parts.append(
+        about = (
             f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
             f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
-            f"The paper: {result['shows']} {result['note']}\n"
+            f"The paper: {result['shows']} {result['note']}"
         )
+        parts.append(about.rstrip() + "\n")  # many recipes have no note
         parts.append(table(result))
     return "\n".join(parts)
 
