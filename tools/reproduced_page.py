@@ -24,7 +24,9 @@ then, after test results of emoji-mini had been seen and four runs there had div
 
 def page(folder: Path) -> str:
     found = [
-        json.loads(path.read_bytes()) for path in sorted(folder.glob("*/*/*/result.json")) if "runs" not in path.parts
+        json.loads(path.read_bytes())
+        for path in sorted(folder.glob("*/*/*/comparison.json"))
+        if "runs" not in path.parts
     ]
     parts = [HEAD]
     for result in found:

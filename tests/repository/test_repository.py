@@ -13,7 +13,7 @@ import yaml
 
 from fedvl import __version__
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORKFLOWS = (".github/workflows/ci.yml", ".github/workflows/release.yml")
 FORMS = (".github/ISSUE_TEMPLATE/bug.yml", ".github/ISSUE_TEMPLATE/feature.yml")
 HOOKS = ".pre-commit-config.yaml"
