@@ -10,7 +10,7 @@ from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Given, Private, Shared
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, digest
 
 UNTRAINED = {"zero-shot"}  # has nothing that is shared
 TRAINED = [name for name in method_names() if name not in UNTRAINED]
@@ -281,3 +281,16 @@ def test_private_tensors_may_have_other_shapes_in_other_clients():
     assert_near(together.shared, alone.shared, 1e-5)
     for client, private in together.engine.private.items():
         assert_near(private, alone.engine.private[client], 1e-5)
+
+
+def test_the_order_in_which_private_tensors_are_named_changes_nothing():
+    """A journal gives them back in another order; clients must share the same kernels all the same."""
+    plain, turned = (small_federation(small_method("fed-mp"), rounds=1) for _ in range(2))
+    for client in (0, 3):
+        private = turned.engine.private_of(client) | {"more": torch.zeros(1)}
+        turned.engine.private[client] = dict(reversed(private.items()))
+    for client in (2, 4):
+        turned.engine.private[client] = turned.engine.private_of(client) | {"more": torch.zeros(1)}
+    seen = list(turned.engine._alike([3, 0, 4, 2], turned.engine.private, None))
+    assert seen == [[3, 0, 4, 2]]
+    assert digest(run_quietly(plain).shared) == digest(run_quietly(turned).shared)

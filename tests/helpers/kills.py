@@ -160,7 +160,8 @@ def die_in_file(place: str, number: int) -> None:
 def run_in(experiment: Experiment, folder: Path) -> None:
     """Run, or go on with, an experiment in a folder that is there."""
     run_folder = RunFolder(folder)
-    run_folder.describe(experiment)
+    if not run_folder.exists:
+        run_folder.describe(experiment)
     complete(run_folder, Silent(), SMALL)
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.data.catalogue import catalogue
 from fedvl.data.features import encode_split
+from fedvl.data.inputs import embed_classes
 from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
@@ -19,7 +20,6 @@ from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
-from fedvl.preparation import embed_classes
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements
@@ -219,7 +219,7 @@ def test_training_beats_the_untrained_cache_and_zero_shot_on_real_images():
         encoded = encode_split(dataset.splits[name], encoder, "features")
         labels = torch.from_numpy(dataset.splits[name].labels[encoded.kept])
         splits[name] = Samples({"features": normalize(encoded.tensor, dim=-1)}, labels)
-    task = Task(dataset.class_names, embed_classes(dataset, encoder, "default", "cpu"), encoder, 10)
+    task = Task(dataset.class_names, embed_classes(dataset, "default", encoder, "cpu"), encoder, 10)
     method = CacheFL(CacheOptions.model_validate(experiment.method.options), task)
     train, test = splits["train"], splits["test"]
     dealt = closed(Labels(train.labels.numpy(), test.labels.numpy(), 10), experiment.data, seed=0)

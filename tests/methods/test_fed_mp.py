@@ -348,7 +348,9 @@ def test_real_images_of_unseen_classes(real):
         weights = prepared.queried.client_weights(run.last)
         assert sum(weights.values()) == pytest.approx(1)
         assert all(abs(weight - 1 / 3) < 0.1 for weight in weights.values())  # eq. 9 is nearly even
-        zero_shot = make_judge(prepared, run.engine).judge_zero_shot().figures["accuracy"]
+        judged = make_judge(prepared, run.engine).judge_zero_shot()
+        assert judged is not None
+        zero_shot = judged.figures["accuracy"]
         assert zero_shot > 50  # of 4 classes
         assert abs(accuracy(prepared, run, prototypes=False) - zero_shot) < 5  # 2 rounds at 1e-5 hardly move a gate
 

@@ -92,7 +92,8 @@ class LocalEngine:
         for client in clients:
             tensors = {**private[client], **(own[client] if own else {})}
             per_sample = self.method.role.per_sample
-            shapes = tuple((name, tensor.shape) for name, tensor in tensors.items() if name not in per_sample)
+            # as a set: what was restored from a journal comes in another order
+            shapes = frozenset((name, tensor.shape) for name, tensor in tensors.items() if name not in per_sample)
             groups.setdefault(shapes, []).append(client)
         return groups.values()
 
