@@ -14,6 +14,7 @@ OTHERS = {
     "browser": "pages in a real browser",
     "docs": "what the documentation promises, and its examples",
     "end_to_end": "whole runs, from data to report or between processes",
+    "repository": "workflows, templates, citation and changelog",
     "reliability": "faults: damage, kills, full disks, bad updates, races, nonsense",
     "tools": "tools/, which made what is embedded",
 }

@@ -23,7 +23,7 @@ def test_patches_are_those_of_the_encoder_in_16_bits(tmp_path, monkeypatch):
     encoder = load_model("fedvl-tiny")
     assert isinstance(encoder, DualEncoder)
     order = [0, 2, 1, 3]  # class by class
-    for samples, images in ((prepared.engine.data, drawn[:4]), (prepared.test, drawn[4:])):
+    for samples, images in ((prepared.training.samples, drawn[:4]), (prepared.test.samples, drawn[4:])):
         pixels = torch.stack([encoder.preprocess(Image.fromarray(images[number])) for number in order])
         with torch.inference_mode():
             expected = encoder.encode_patches(encoder.normalise(pixels))[1]

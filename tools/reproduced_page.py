@@ -24,15 +24,18 @@ then, after test results of emoji-mini had been seen and four runs there had div
 
 def page(folder: Path) -> str:
     found = [
-        json.loads(path.read_bytes()) for path in sorted(folder.glob("*/*/*/result.json")) if "runs" not in path.parts
+        json.loads(path.read_bytes())
+        for path in sorted(folder.glob("*/*/*/comparison.json"))
+        if "runs" not in path.parts
     ]
     parts = [HEAD]
     for result in found:
-        parts.append(
+        about = (
             f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
             f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
-            f"The paper: {result['shows']} {result['note']}\n"
+            f"The paper: {result['shows']} {result['note']}"
         )
+        parts.append(about.rstrip() + "\n")  # many recipes have no note
         parts.append(table(result))
     return "\n".join(parts)
 

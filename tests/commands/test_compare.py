@@ -71,7 +71,7 @@ def test_reproduce_on_the_embedded_model_sets_ours_beside_the_papers(call: Any, 
     assert "Embedded model and data, not the paper's." in done.output
     assert "paper 74.0" in done.output
     result = json.loads(
-        (tmp_path / "reproductions" / "embedded-quick" / "fst-cbdg" / "table4" / "result.json").read_bytes()
+        (tmp_path / "reproductions" / "embedded-quick" / "fst-cbdg" / "table4" / "comparison.json").read_bytes()
     )
     assert (result["recipe"], result["kind"]) == ("fst-cbdg/table4", "table")
     cell = next(cell for cell in result["cells"] if cell["row"] == "Balanced sampling")

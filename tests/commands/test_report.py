@@ -38,7 +38,7 @@ def test_wrong_input_is_one_sentence(tmp_path):
     run_folder(tmp_path / "one")
     for arguments, says in (
         (["one", "--out", "x.html"], "--out is for several runs"),
-        (["one", "nothing"], "There is no result.json in nothing"),
+        (["one", "nothing"], "There is no run in nothing"),
     ):
         done = fedvl(tmp_path, *arguments)
         assert done.returncode == 2

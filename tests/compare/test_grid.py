@@ -59,8 +59,8 @@ def test_folders_differ_where_anything_differs_and_only_there() -> None:
     ("text", "told"),
     [
         ("seeds = 1\n", "rows"),
-        ("[rows.a]\npaper = [1.0, 2.0]\n", "has 2 figures of the paper for 1 columns"),
-        ("[rows.a]\n[embedded.columns.x]\nbeside = 'y'\n", "stands beside 'y'"),
+        ("[rows.a]\npaper = [1.0, 2.0]\n", "has 2 values of the paper for 1 columns"),
+        ("[rows.a]\n[embedded.columns.x]\nbeside = 'y'\n", "is compared with 'y'"),
         ("colour = 1\n[rows.a]\n", "There is no setting 'colour'"),
     ],
 )

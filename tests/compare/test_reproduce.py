@@ -8,12 +8,13 @@ import pytest
 
 from fedvl.compare.grid import read_recipe, recipe_names
 from fedvl.compare.measures import MEASURES
-from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, missing_requirements, write_reproduction
+from fedvl.compare.reproduce import EMBEDDED_LABEL, against_paper, arranged, missing_requirements
 from fedvl.compare.run import perform_grid
 from fedvl.data.catalogue import find
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
+from fedvl.report.page import write_comparison
 from fedvl.settings import resolve_experiment
 
 ALL = {
@@ -139,5 +140,5 @@ def test_each_recipe_runs_in_small(name: str, runs: Path, opener: Opener, tmp_pa
         if cell["paper"] is not None:
             assert cell["difference"] == pytest.approx(cell["ours"] - cell["paper"])
     json.dumps(summary, allow_nan=False)
-    write_reproduction(summary, tmp_path)
+    write_comparison(summary, tmp_path)
     assert EMBEDDED_LABEL.split(",")[0] in (tmp_path / "table.html").read_text(encoding="utf-8")

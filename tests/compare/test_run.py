@@ -9,9 +9,10 @@ import pytest
 from helpers.grids import grid_of, outcome_of
 
 from fedvl.compare.grid import Grid
-from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise, write_comparison
+from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.report.page import write_comparison
 
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 

@@ -38,7 +38,8 @@ flower_app = lazily("flwr.app")
 
 def takes_part(name):
     method = small_method(name)
-    return bool(method.start(torch.Generator()) or method.trained_private) and not method.pools_data
+    trains = method.start(torch.Generator()) or method.role.trained_private
+    return bool(trains) and method.scope != "pooled"
 
 
 def test_what_is_tried_below_is_every_method_that_can_take_part():
@@ -199,5 +200,5 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
     assert {item["client"]: item["reason"].split(":")[0] for item in remote.records[1]["refused"]} == {
         3: "its answer of round 1 came too late",
         0: "it answered twice, or what it was not asked",
-        4: "its envelope is not whole safetensors",
+        4: "its message is not whole safetensors",
     }

@@ -22,9 +22,9 @@ def test_classes_are_matched_by_name_whatever_their_spelling_and_order(tmp_path)
     draw(tmp_path / "Melanoma")
     draw(tmp_path / "benign_nevus", 3)
     own = open_own(str(tmp_path), CLASSES, TEMPLATES)
-    assert own.dataset.class_names == CLASSES
-    assert own.dataset.splits["train"].labels.tolist() == [1, 1, 0, 0, 0]
-    assert not own.tested
+    assert own.class_names == CLASSES
+    assert own.splits["train"].labels.tolist() == [1, 1, 0, 0, 0]
+    assert "test" not in own.splits
 
 
 def test_what_is_marked_as_test_is_not_trained_on(tmp_path):
@@ -32,28 +32,26 @@ def test_what_is_marked_as_test_is_not_trained_on(tmp_path):
     draw(tmp_path / "test" / "melanoma", 1)
     draw(tmp_path / "test" / "keratosis", 1)
     own = open_own(str(tmp_path), CLASSES, TEMPLATES)
-    assert own.tested
-    assert [own.dataset.splits[part].labels.tolist() for part in ("train", "test")] == [[1, 1, 1], [2, 1]]
+    assert [own.splits[part].labels.tolist() for part in ("train", "test")] == [[1, 1, 1], [2, 1]]
 
 
 def test_images_without_folders_have_no_labels(tmp_path):
     draw(tmp_path / "scans", 4)
     own = open_own(str(tmp_path / "scans"), CLASSES, TEMPLATES)
-    assert own.dataset.splits["train"].labels.tolist() == [-1] * 4
-    assert own.dataset.splits["train"].read(3).size == (8, 8)
+    assert own.splits["train"].labels.tolist() == [-1] * 4
+    assert own.splits["train"].read(3).size == (8, 8)
 
 
 def test_a_manifest_may_lack_some_labels(tmp_path):
     draw(tmp_path / "images")
     (tmp_path / "list.csv").write_text("path,label\nimages/0.png,MELANOMA\nimages/1.png,\n")
-    assert open_own(str(tmp_path / "list.csv"), CLASSES, TEMPLATES).dataset.splits["train"].labels.tolist() == [1, -1]
+    assert open_own(str(tmp_path / "list.csv"), CLASSES, TEMPLATES).splits["train"].labels.tolist() == [1, -1]
 
 
 def test_a_dataset_of_the_catalogue_is_renumbered():
     known = open_dataset("cifar10-mini")
     own = open_own("cifar10-mini", known.class_names[::-1], known.templates)
-    assert own.tested
-    assert (own.dataset.splits["train"].labels == 9 - known.splits["train"].labels).all()
+    assert (own.splits["train"].labels == 9 - known.splits["train"].labels).all()
 
 
 def test_a_class_that_the_federation_does_not_know_is_named(tmp_path):

@@ -21,10 +21,11 @@ if find_spec("flwr") is None:
 import httpx
 
 from fedvl.deployment.client import free_port
+from fedvl.deployment.files import add_experiment, create, resolve_for_parties
 from fedvl.deployment.keys import make_certificates
-from fedvl.deployment.server import add_experiment, create, fitting
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
+from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
 from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
@@ -70,7 +71,7 @@ def ended(processes):
 def place(tmp_path_factory):
     """A federation whose three clients are at work, each with its share of cifar10-mini."""
     folder = tmp_path_factory.mktemp("machines") / "clinic"
-    first, *others = [fitting(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
+    first, *others = [resolve_for_parties(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
     create(folder, NAMES, "127.0.0.1", free_port(), first)
     for experiment in others:
         for party in [folder, *(folder / "parties" / name for name in NAMES)]:
@@ -110,11 +111,11 @@ def wait_until(condition, *processes):
 
 def local(name):
     """The same experiment in this process."""
-    prepared = prepare(fitting(EXPERIMENTS[name], len(NAMES)), Silent())
+    prepared = prepare(resolve_for_parties(EXPERIMENTS[name], len(NAMES)), Silent())
     config = prepared.experiment.federation
     torch.set_num_threads(1)
     start = prepared.method.start(torch_generator(0, "start"))
-    federation = Federation(prepared.method, prepared.engine, config, 0, start)
+    federation = Federation(prepared.method, local_engine(prepared), config, 0, start)
     federation.run(lambda *_: {}, lambda record: None)
     return prepared, federation
 
@@ -151,9 +152,9 @@ def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers
         prepared, federation = local(name)
         assert_near(load(tmp_path / name / "model.safetensors"), federation.shared)
         for client, tensors in enumerate(finished(place, tmp_path / name)):
-            expected = {**federation.shared, **prepared.engine.private[client]}
+            expected = {**federation.shared, **federation.engine.private[client]}
             assert_near(tensors, expected)
-            ours, theirs = (answer_all(prepared.method, one, prepared.test, 256) for one in (tensors, expected))
+            ours, theirs = (answer_all(prepared.method, one, prepared.test.samples, 256) for one in (tensors, expected))
             assert (ours == theirs).all()
     result = json.loads((tmp_path / "fst-cbdg" / "result.json").read_bytes())
     assert result["refused_updates"] == 0

@@ -19,7 +19,7 @@ def prepared():
 
 
 def test_training_samples_lack_the_share_and_their_text_is_the_empty_one(prepared):
-    inputs, encoder = prepared.engine.data.inputs, prepared.method.task.fused
+    inputs, encoder = prepared.training.samples.inputs, prepared.method.task.fused
     share = 1 - inputs["present"].float().mean(0)
     torch.testing.assert_close(share, torch.tensor([0.35, 0.35]), atol=1 / len(inputs["present"]), rtol=0)
     without = ~inputs["present"][:, 0]
@@ -29,7 +29,7 @@ def test_training_samples_lack_the_share_and_their_text_is_the_empty_one(prepare
 
 
 def test_the_test_is_asked_under_seven_conditions_of_the_same_samples(prepared):
-    conditions = prepared.conditions
+    conditions = prepared.test.conditions
     present = {name: samples.inputs["present"] for name, samples in conditions.items()}
     assert list(present) == ["as trained", "miss-text", "miss-image", "miss-both", "full", "text-only", "image-only"]
     assert present["as trained"].equal(present["miss-both"])
@@ -38,14 +38,14 @@ def test_the_test_is_asked_under_seven_conditions_of_the_same_samples(prepared):
     assert not present["text-only"][:, 1].any()
     assert not present["image-only"][:, 0].any()
     for samples in conditions.values():
-        assert samples.labels.equal(prepared.test.labels)
-        assert samples.inputs["pixels"].equal(prepared.test.inputs["pixels"])
+        assert samples.labels.equal(prepared.test.samples.labels)
+        assert samples.inputs["pixels"].equal(prepared.test.samples.inputs["pixels"])
 
 
 def test_by_client_every_client_lacks_the_share():
-    engine = prepare({**SMALL, "data": {**SMALL["data"], "missing": "text:0.5", "missing_by": "client"}}).engine
-    for rows in engine.rows:
-        lacking = int((~engine.data.inputs["present"][rows, 0]).sum())
+    training = prepare({**SMALL, "data": {**SMALL["data"], "missing": "text:0.5", "missing_by": "client"}}).training
+    for rows in training.rows:
+        lacking = int((~training.samples.inputs["present"][rows, 0]).sum())
         assert lacking == round(0.5 * len(rows))
 
 

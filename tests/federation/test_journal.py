@@ -56,8 +56,8 @@ def test_a_manifest_of_another_round_is_not_believed(tmp_path):
 
 def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_path):
     code = (
-        "import sys, pathlib; from fedvl.federation.journal import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from fedvl.run_folder import RunFolder\n"
+        "with RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

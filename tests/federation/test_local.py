@@ -1,7 +1,6 @@
 """Batched clients against one at a time, against a plain PyTorch loop, and against each other."""
 
 import math
-from typing import ClassVar
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method, s
 
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
+from fedvl.methods.roles import Given, Private, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
@@ -82,7 +82,8 @@ def test_empty_clients_send_nothing():
 class Counting(Method):
     """Counts in a private tensor how often each sample was used; its noise must differ by client and step."""
 
-    per_sample: ClassVar[tuple[str, ...]] = ("uses",)
+    def roles(self):
+        return {"uses": Private(per_sample=True)}
 
     def start(self, generator):
         return {"w": torch.zeros(2)}
@@ -152,7 +153,8 @@ def test_rates_fall_from_epoch_to_epoch_for_each_client_by_its_own_batches():
 class Odd(Counting):
     """Trains on every other sample; a client of one has none at position 1."""
 
-    per_sample = ("uses", "labels")
+    def roles(self):
+        return {**super().roles(), "labels": Private(per_sample=True)}
 
     def join(self, samples, generator):
         return {**super().join(samples, generator), "labels": torch.arange(len(samples)) % 2 - 1}
@@ -188,5 +190,94 @@ def test_a_private_tensor_cannot_leave(name, monkeypatch):
     run_quietly(federation)
     assert sent
     for tensors, private in sent:
-        assert tensors.keys() == federation.shared.keys() | method.extra_shapes().keys()
+        assert tensors.keys() == federation.shared.keys() | method.role.sent.keys()
         assert not tensors.keys() & private.keys()
+
+
+# --- rates, hand-outs and shapes by tensor
+
+
+class TwoRates(Method):
+    """w and own are each drawn to 1 by half the square: a step of plain SGD moves them by rate (1 - value)."""
+
+    scope = "row"
+
+    def roles(self):
+        return {"w": Shared(rate=3.0), "own": Private(trained=True, rate=0.5), "still": Shared(trained=False)}
+
+    def start(self, generator):
+        return {"w": torch.zeros(2), "plain": torch.zeros(2), "still": torch.zeros(2)}
+
+    def join(self, samples, generator):
+        return {"own": torch.zeros(1)}
+
+    def loss(self, tensors, batch):
+        return sum(((tensors[name] - 1) ** 2).sum() / 2 for name in ("w", "plain", "own", "still"))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_each_tensor_has_its_own_rate(one_by_one):
+    method = TwoRates(Method.options_type(), small_method("linear").task)
+    steps = {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1, "momentum": 0.0}
+    federation = small_federation(method, steps, rounds=1, one_by_one=one_by_one)
+    for result in federation.engine.train(0, range(5), federation.shared):
+        sent = result.update.tensors
+        torch.testing.assert_close(sent["w"], torch.full((2,), 0.3))
+        torch.testing.assert_close(sent["plain"], torch.full((2,), 0.1))
+        torch.testing.assert_close(result.private["own"], torch.full((1,), 0.05))
+        assert not sent["still"].any()
+
+
+class Guided(Method):
+    """The server gives each client a number of its own beside w, which the client's loss draws w to."""
+
+    def roles(self):
+        return {"goal": Given((1,))}
+
+    def start(self, generator):
+        return {"w": torch.zeros(1)}
+
+    def hand_out(self, shared, last, client):
+        return {**shared, "goal": torch.tensor([float(client)])}
+
+    def loss(self, tensors, batch):
+        return ((tensors["w"] - batch.received["goal"]) ** 2).sum() / 2 + 0 * tensors["goal"].sum()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_hand_out_may_hold_tensors_that_clients_only_read(one_by_one):
+    method = Guided(Method.options_type(), small_method("linear").task)
+    steps = {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1, "momentum": 0.0}
+    federation = run_quietly(small_federation(method, steps, rounds=1, one_by_one=one_by_one))
+    with_data = {client: size for client, size in enumerate(RAGGED) if size}
+    mean = sum(0.1 * client * size for client, size in with_data.items()) / sum(with_data.values())
+    torch.testing.assert_close(federation.shared["w"], torch.tensor([mean]))
+    (record,) = federation.records
+    assert record["bytes_up"] == 4 * len(with_data)  # w alone comes back
+    assert record["bytes_down"] == 8 * len(RAGGED)
+
+
+class Lengths(Method):
+    """Every client keeps as many numbers as it has samples, and trains them to 1 together with w."""
+
+    def roles(self):
+        return {"own": Private(trained=True)}
+
+    def start(self, generator):
+        return {"w": torch.zeros(1)}
+
+    def join(self, samples, generator):
+        return {"own": torch.zeros(1 + len(samples) // 5, 2)}
+
+    def loss(self, tensors, batch):
+        return ((tensors["w"] + tensors["own"].sum() - batch.mask.sum()) ** 2).sum() / 2
+
+
+def test_private_tensors_may_have_other_shapes_in_other_clients():
+    method = Lengths(Method.options_type(), small_method("linear").task)
+    together, alone = (run_quietly(small_federation(method, one_by_one=one)) for one in (False, True))
+    shapes = {client: tuple(private["own"].shape) for client, private in together.engine.private.items()}
+    assert shapes == {0: (2, 2), 2: (1, 2), 3: (3, 2), 4: (2, 2)}  # clients 0 and 4 still share a kernel
+    assert_near(together.shared, alone.shared, 1e-5)
+    for client, private in together.engine.private.items():
+        assert_near(private, alone.engine.private[client], 1e-5)

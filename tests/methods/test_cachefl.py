@@ -73,7 +73,7 @@ def test_equation_8_by_hand():
 
 def test_equation_9_weights_clients_by_their_samples():
     method = tiny()
-    assert not method.counts_clients_equally
+    assert method.weighting == "samples"
     updates = [Update(0, {"keys": torch.zeros(2, 2)}, 1.0), Update(1, {"keys": torch.full((2, 2), 4.0)}, 3.0)]
     torch.testing.assert_close(method.merge({"keys": torch.eye(2)}, updates)["keys"], torch.full((2, 2), 3.0))
 

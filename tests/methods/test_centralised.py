@@ -6,8 +6,8 @@ from helpers.small import batch_of, run_quietly, small_federation, small_method,
 
 def test_it_is_the_linear_classifier_but_pools_all_data():
     method, plain = small_method("centralised"), small_method("linear")
-    assert method.pools_data
-    assert not plain.pools_data
+    assert method.scope == "pooled"
+    assert plain.scope == "row"
     start = method.start(torch.Generator())
     assert {name: tensor.tolist() for name, tensor in start.items()} == {
         name: tensor.tolist() for name, tensor in plain.start(torch.Generator()).items()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.runs import run_experiment
 from helpers.small import RAGGED, encoder_of, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
 
@@ -12,14 +13,14 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.metrics import summary
 from fedvl.evaluation.predict import answer_all, confusion
-from fedvl.experiment import run as run_experiment
+from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation, last_updates
-from fedvl.methods.base import Batch, Samples, Task, Update, of_clients
+from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.settings import command_for, resolve_experiment
-from fedvl.tensors import Tensors, count_bytes, count_elements, load
+from fedvl.tensors import Tensors, count_bytes, count_elements, load, unflatten
 
 
 def method_for(texts, scale=1.0, **options):
@@ -82,10 +83,10 @@ def test_a_client_sends_unit_vectors_of_its_own_classes_or_their_mean():
     """Eq. 6 for a client of classes 0 and 2: (3, 4) and (0, -2) + 0.3 (0, 10) = (0, 1)."""
     texts, residuals = [[3.0, 4.0], [9.0, 9.0], [0.0, -2.0]], torch.tensor([[0.0, 0.0], [7.0, 7.0], [0.0, 10.0]])
     samples = Samples({"embeddings": torch.zeros(3, 2)}, torch.tensor([2, 0, 2]))
-    sent = method_for(texts, share="classes").extras({"residuals": residuals}, samples)
-    torch.testing.assert_close(sent["perturbed_texts"], torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
-    sent = method_for(texts, share="mean").extras({"residuals": residuals}, samples)
-    torch.testing.assert_close(sent["perturbed_texts"], torch.tensor([[0.3, 0.9]]))
+    sent = method_for(texts, share="classes").perturbed_texts({"residuals": residuals}, samples)
+    torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
+    sent = method_for(texts, share="mean").perturbed_texts({"residuals": residuals}, samples)
+    torch.testing.assert_close(sent, torch.tensor([[0.3, 0.9]]))
 
 
 def test_weights_and_merge_by_hand():
@@ -95,34 +96,34 @@ def test_weights_and_merge_by_hand():
     shared = gate_of([0.0, 0.0])
     method = method_for([[2.0, 0.0], [0.0, 5.0]])
     second = math.exp(far) / (math.exp(near) + math.exp(far))
-    assert method.client_weights(of_clients(kept)) == pytest.approx({0: 1 - second, 1: second})
-    merged = method.tailor(shared, of_clients(kept))
+    assert method.client_weights(unflatten(kept)) == pytest.approx({0: 1 - second, 1: second})
+    merged = method.tailor(shared, unflatten(kept))
     torch.testing.assert_close(merged["gate.1.bias"], torch.tensor([second, 0.0]))  # clients have the bias 0 and 1
     linear = method_for([[2.0, 0.0], [0.0, 5.0]], weights="linear")
-    assert linear.client_weights(of_clients(kept_of([[1.0, 0.0]], [[0.0, 0.5]]))) == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert linear.client_weights(unflatten(kept_of([[1.0, 0.0]], [[0.0, 0.5]]))) == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_linear_weights_are_never_wild():
     """Similarities of 0.5 and -0.499 would give the weights 500 and -499."""
     linear = method_for([[1.0, 0.0]], weights="linear")
-    assert linear.client_weights(of_clients(kept_of([[0.5, 0.0]], [[-0.499, 0.0]]))) == {0: 1.0, 1: 0.0}
-    assert linear.client_weights(of_clients(kept_of([[0.0, 1.0]], [[-0.5, 0.0]]))) == {0: 0.5, 1: 0.5}
+    assert linear.client_weights(unflatten(kept_of([[0.5, 0.0]], [[-0.499, 0.0]]))) == {0: 1.0, 1: 0.0}
+    assert linear.client_weights(unflatten(kept_of([[0.0, 1.0]], [[-0.5, 0.0]]))) == {0: 0.5, 1: 0.5}
 
 
 def test_long_vectors_buy_no_more_than_a_perfect_match():
     method = method_for([[1.0, 0.0]])
-    honest = method.client_weights(of_clients(kept_of([[0.2, 0.0]], [[1.0, 0.0]])))
-    assert method.client_weights(of_clients(kept_of([[0.2, 0.0]], [[900.0, 0.0]]))) == honest
+    honest = method.client_weights(unflatten(kept_of([[0.2, 0.0]], [[1.0, 0.0]])))
+    assert method.client_weights(unflatten(kept_of([[0.2, 0.0]], [[900.0, 0.0]]))) == honest
 
 
 def test_the_mean_tells_the_server_as_much_as_one_vector_a_class():
     """The remedy costs nothing: the same weights and, bit for bit, the same model; only the message is smaller."""
     runs = {share: run_quietly(small_federation(small_method("fed-mp", share=share))) for share in ("mean", "classes")}
     user = FedMP(FedMPOptions(), replace(small_task(), text_embeddings=torch.randn(3, 6)))
-    weights = [user.client_weights(of_clients(run.kept)) for run in runs.values()]
+    weights = [user.client_weights(run.last) for run in runs.values()]
     assert weights[0] == weights[1]
     assert len(set(weights[0].values())) == 4  # each client counts differently
-    models = [user.tailor(run.shared, of_clients(run.kept)) for run in runs.values()]
+    models = [user.tailor(run.shared, run.last) for run in runs.values()]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     up = {share: run.records[-1]["bytes_up"] for share, run in runs.items()}
     classes = sum(len(run_rows.unique()) for run_rows in small_samples(small_method("fed-mp")).labels.split(RAGGED))
@@ -133,26 +134,27 @@ def test_two_users_get_different_models_from_one_run():
     federation = run_quietly(small_federation(small_method("fed-mp")))
     task = federation.method.task
     users = [FedMP(FedMPOptions(), replace(task, text_embeddings=texts)) for texts in task.text_embeddings.split(2)]
-    models = [user.tailor(federation.shared, of_clients(federation.kept)) for user in users]
+    models = [user.tailor(federation.shared, federation.last) for user in users]
     for name, shared in federation.shared.items():
         assert not torch.equal(models[0][name], models[1][name])
         assert not torch.equal(models[0][name], shared)
     plain = FedMP(FedMPOptions(adaptive=False), users[0].task)
-    assert plain.tailor(federation.shared, of_clients(federation.kept)) is federation.shared
+    assert plain.tailor(federation.shared, federation.last) is federation.shared
 
 
 def test_rounds_go_on_from_the_plain_mean_whatever_a_client_holds():
     federation = run_quietly(small_federation(small_method("fed-mp"), rounds=1))
     for name, shared in federation.shared.items():
-        gates = [federation.kept[f"{client}/{name}"] for client in (0, 2, 3, 4)]  # client 1 has no image
+        gates = [federation.last[client][name] for client in (0, 2, 3, 4)]  # client 1 has no image
         torch.testing.assert_close(shared, torch.stack(gates).mean(0))
 
 
 def test_the_server_keeps_the_last_gate_of_clients_that_sat_out():
-    first = last_updates({}, [Update(c, {"w": torch.full((1,), float(c))}, 1.0) for c in (0, 1)])
-    second = last_updates(first, [Update(1, {"w": torch.tensor([5.0])}, 1.0)])
-    assert {name: tensor.item() for name, tensor in second.items()} == {"0/w": 0.0, "1/w": 5.0}
-    assert first["1/w"].item() == 1.0
+    method = small_method("fed-mp")
+    first = last_updates(method, {}, [Update(c, {"w": torch.full((1,), float(c))}, 1.0) for c in (0, 1)])
+    second = last_updates(method, first, [Update(1, {"w": torch.tensor([5.0])}, 1.0)])
+    assert {client: sent["w"].item() for client, sent in second.items()} == {0: 0.0, 1: 5.0}
+    assert first[1]["w"].item() == 1.0
 
 
 def test_before_any_round_the_shared_gate_answers():
@@ -175,7 +177,7 @@ def test_a_client_that_sends_other_texts_is_refused(monkeypatch):
     monkeypatch.setattr(federation.engine, "train", tampered)
     run_quietly(federation)
     assert "shape (2, 6), not (1, 6)" in federation.records[0]["refused"][0]["reason"]
-    assert not any(name.startswith("0/") for name in federation.kept)
+    assert 0 not in federation.last
 
 
 def test_residuals_of_own_classes_are_kept_and_trained():
@@ -190,7 +192,7 @@ def test_residuals_of_own_classes_are_kept_and_trained():
         assert start[own].abs().max() <= 5
         if client != 2:  # a lone image has no other to be told from
             assert not torch.equal(private["residuals"][own], start[own])
-    assert not any("residuals" in name for name in federation.kept)
+    assert not any("residuals" in sent for sent in federation.last.values())
 
 
 def test_released_residuals_are_the_same_noise_for_all_and_do_not_last():
@@ -217,8 +219,8 @@ def test_numbers_on_the_wire(width, numbers):
     for share, vectors in (("mean", 1), ("classes", 9)):
         method = FedMP(FedMPOptions(share=share), task)
         assert count_elements(method.start(torch.Generator())) == numbers
-        extras = method.extras(method.join(samples, torch.Generator()), samples)
-        assert count_bytes(extras) == 4 * vectors * width
+        sent = method.perturbed_texts(method.join(samples, torch.Generator()), samples)
+        assert count_bytes({"perturbed_texts": sent}) == 4 * vectors * width
 
 
 def session_problem(**options):
@@ -329,24 +331,24 @@ def real(tmp_path_factory):
             settings = {"method": {"name": "fed-mp"}, "data": {"dataset": "cifar10-mini", "clients": 3}, "seed": seed}
             prepared = prepare(resolve_experiment({**settings, "device": "cpu"}), Silent())
             start = prepared.method.start(torch_generator(seed, "start"))
-            run = Federation(prepared.method, prepared.engine, prepared.experiment.federation, seed, start)
+            run = Federation(prepared.method, local_engine(prepared), prepared.experiment.federation, seed, start)
             runs.append((prepared, run_quietly(run)))
         return runs
 
 
 def accuracy(prepared, run, **options):
-    asked = FedMP(prepared.asked.options.model_copy(update=options), prepared.asked.task)
-    return summary(confusion(asked, asked.tailor(run.shared, of_clients(run.kept)), prepared.test, 18))["accuracy"]
+    asked = FedMP(prepared.queried.options.model_copy(update=options), prepared.queried.task)
+    return summary(confusion(asked, asked.tailor(run.shared, run.last), prepared.test.samples, 18))["accuracy"]
 
 
 def test_real_images_of_unseen_classes(real):
     for prepared, run in real:
-        assert len(prepared.asked.task.class_names) == 4
-        assert not set(prepared.asked.task.class_names) & set(prepared.method.task.class_names)
-        weights = prepared.asked.client_weights(of_clients(run.kept))
+        assert len(prepared.queried.task.class_names) == 4
+        assert not set(prepared.queried.task.class_names) & set(prepared.method.task.class_names)
+        weights = prepared.queried.client_weights(run.last)
         assert sum(weights.values()) == pytest.approx(1)
         assert all(abs(weight - 1 / 3) < 0.1 for weight in weights.values())  # eq. 9 is nearly even
-        zero_shot = prepared.judge_zero_shot().figures["accuracy"]
+        zero_shot = make_judge(prepared, run.engine).judge_zero_shot().figures["accuracy"]
         assert zero_shot > 50  # of 4 classes
         assert abs(accuracy(prepared, run, prototypes=False) - zero_shot) < 5  # 2 rounds at 1e-5 hardly move a gate
 
@@ -355,8 +357,8 @@ def test_a_run_folder_holds_what_answers_any_user(real, tmp_path):
     prepared, in_memory = real[0]
     result = run_experiment(prepared.experiment, tmp_path, Silent())
     shared, kept = load(tmp_path / "model.safetensors"), load(tmp_path / "kept.safetensors")
-    expected = prepared.asked.tailor(in_memory.shared, of_clients(in_memory.kept))
-    tailored = prepared.asked.tailor(shared, of_clients(kept))
+    expected = prepared.queried.tailor(in_memory.shared, in_memory.last)
+    tailored = prepared.queried.tailor(shared, unflatten(kept))
     assert all(torch.equal(tailored[name], expected[name]) for name in expected)
     assert result["accuracy"] == pytest.approx(accuracy(prepared, in_memory))
     assert result["bytes_up_per_client_round"] - result["bytes_down_per_client_round"] == 4 * 256  # one vector
@@ -375,14 +377,14 @@ def test_neither_form_hides_the_names_of_a_client_of_two_classes(real):
     found = {"classes": 0, "mean": 0}
     total = 0
     for prepared, run in real:
-        names = (*prepared.method.task.class_names, *prepared.asked.task.class_names)
-        texts = torch.cat([prepared.method.task.text_features, prepared.asked.task.text_features])
+        names = (*prepared.method.task.class_names, *prepared.queried.task.class_names)
+        texts = torch.cat([prepared.method.task.text_features, prepared.queried.task.text_features])
         for client, private in run.engine.private.items():
             rows = Samples({}, run.engine.data.labels[run.engine.rows[client]])
             own = {prepared.method.task.class_names[c] for c in rows.labels.unique()}
             total += len(own)
             for share in found:
-                told = FedMP(FedMPOptions(share=share), prepared.method.task).extras(private, rows)["perturbed_texts"]
+                told = FedMP(FedMPOptions(share=share), prepared.method.task).perturbed_texts(private, rows)
                 guesses = (told @ texts.T).topk(len(own) // len(told)).indices.flatten()
                 found[share] += len(own & {names[guess] for guess in guesses})
     assert found["classes"] == total

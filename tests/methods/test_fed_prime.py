@@ -7,6 +7,7 @@ import torch
 from helpers.small import run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
 
+from fedvl.federation.round import merge
 from fedvl.methods.base import Update
 from fedvl.methods.fed_prime import Choice, FedPrimeOptions
 from fedvl.methods.parts.fused import Seen, embed
@@ -155,7 +156,8 @@ def test_only_prompts_that_were_chosen_are_aligned_and_the_pool_changes_its_size
     sent = 3 * torch.eye(8)[:4]
     shared = {"intra": torch.zeros(2, 8), "inter": sent, "uses": torch.tensor([7.0, 1.0, 0.0, 2.0])}
     near = 0.01 * torch.ones(4, 8)
-    merged = method.merge(
+    merged = merge(
+        method,
         shared,
         [
             update(0, (sent + near)[[1, 0, 2, 3]], [7.5, 1.25, 0.0, 2.0], intra=torch.full((2, 8), 3.0)),  # 1 and 0
@@ -174,7 +176,7 @@ def test_only_prompts_that_were_chosen_are_aligned_and_the_pool_changes_its_size
 def test_a_pool_that_nobody_chose_from_stays():
     method = small_method("fed-prime")
     shared = {"intra": torch.zeros(2, 8), "inter": torch.eye(8)[:2], "uses": torch.ones(2)}
-    merged = method.merge(shared, [update(0, torch.zeros(2, 8), [1.0, 1.0])])
+    merged = merge(method, shared, [update(0, torch.zeros(2, 8), [1.0, 1.0])])
     assert torch.equal(merged["inter"], shared["inter"])
 
 

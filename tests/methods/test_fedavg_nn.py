@@ -31,7 +31,7 @@ NETWORKS = ("fedavg-nn", "fedprox-nn", "fedka")
 def test_what_travels_is_a_whole_resnet(depth, parameters):
     method = FedAvgNN(NetworkOptions(depth=depth), replace(small_task(), class_names=tuple("0123456789")))
     start = method.start(torch.Generator())
-    assert sum(tensor.numel() for name, tensor in start.items() if method.trains(name)) == parameters
+    assert sum(tensor.numel() for name, tensor in start.items() if method.role.shared(name).trained) == parameters
     assert start["fc.weight"].shape == (10, method.feature_width)
 
 

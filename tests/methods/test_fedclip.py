@@ -6,7 +6,7 @@ from helpers.small import small_method
 
 def test_fedclip_counts_clients_equally_and_scores_by_cosine():
     method = small_method("fedclip")
-    assert method.counts_clients_equally
+    assert method.weighting == "clients"
     tensors = method.start(torch.Generator().manual_seed(0))
     scores = method.predict(tensors, {"embeddings": torch.randn(7, 6)})
     assert scores.shape == (7, 4)

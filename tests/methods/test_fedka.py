@@ -18,12 +18,14 @@ from fedvl.settings import resolve_experiment
 
 def test_gradients_leave_running_statistics_alone():
     method = small_method("fedka")
-    assert [name for name in ("conv1.weight", "bn1.bias", "fc.bias") if method.trains(name)] == [
+    assert [name for name in ("conv1.weight", "bn1.bias", "fc.bias") if method.role.shared(name).trained] == [
         "conv1.weight",
         "bn1.bias",
         "fc.bias",
     ]
-    assert not any(method.trains(name) for name in ("bn1.running_mean", "layer1.0.bn2.running_var", "steps"))
+    assert not any(
+        method.role.shared(name).trained for name in ("bn1.running_mean", "layer1.0.bn2.running_var", "steps")
+    )
 
 
 def test_fedka_is_the_cross_entropy_plus_its_two_parts():
@@ -110,8 +112,8 @@ def test_target_images_are_the_users_validation_images_without_labels(tmp_path, 
     prepared = prepare(resolve_experiment(settings), Silent())
     assert prepared.method.task.target is not None
     target = prepared.method.task.target["pixels"]
-    tested = {bytes(image.numpy()) for image in prepared.test.inputs["pixels"]}
-    assert len(target) == (len(target) + len(prepared.test)) // 5
+    tested = {bytes(image.numpy()) for image in prepared.test.samples.inputs["pixels"]}
+    assert len(target) == (len(target) + len(prepared.test.samples)) // 5
     assert not tested & {bytes(image.numpy()) for image in target}
 
 

@@ -23,18 +23,18 @@ def test_a_client_begins_with_the_mixture_of_all_by_hand():
     rows = [torch.softmax(row, 0) for row in rows]
     mean = sum(rows) / 3
     weights = [row * mean / (row * mean).sum() for row in rows]
-    sent = method.begin(shared, kept, 0)
+    sent = method.hand_out(shared, kept, 0)
     for name, weight in zip(names, (weights[0], weights[1], weights[2], weights[2]), strict=True):
         expected = weight[0] * torch.tensor(first[name]) + weight[1] * torch.tensor(second[name])
         torch.testing.assert_close(sent[name], expected)
-    assert method.begin(shared, kept, 3) is shared  # it has sent nothing yet
+    assert method.hand_out(shared, kept, 3) is shared  # it has sent nothing yet
 
 
 def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own(monkeypatch):
     federation = small_federation(small_method("fedmsplit-p"), rounds=2)
     engine, train, seen = federation.engine, federation.engine.train, []
 
-    def listening(round_index, cohort, shared, own):
+    def listening(round_index, cohort, shared, own=None):
         trained = train(round_index, cohort, shared, own)
         seen.append((own, {result.update.client: result.update.tensors for result in trained}))
         return trained
@@ -43,7 +43,7 @@ def test_mixtures_are_made_of_what_clients_sent_and_everyone_trains_from_its_own
     run_quietly(federation)
     (_, first), (second, _) = seen
     for client in first:
-        expected = federation.method.begin(
+        expected = federation.method.hand_out(
             second[1], first, client
         )  # client 1 has no data: it was sent the mean of all
         assert all(torch.equal(second[client][name], expected[name]) for name in expected)

@@ -39,7 +39,9 @@ def test_a_bad_report_is_refused_and_named():
         3: {"counts": torch.ones(5), "images": torch.ones(1)},
         4: {"counts": torch.ones(4)},
     }
-    kept, refusals = sound_reports([good, *(Report(c, t) for c, t in bad.items())], quick().consultation.shapes)
+    kept, refusals = sound_reports(
+        [good, *(Report(c, t) for c, t in bad.items())], quick().consultation().report_shapes
+    )
     assert kept == [good]
     assert [refusal.client for refusal in refusals] == [1, 2, 3, 4]
     assert all("in its report" in refusal.reason for refusal in refusals)
@@ -98,7 +100,7 @@ class Picky(Selection):
 
 def picky(**options):
     method = small_method("fedpp", **options)
-    method.consultation = Picky(*method.consultation)
+    method.selection = Picky(*method.selection)
     return method
 
 
@@ -116,7 +118,7 @@ def test_a_client_without_selected_labels_is_not_averaged():
     """One round by hand: the mean of the visual prompts of the others, by the number of labels that each used."""
     federation = small_federation(picky(), rounds=1)
     engine, shared = federation.engine, federation.shared
-    engine.adopt({None: federation.method.consultation.settle(0, engine.report(0, shared)[0][0].tensors, None)})
+    engine.adopt({None: federation.method.consultation().settle(0, engine.report(0, shared)[0][0].tensors, None)})
     used = {client: int((engine.private[client]["labels"] >= 0).sum()) for client in engine.private}
     assert used[4] == 0
     trained = {result.update.client: result.update.tensors["visual"] for result in engine.train(0, range(5), shared)}
@@ -128,7 +130,7 @@ def test_a_client_without_selected_labels_is_not_averaged():
 def test_no_state_is_shared_between_clients():
     together = small_federation(quick())
     together.engine.adopt(
-        {None: together.method.consultation.settle(0, together.engine.report(0, together.shared)[0][0].tensors, None)}
+        {None: together.method.consultation().settle(0, together.engine.report(0, together.shared)[0][0].tensors, None)}
     )
     labels = {client: private["labels"].clone() for client, private in together.engine.private.items()}
     everyone = {result.update.client: result for result in together.engine.train(0, range(5), together.shared)}
@@ -180,7 +182,7 @@ def test_a_restored_run_ends_in_the_same_bits(tmp_path):
 
 def test_labels_are_renewed_at_the_interval_and_by_the_clients_own_prompts():
     method = quick(interval=3)
-    assert [method.consultation.due(r) for r in range(7)] == [True, False, False, True, False, False, True]
+    assert [method.consultation().due(r) for r in range(7)] == [True, False, False, True, False, False, True]
     samples = small_samples(method, 6)
     tensors = method.join(samples, torch_generator(0, "b"))
     first = torch.softmax(10.0 * samples.inputs["features"] @ method.task.text_features.T, dim=-1)
@@ -207,16 +209,16 @@ def test_images_are_read_only_if_they_are_prompted():
 def run_real(settings, **method):
     finished = run({**settings, "method": {"name": "fedpp", **method}})
     start = finished.prepared.method.start(torch_generator(finished.prepared.experiment.seed, "start"))
-    return finished.prepared, finished.federation, start
+    return finished, start
 
 
 def test_text_prompts_by_cooperative_labels_beat_the_zero_shot_model_and_those_by_fpl():
     settings = {"data": {"partition": "dirichlet:0.1"}, "federation": {"rounds": 2}, "training": {"local_epochs": 5}}
     accuracy = {}
     for selection in ("cps", "fpl"):
-        prepared, federation, _ = run_real(settings, selection=selection, visual_prompts=False)
-        accuracy[selection] = prepared.judge(federation.shared, {}).figures["accuracy"]
-    zero_shot = prepared.judge_zero_shot().figures["accuracy"]
+        finished, _ = run_real(settings, selection=selection, visual_prompts=False)
+        accuracy[selection] = finished.accuracy
+    zero_shot = finished.zero_shot_accuracy
     assert accuracy["cps"] > zero_shot + 5
     assert accuracy["fpl"] < zero_shot  # table 5: personal prompts follow false labels
 

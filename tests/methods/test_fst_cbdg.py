@@ -1,20 +1,21 @@
 """FST-CBDG: its equations by hand, and what its paper says must hold on real images."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.real import accuracy
-from helpers.small import run_quietly, small_federation, small_method, small_samples
+from helpers.small import run_quietly, small_federation, small_method, small_samples, small_task
 
 from fedvl.methods.base import Batch, Samples
+from fedvl.methods.fst_cbdg import FSTCBDG, FSTOptions
 
 
 def two_class_method(**options):
     """Texts along the axes of the plane, so that scores can be read off."""
-    method = small_method("fst-cbdg", **options)
-    method.text = torch.eye(2)
-    return method
+    task = replace(small_task(2, 2), text_embeddings=torch.eye(2))
+    return FSTCBDG(FSTOptions(**options), task)
 
 
 def batch_of(features, positions, whole, noise=None):
@@ -106,7 +107,7 @@ def test_the_classes_of_synthetic_features_are_spread_as_n(place):
     soft = torch.eye(4)[torch.tensor([0, 0, 0, 0, 1, 1, 2])]  # m = 4, 2, 1, 0, so n = 0, 2, 3, 4
     noise = {"normal": torch.zeros(40, 6), "place": torch.tensor(place)}
     method.sampling_loss({"sigma": torch.tensor(0.0)}, soft, noise)
-    drawn = [(seen[0] == text).all(1).sum().item() for text in method.text]
+    drawn = [(seen[0] == text).all(1).sum().item() for text in method.task.text_features]
     assert drawn[0] == 0
     assert all(abs(count - 40 * n / 9) <= 1 for count, n in zip(drawn[1:], (2, 3, 4), strict=True))
 
@@ -133,7 +134,7 @@ def test_labels_are_never_looked_at_and_clients_count_equally():
     without.engine.data = Samples(blind.inputs, torch.full_like(blind.labels, -1))
     for name, tensor in run_quietly(with_labels).shared.items():
         assert torch.equal(tensor, run_quietly(without).shared[name])
-    assert method.counts_clients_equally
+    assert method.weighting == "clients"
 
 
 def test_pseudo_labels_stay_with_the_client_and_are_probabilities():

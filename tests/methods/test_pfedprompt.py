@@ -64,7 +64,7 @@ def test_the_memory_stays_with_its_client():
     assert all(result.update.tensors.keys() == {"context"} for result in trained)
     run_quietly(federation)
     assert federation.shared.keys() == {"context"}
-    assert federation.kept == {}
+    assert federation.last == {}
     first, last = (federation.engine.private_of(client) for client in (0, 3))
     samples = small_samples(method)
     assert torch.equal(first["memory"], samples.inputs["features"][:7])
@@ -76,7 +76,7 @@ def test_without_a_memory_it_answers_as_promptfl_and_says_what_it_is():
     context, inputs = plain.start(torch.Generator().manual_seed(0)), small_samples(plain).inputs
     assert torch.equal(method.predict(context, inputs), plain.predict(context, inputs))
     assert "re-implemented from its description" in method.notes()[0]
-    assert not method.answers_new_classes
+    assert method.vocabulary == "trained"
 
 
 def test_a_memory_of_ones_own_helps_a_client_with_few_classes():

@@ -9,9 +9,9 @@ from helpers.small import PAPERS, run_quietly, small_federation, small_method
 
 import fedvl
 from fedvl.federation.checks import sort_out
-from fedvl.federation.round import Federation, last_updates
+from fedvl.federation.round import Federation, last_updates, merge
 from fedvl.methods.base import Update
-from fedvl.tensors import Tensors, digest
+from fedvl.tensors import Tensors, digest, flatten
 
 # What the reason must say.
 REASONS = {
@@ -40,9 +40,8 @@ def trained(name: str) -> tuple[Federation, list[Update]]:
 
 
 def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tensors]:
-    return federation.method.merge(federation.shared, updates), last_updates(
-        federation.last, updates
-    ) if federation.method.keeps_updates else {}
+    last = last_updates(federation.method, federation.last, updates)
+    return merge(federation.method, federation.shared, updates), flatten(last)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +52,7 @@ def test_a_bad_update_is_refused_and_leaves_no_trace(name, kind):
     messages = [bad_message(kind, u) if u is bad else honest(u.tensors, u.client, u.weight) for u in updates]
     readable, unreadable = received(messages)
     cohort = range(federation.engine.clients)
-    shapes = federation.method.extra_shapes()
+    shapes = federation.method.role.sent_shapes
     good, refused = sort_out(readable, cohort, federation.shared, shapes, federation.config)
     assert [refusal.client for refusal in unreadable + refused] == [bad.client]
     assert REASONS[kind] in (unreadable + refused)[0].reason
@@ -76,7 +75,7 @@ def test_denormal_numbers_are_numbers(name):
     tiny = torch.full_like(federation.shared[tensor], 1e-40)
     first = updates[0]._replace(tensors={**updates[0].tensors, tensor: tiny})
     read, unreadable = received([honest(u.tensors, u.client, u.weight) for u in [first, *updates[1:]]])
-    shapes = federation.method.extra_shapes()
+    shapes = federation.method.role.sent_shapes
     good, refused = sort_out(read, range(5), federation.shared, shapes, federation.config)
     assert unreadable + refused == []
     total = sum(update.weight for update in good)

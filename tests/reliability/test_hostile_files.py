@@ -17,7 +17,7 @@ import fedvl
 from fedvl.config import read_toml
 from fedvl.data.images import BadImage, decode
 from fedvl.data.sources import open_dataset
-from fedvl.deployment import wire
+from fedvl.deployment import messages
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, load_model
@@ -93,7 +93,7 @@ def as_tensors(content, folder):
 
 
 def as_message(content, folder):
-    wire.decode(content, 2**20)
+    messages.decode(content, 2**20)
 
 
 def as_settings(content, folder):

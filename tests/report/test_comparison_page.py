@@ -19,7 +19,7 @@ def grid_of(kind):
 
 @pytest.mark.parametrize("kind", list(FIGURES))
 def test_every_kind_has_a_page_with_ours_the_papers_and_the_difference(kind, tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps(grid_of(kind)))
+    (tmp_path / "comparison.json").write_text(json.dumps(grid_of(kind)))
     path = write_report(tmp_path)
     text = path.read_text(encoding="utf-8")
     for words in (

@@ -301,7 +301,7 @@ def test_unreadable_metrics_are_said(sample, tmp_path, save):
 
 
 def test_no_result_is_an_error_and_leaves_no_page(tmp_path):
-    with pytest.raises(FedVLError, match="fedvl resume"):
+    with pytest.raises(FedVLError, match="There is no run in"):
         write_report(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fedvl.errors import FedVLError
-from fedvl.report.reading import Run, accuracy_series, count_of, difference, flatten, number, series
+from fedvl.report.reading import accuracy_series, count_of, difference, flatten, number, series
 from fedvl.run_folder import RunFolder
 
 
@@ -19,13 +19,19 @@ def test_a_round_made_again_after_a_crash_counts_once_and_torn_lines_are_counted
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "no result.json"), ("{", "cannot be read"), ("[]", "names no method"), ("{}", "names no method")],
+    [(None, "no run in"), ("{", "cannot be read"), ("[]", "names no method"), ("{}", "names no method")],
 )
 def test_a_folder_without_a_result_is_an_error_that_says_so(tmp_path, text, says):
     if text is not None:
         (tmp_path / "result.json").write_text(text)
     with pytest.raises(FedVLError, match=says):
-        RunFolder(tmp_path)
+        _ = RunFolder(tmp_path).result
+
+
+def run_of(folder, result, rounds):
+    run = RunFolder(folder)
+    run.result, run.rounds = result, rounds
+    return run
 
 
 def test_numbers_are_finite_and_not_truth_values():
@@ -34,7 +40,7 @@ def test_numbers_are_finite_and_not_truth_values():
 
 def test_series_takes_round_numbers_from_the_metrics(tmp_path):
     rounds = [{"round": index, "accuracy": 0.0} for index in (5, 6, 7)]
-    run = Run(tmp_path, {"method": "linear", "per_round": [60.0, None, 62.0]}, rounds)
+    run = run_of(tmp_path, {"method": "linear", "per_round": [60.0, None, 62.0]}, rounds)
     assert series(run, "per_round", "accuracy") == [(5, 60.0), (7, 62.0)]
 
 
@@ -46,19 +52,19 @@ def test_series_numbers_only_the_rounds_that_were_evaluated(tmp_path):
         {"round": 4, "accuracy": 62.0},
         {"round": 5, "accuracy": 63.0},
     ]
-    run = Run(tmp_path, {"method": "linear", "per_round": [60.0, 62.0, 63.0]}, rounds)
+    run = run_of(tmp_path, {"method": "linear", "per_round": [60.0, 62.0, 63.0]}, rounds)
     assert series(run, "per_round", "accuracy") == [(2, 60.0), (4, 62.0), (5, 63.0)]
 
 
 def test_series_without_a_list_in_the_result_reads_the_metrics(tmp_path):
-    run = Run(tmp_path, {"method": "linear"}, [{"round": 3, "accuracy": 59.0}])
+    run = run_of(tmp_path, {"method": "linear"}, [{"round": 3, "accuracy": 59.0}])
     assert series(run, "per_round", "accuracy") == [(3, 59.0)]
 
 
 def test_without_metrics_the_configuration_tells_which_rounds_were_evaluated(tmp_path):
     result = {"method": "linear", "rounds": 5, "per_round": [60.0, 62.0, 63.0], "config": {"evaluation": {"every": 2}}}
     expected = [(2, 60.0), (4, 62.0), (5, 63.0)]
-    assert accuracy_series(result) == series(Run(tmp_path, result, []), "per_round", "accuracy") == expected
+    assert accuracy_series(result) == series(run_of(tmp_path, result, []), "per_round", "accuracy") == expected
     assert accuracy_series({"method": "linear", "per_round": [60.0, 61.0]}) == [(1, 60.0), (2, 61.0)]
 
 

@@ -32,10 +32,8 @@ def pair(sample_of, save, tmp_path):
 
 
 def test_names_are_as_short_as_tells_runs_apart(tmp_path):
-    from fedvl.report.reading import Run
-
     def names(*folders):
-        return run_names([Run(tmp_path / folder, {}, []) for folder in folders])
+        return run_names([RunFolder(tmp_path / folder) for folder in folders])
 
     assert names("x/a", "x/b") == ["a", "b"]
     assert names("x/a", "y/a") == ["x/a", "y/a"]
@@ -92,7 +90,7 @@ def test_hostile_names_stay_text(pair, tmp_path):
 
 
 def test_a_run_that_is_not_finished_is_an_error_and_leaves_no_page(pair, tmp_path):
-    with pytest.raises(FedVLError, match="fedvl resume"):
+    with pytest.raises(FedVLError, match="There is no run in"):
         write_side_by_side([*pair, tmp_path / "nothing"], tmp_path / "compare.html")
     assert not (tmp_path / "compare.html").exists()
 

@@ -155,7 +155,10 @@ def test_figures_count_labels_that_are_used_and_true():
 def true_labels(scheme, partition, seed):
     """Percent of the pseudo-labels that are true, on the embedded images."""
     settings = {"seed": seed, "method": {"name": "promptfl"}, "data": {"labels": scheme, "partition": partition}}
-    return prepare(settings).label_figures()
+    training = prepare(settings).training
+    return label_figures(
+        *zip(*((training.samples.labels[r], training.true_labels[r]) for r in training.rows), strict=True)
+    )
 
 
 @pytest.mark.parametrize("partition", ["dirichlet:0.1", "quantity:0.2"])

@@ -15,7 +15,7 @@ def quick(**options):
 
 def told(method, table):
     """The selection, if the method's predictions were these."""
-    return method.consultation._replace(predict=lambda round_index, tensors, inputs: table)
+    return method.consultation()._replace(predict=lambda round_index, tensors, inputs: table)
 
 
 def select(method, tables, clients=2):
@@ -29,7 +29,7 @@ def select(method, tables, clients=2):
         own.append({**private, **changed})
         sent.append(report)
     total = {name: sum(report[name] for report in sent) for name in sent[0]}
-    selection = method.consultation
+    selection = method.consultation()
     answers = [selection.settle(0, total, None if selection.summed else report) for report in sent]
     labels = [selection.adopt(private, answer)["labels"].tolist() for private, answer in zip(own, answers, strict=True)]
     return sent, answers, labels

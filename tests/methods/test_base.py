@@ -1,0 +1,159 @@
+"""The contract: how much there is of it, closed forms of one class alone, and what the server is shown."""
+
+import inspect
+
+import pytest
+import torch
+from helpers.small import run_quietly, small_batch, small_federation, small_method
+
+from fedvl.federation.round import merge
+from fedvl.methods import load_method, method_names
+from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Update
+from fedvl.methods.linear import Linear
+from fedvl.methods.parts.losses import masked_mean
+from fedvl.methods.roles import Shared
+from fedvl.tensors import digest
+
+HELPERS = {"options_type", "scale", "role", "clusters", "tailor"}  # what follows from hooks and declarations
+
+
+def public(kind):
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_") and name not in HELPERS}
+
+
+def test_there_are_at_most_fifteen_hooks_and_eight_declarations():
+    hooks = {name for name, value in public(Method).items() if callable(value) or isinstance(value, classmethod)}
+    assert len(hooks) <= 15, sorted(hooks)
+    assert len(public(Method).keys() - hooks) <= 8, sorted(public(Method).keys() - hooks)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_methods_overwrite_nothing_that_is_final_and_mutate_no_declaration(name):
+    method = small_method(name)
+    for kind in type(method).__mro__[:-2]:
+        assert not HELPERS - {"options_type"} & vars(kind).keys()
+    declarations = public(Method).keys() - {n for n, v in public(Method).items() if inspect.isroutine(v)} - {"options"}
+    assert not declarations & vars(method).keys()
+
+
+# --- the closed form
+
+
+class Pulled(Linear):
+    """A user's own: the linear classifier with a term more in its loss."""
+
+    def loss(self, tensors, batch):
+        return super().loss(tensors, batch) + 0.5 * tensors["weight"].pow(2).sum()
+
+
+class Bent(Linear):
+    """A user's own: scores that are not linear, from which the loss follows."""
+
+    def predict(self, tensors, inputs):
+        return torch.tanh(super().predict(tensors, inputs))
+
+
+class Renamed(Linear):
+    """A user's own that changes nothing of the loss."""
+
+    labels = "candidates"
+
+
+@pytest.mark.parametrize("kind", [Pulled, Bent])
+def test_a_subclass_with_another_loss_is_trained_by_its_own_loss(kind):
+    """The closed form of ``linear`` once served its subclasses too: they trained to the very bits of ``linear``."""
+    task = small_method("linear").task
+    batched, alone = (
+        run_quietly(small_federation(kind(kind.options_type(), task), one_by_one=one)).shared for one in (False, True)
+    )
+    plain = run_quietly(small_federation(small_method("linear"))).shared
+    assert digest(batched) != digest(plain)
+    for name in plain:
+        torch.testing.assert_close(batched[name], alone[name], rtol=0, atol=1e-5)
+        assert (batched[name] - plain[name]).abs().max() > 1e-3
+
+
+def test_closed_forms_are_of_the_classes_that_say_so():
+    assert CLOSED_FORMS.keys() == {Linear, load_method("centralised")}
+    assert Renamed not in CLOSED_FORMS
+
+
+def test_a_declaration_that_does_not_exist_is_refused_when_the_class_is_made():
+    with pytest.raises(TypeError, match=r"Wrong\.scope is 'sample'; it must be one of row, batch, client, pooled"):
+
+        class Wrong(Method):
+            scope = "sample"
+
+
+# --- what the server sees
+
+
+class Listening(Method):
+    """``merge`` notes what it is given; only ``each`` may be there."""
+
+    def __init__(self, options, task):
+        super().__init__(options, task)
+        self.seen: list[set[str]] = []
+
+    def roles(self):
+        return {"each.*": Shared(needs="each")}
+
+    def merge(self, shared, updates):
+        self.seen += [set(update.tensors) for update in updates] + [set(shared)]
+        return {name: torch.stack([update.tensors[name] for update in updates]).amax(0) for name in shared}
+
+
+def test_merge_is_never_given_what_the_server_needs_only_in_sum():
+    method = Listening(Method.options_type(), small_method("linear").task)
+    shared = {"summed": torch.zeros(2), "each.one": torch.zeros(2)}
+    updates = [
+        Update(client, {"summed": torch.full((2,), value), "each.one": torch.full((2,), value)}, weight)
+        for client, value, weight in ((0, 1.0, 1.0), (1, 5.0, 3.0))
+    ]
+    merged = merge(method, shared, updates)
+    assert method.seen == [{"each.one"}] * 3
+    assert merged["summed"].tolist() == [4.0, 4.0]  # (1 + 3 * 5) / 4
+    assert merged["each.one"].tolist() == [5.0, 5.0]
+
+
+# --- rows
+
+
+ROWS = [name for name in method_names() if load_method(name).scope == "row" and name != "zero-shot"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_where_rows_are_independent_the_loss_is_the_mean_of_the_rows_losses(name):
+    """What per-sample clipping needs: with scope "row", no row of a batch touches another."""
+    method = small_method(name)
+    federation = small_federation(method)
+    batch = small_batch(method, torch.arange(8, 12))  # of one client
+    private = federation.engine.private_of(3)
+    if "labels" in private:
+        private["labels"] = torch.arange(len(private["labels"])) % 4
+    tensors = {**federation.shared, **private}
+    batch = batch._replace(position=torch.arange(4), received={k: v * 1.1 for k, v in federation.shared.items()})
+
+    def row(number: int) -> Batch:
+        inputs = {key: value[number : number + 1] for key, value in batch.inputs.items()}
+        return batch._replace(
+            inputs=inputs,
+            labels=batch.labels[number : number + 1],
+            mask=batch.mask[number : number + 1],
+            position=batch.position[number : number + 1],
+        )
+
+    whole = method.objective(tensors, batch)[0]
+    rows = torch.stack([method.objective(tensors, row(number))[0] for number in range(4)])
+    torch.testing.assert_close(whole, masked_mean(rows, torch.ones(4)), rtol=1e-4, atol=1e-5)
+
+
+def test_some_methods_say_that_their_rows_touch_each_other():
+    said = {name: load_method(name).scope for name in ("fed-mp", "fedclip", "fst-cbdg", "fedavg-nn", "centralised")}
+    assert said == {
+        "fed-mp": "batch",
+        "fedclip": "batch",
+        "fst-cbdg": "client",
+        "fedavg-nn": "batch",
+        "centralised": "pooled",
+    }
