@@ -1,6 +1,5 @@
 """A method in a file of the user's own: the worked example of the documentation, as a user would follow it."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,9 +55,9 @@ def described(mine: Path, **options: float) -> dict:
 
 def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
     folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", quiet, opener)
-    result = json.loads((folder / "result.json").read_bytes())
+    result = folder.result
     assert result["method"] == "mine"
-    assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder / "mine.py")
+    assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder.path / "mine.py")
     assert result["accuracy"] > result["zero_shot_accuracy"]
     assert result["per_round_loss"][1] < result["per_round_loss"][0]
 
@@ -68,7 +67,7 @@ def test_the_smallest_method_runs_and_learns(
 ) -> None:
     case = Case("smallest", "", 0, "accuracy", described(examples["smallest.py"]))
     folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
-    result = json.loads((folder / "result.json").read_bytes())
+    result = folder.result
     assert result["accuracy"] > result["zero_shot_accuracy"]
 
 
@@ -78,7 +77,7 @@ def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener
     for pull in (0.0, 10.0):
         case = Case("mine", "", 0, "accuracy", described(mine, pull=pull))
         folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
-        run = MeasuredRun(RunFolder(folder), opener).reopened
+        run = MeasuredRun(folder, opener).reopened
         moved[pull] = float((run.shared["weight"] - run.prepared.method.task.text_features).norm())
     assert 0 < moved[10.0] < moved[0.0]
 
