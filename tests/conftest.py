@@ -1,5 +1,6 @@
 """What tests of several folders share as fixtures. What is heavy is imported when a test asks for it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,10 @@ from helpers.made_up import make_result, save_run
 
 if TYPE_CHECKING:
     from fedvl.serve.model import TrainedModel
+
+# pytest rewrites the assertions of every test file and keeps the result in __pycache__. With PYTHONDONTWRITEBYTECODE it
+# could not, and each process of each run would spend five seconds on it before its first test.
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True)

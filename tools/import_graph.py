@@ -124,7 +124,7 @@ def edges(imports: Iterable[Import]) -> dict[str, set[str]]:
 
 
 def packages(module: str) -> list[str]:
-    """Return the packages around a module, but for ``fedvl`` itself, which imports nothing when it is loaded."""
+    """Return the packages around a module, but for ``fedvl`` itself, which is loaded before everything else."""
     names = module.split(".")
     return [".".join(names[:end]) for end in range(2, len(names))]
 

@@ -78,7 +78,7 @@ class TerminalDisplay:
     ) -> Callable[[dict[str, Any]], None]:
         self.show("Rounds", len(records), total)
         if records:
-            self.console.print(f"Going on after round {len(records)} of {total}.")
+            self.console.print(f"Continuing after round {len(records)} of {total}.")
 
         def update(record: dict[str, Any]) -> None:
             figure = figure_of(record, zero_shot_accuracy)

@@ -55,7 +55,7 @@ def test_a_grid_beside_runs_is_told_apart(tmp_path):
     assert "A table" in write_report(tmp_path / "grid").read_text(encoding="utf-8")
     done = fedvl(tmp_path, "one", "grid")
     assert done.returncode == 2
-    with pytest.raises(FedVLError, match="no result"):
+    with pytest.raises(FedVLError, match="no run in"):
         write_report(tmp_path)
 
 

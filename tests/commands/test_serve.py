@@ -75,7 +75,7 @@ def test_predict_refuses_in_one_sentence(folder_of, photos, tmp_path):
     for words, sentence in (
         ((run, tmp_path / "nowhere"), "There is no"),
         ((run, photos / "notes.txt"), "None of the 1 images can be used"),
-        ((tmp_path, photos), "no finished run"),
+        ((tmp_path, photos), "There is no run in"),
         ((run, photos, "--classes", " , "), "--classes takes names"),
         ((run, photos, "--classes", "@nowhere.txt"), "Cannot read class names"),
         ((run, photos, "--classes", "cat,unicorn"), "knows only the classes"),

@@ -28,10 +28,11 @@ def test_old_private_tensors_are_removed(tmp_path):
     assert [len(list(party.folder.glob("*.safetensors"))) for party in grid.parties] == [4, 0, 4, 4, 4]
 
 
-def test_everyone_gets_the_final_tensors_with_its_own(tmp_path):
+def test_everyone_gets_the_final_tensors_and_has_its_own(tmp_path):
     remote, grid = remote_federation("fst-cbdg", tmp_path)
     run_quietly(remote)
     remote.engine.finish(remote.shared, 3)
     final = grid.parties[3].finished
+    assert final.keys() == remote.shared.keys()
     assert all(torch.equal(final[name], remote.shared[name]) for name in remote.shared)
-    assert final.keys() > remote.shared.keys()
+    assert grid.parties[3].engine.private_of(3).keys() == {"soft_labels", "sigma"}

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-import fedvl.tensors
+import fedvl.files
 from fedvl.config import Experiment
 from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
+from fedvl.experiment import complete
 from fedvl.federation.journal import read_sealed
 from fedvl.federation.local import LocalEngine
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
@@ -40,8 +41,8 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
+from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
-from helpers.runs import run_experiment
 
 CLASSES = ("bird", "car", "cat", "dog", "frog", "ship")
 ROUNDS = 12
@@ -151,9 +152,16 @@ def die_in_file(place: str, number: int) -> None:
         if (place, now) == (PLACES[3], number):
             die()
 
-    fedvl.tensors.open = opening  # type: ignore[attr-defined]
+    fedvl.files.open = opening  # type: ignore[attr-defined]
     os.fsync = lambda fd: sync(fd) if (place, now) != (PLACES[1], number) else die()
     os.replace = renaming  # type: ignore[assignment]
+
+
+def run_in(experiment: Experiment, folder: Path) -> None:
+    """Run, or go on with, an experiment in a folder that is there."""
+    run_folder = RunFolder(folder)
+    run_folder.describe(experiment)
+    complete(run_folder, Silent(), SMALL)
 
 
 def start(
@@ -173,7 +181,7 @@ def start(
             LocalEngine.train = counted  # type: ignore[method-assign, assignment]
             if place in PLACES:
                 die_in_file(place, number)
-            run_experiment(experiment, folder, Silent(), SMALL)
+            run_in(experiment, folder)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -196,9 +204,7 @@ def campaign(method: str, kills: int, work: Path) -> Campaign:
     """
     generator = random.Random(f"{method} {kills}")
     experiment = small_experiment(method, work / "images.csv")
-    run_experiment(
-        experiment, new_folder(work, method, "first"), Silent(), SMALL
-    )  # fills the cache, imports what children need
+    run_in(experiment, new_folder(work, method, "first"))  # fills the cache, imports what children need
     began = time.perf_counter()
     start(experiment, new_folder(work, method, "whole"))
     duration, expected = time.perf_counter() - began, ending(work / f"{method}-whole")

@@ -7,7 +7,7 @@ import resource
 import pytest
 from helpers.forked import SMALL, in_child
 
-import fedvl.tensors
+import fedvl.files
 from fedvl.federation.journal import Journal
 
 
@@ -42,19 +42,19 @@ def read_only(*ignored):
     def refuse(path, mode="r", **options):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    fedvl.tensors.open = refuse  # type: ignore[attr-defined]
+    fedvl.files.open = refuse  # type: ignore[attr-defined]
 
 
 def full_at_the_end():
-    import fedvl.experiment
+    from fedvl.run_folder import RunFolder
 
-    finish = fedvl.experiment.finish
+    finish = RunFolder.finish
 
     def finish_on_full_disk(*arguments):
         small_files(2000)
         finish(*arguments)
 
-    fedvl.experiment.finish = finish_on_full_disk
+    RunFolder.finish = finish_on_full_disk  # type: ignore[method-assign]
 
 
 # What is done in the child, how many rounds are committed then, and what the sentence says.

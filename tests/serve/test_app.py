@@ -71,7 +71,7 @@ def test_answers_equal_the_open_protocol_sample_by_sample(client, fed_mp):
     user = fed_mp.user()
     evaluation = Conversation(user.conversation.method, user.conversation.tensors)
     said = [
-        evaluation.ask({form: tensor[first : first + 18] for form, tensor in prepared.test.inputs.items()})
+        evaluation.ask({form: tensor[first : first + 18] for form, tensor in prepared.test.samples.inputs.items()})
         for first in range(0, 90, 18)
     ]
     names = [user.names[c] for answer in said for c in answer.scores.argmax(-1).tolist()]

@@ -32,7 +32,7 @@ def told_by_readme(folder, image, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["fed-mp", "linear", "fedpp"])
 def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypatch, capsys, name):
-    run = TrainedModel(folder_of(name))
+    run = TrainedModel(RunFolder(folder_of(name)))
     client = 1 if name == "fedpp" else None
     export(run, tmp_path / "out", client=client)
     conversation = run.user(client=client).conversation

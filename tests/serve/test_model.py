@@ -24,8 +24,8 @@ from fedvl.tensors import save
 
 def rows_of(run, prepared):
     """The prepared test of a run, image by image."""
-    inputs = prepared.test.inputs
-    return [{form: tensor[row] for form, tensor in inputs.items()} for row in range(len(prepared.test))]
+    inputs = prepared.test.samples.inputs
+    return [{form: tensor[row] for form, tensor in inputs.items()} for row in range(len(prepared.test.samples))]
 
 
 def test_a_run_answers_its_own_test_as_it_did(fed_mp):
@@ -33,10 +33,10 @@ def test_a_run_answers_its_own_test_as_it_did(fed_mp):
     user = fed_mp.user()
     rows = rows_of(fed_mp, prepared)
     said = [reply.ranked[0][0] for first in range(0, len(rows), 18) for reply in user.ask(rows[first : first + 18], 1)]
-    right = [name == user.names[label] for name, label in zip(said, prepared.test.labels.tolist(), strict=True)]
+    right = [name == user.names[label] for name, label in zip(said, prepared.test.samples.labels.tolist(), strict=True)]
     assert 100 * np.mean(right) == pytest.approx(fed_mp.result["accuracy"])
     method = fed_mp.user().conversation
-    expected = answer_all(method.method, method.tensors, prepared.test, 18)
+    expected = answer_all(method.method, method.tensors, prepared.test.samples, 18)
     assert said == [user.names[c] for c in expected]
 
 
@@ -46,7 +46,7 @@ def test_images_are_encoded_as_in_the_cache(fed_mp):
     split = open_dataset("cifar10-mini", None).splits["test"]
     rows = asked_rows(fed_mp.result)[:8]
     encoded = fed_mp.encode([fed_mp.encoder.preprocess(split.read(row)) for row in rows])
-    for form, expected in prepared.test.inputs.items():
+    for form, expected in prepared.test.samples.inputs.items():
         torch.testing.assert_close(torch.stack([row[form] for row in encoded]), expected[:8], rtol=2e-3, atol=2e-3)
 
 
@@ -104,9 +104,9 @@ def test_a_clients_personal_model_answers_as_in_evaluation(folder_of):
     run = TrainedModel(RunFolder(folder_of("fedpp")))
     prepared = prepare(RUNS["fedpp"])
     rows = rows_of(run, prepared)
-    for client, part in enumerate(prepared.test_parts):
+    for client, part in enumerate(prepared.test.parts):
         replies = run.user(client=client).ask([rows[row] for row in part.tolist()], 1)
-        truth = [run.class_names[label] for label in prepared.test.labels[part].tolist()]
+        truth = [run.class_names[label] for label in prepared.test.samples.labels[part].tolist()]
         right = [reply.ranked[0][0] == name for reply, name in zip(replies, truth, strict=True)]
         assert 100 * np.mean(right) == pytest.approx(run.result["per_client_accuracy"][client])
     shared = run.user().ask(rows[:20], 1)
@@ -144,8 +144,8 @@ def test_damaged_and_unfinished_runs_are_refused_and_left_alone(folder_of, tmp_p
 
     assert "model.safetensors is damaged" in copy("model", flip("model.safetensors"))
     assert "kept.safetensors is damaged" in copy("kept", flip("kept.safetensors"))
-    assert "no finished run" in copy("unfinished", lambda folder: (folder / "result.json").unlink())
-    assert "no finished run" in copy("cut", lambda folder: (folder / "result.json").write_text("{"))
+    assert "is not finished" in copy("unfinished", lambda folder: (folder / "result.json").unlink())
+    assert "cannot be read" in copy("cut", lambda folder: (folder / "result.json").write_text("{"))
     assert "not the one that this run was trained with" in copy("other", edit(model_fingerprint="0"))
 
 

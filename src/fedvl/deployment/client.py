@@ -103,11 +103,12 @@ class Client:
         assert party.finished is not None
         folder = RunFolder(party.folder)
         folder.describe(prepared.experiment)
-        experiment, tensors = prepared.experiment, party.finished
+        experiment, shared = prepared.experiment, party.finished
+        tensors = {**shared, **party.engine.private_of(party.number)}
         judge = make_judge(prepared, party.engine)
         began = time.perf_counter()
         judged = [(judge.judge(tensors, {}), time.perf_counter() - began)] if len(judge.test) else []
-        federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, tensors)
+        federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, shared)
         zero_shot = judge.judge_zero_shot() if judged else None
         result = describe(prepared, federation, judge, zero_shot, judged)
         told = {"rounds": header.round, "party": self.file.name, "command": f"fedvl client {self.folder}"}

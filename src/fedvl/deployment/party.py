@@ -25,7 +25,7 @@ class Party:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
         self.limit = engine.federation.max_message_bytes
-        self.finished: Tensors | None = None  # the final tensors, shared and own, once the run is over
+        self.finished: Tensors | None = None  # the final shared tensors, once the run is over
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (folder / "salt").is_file():
             write_whole(folder / "salt", secrets.token_bytes(32))
@@ -45,7 +45,7 @@ class Party:
         self._begin(request)
         received = {name: t.to(self.device) for name, t in decode(payload, self.limit).items()}
         if request.kind == "finish":
-            self.finished = {**received, **self.engine.private_of(self.number)}
+            self.finished = received
             return write(request)
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
