@@ -141,13 +141,12 @@ def reach(start: str, graph: Mapping[str, set[str]]) -> set[str]:
 
 
 def parts_graph() -> dict[str, set[str]]:
-    """Return which earlier parts each part imports; the version, which some read from ``fedvl``, is left out."""
+    """Return which parts each part imports, but for the version, which many read and nothing depends on."""
     graph: dict[str, set[str]] = {part: set() for part in LAYER_OF}
     for found in all_imports():
         here, there = part_of(found.module), part_of(found.target)
-        if here != there and layer_of(found.target) <= layer_of(found.module):
+        if here != there and there not in ("__init__", "version"):
             graph[here].add(there)
-    graph["cli"].discard("__init__")
     return graph
 
 
