@@ -1,6 +1,5 @@
 """A method in a file of the user's own: the worked example of the documentation, as a user would follow it."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +34,19 @@ def quiet() -> Iterator[GridDisplay]:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    file = tmp_path / "mine.py"
-    file.write_text(code, encoding="utf-8")
-    return file
+def examples(tmp_path: Path) -> dict[str, Path]:
+    """The files of the page, under the names that it gives them."""
+    found = re.findall(
+        r"Write this as `(\w+\.py)`:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
+    for name, code in found:
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    return {name: tmp_path / name for name, _ in found}
+
+
+@pytest.fixture
+def mine(examples: dict[str, Path]) -> Path:
+    return examples["mine.py"]
 
 
 def described(mine: Path, **options: float) -> dict:
@@ -48,11 +55,20 @@ def described(mine: Path, **options: float) -> dict:
 
 def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
     folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", quiet, opener)
-    result = json.loads((folder.path / "result.json").read_bytes())
+    result = folder.result
     assert result["method"] == "mine"
     assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder.path / "mine.py")
     assert result["accuracy"] > result["zero_shot_accuracy"]
     assert result["per_round_loss"][1] < result["per_round_loss"][0]
+
+
+def test_the_smallest_method_runs_and_learns(
+    examples: dict[str, Path], tmp_path: Path, opener: Opener, quiet: GridDisplay
+) -> None:
+    case = Case("smallest", "", 0, "accuracy", described(examples["smallest.py"]))
+    folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
+    result = folder.result
+    assert result["accuracy"] > result["zero_shot_accuracy"]
 
 
 def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:

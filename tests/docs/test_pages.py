@@ -1,13 +1,20 @@
-"""The documentation has what it promises: a page or a paragraph for every method, and nothing that is fetched."""
+"""The documentation has what it promises: every method and recipe, valid code, paths that exist, nothing that is fetched."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+from fedvl.compare.grid import read_recipe, recipe_names
 from fedvl.methods import method_names
 
-PAGES = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs"
+SOURCE = ROOT / "src" / "fedvl"
+EVERY_PAGE = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES.glob("*.md"), *PAGES.glob("methods/*.md")])
+USERS_OWN = {"mine.py", "smallest.py", "src/fedvl/methods/my_method.py"}  # files that a reader writes
+every_page = pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
 OWN_PAGE = ("fed-mp", "fst-cbdg", "fedpp", "cachefl", "fed-prime")
 
 
@@ -32,3 +39,43 @@ def test_a_papers_method_has_a_whole_page(name):
 def test_pages_show_no_picture_from_elsewhere():
     for page in PAGES.rglob("*.md"):
         assert not re.search(r"!\[[^]]*\]\(https?:", page.read_text(encoding="utf-8")), page
+
+
+@every_page
+def test_python_in_a_page_is_valid(page):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        ast.parse(code)
+
+
+@every_page
+def test_modules_named_in_a_page_exist(page):
+    """Most are named relative to the package."""
+    named = set(re.findall(r"`([\w/-]+\.py)`", page.read_text(encoding="utf-8"))) - USERS_OWN
+    places = (ROOT, SOURCE, SOURCE / "methods", ROOT / "tests" / "data")
+    assert [path for path in sorted(named) if not any((place / path).is_file() for place in places)] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_to_files_exist(name):
+    """Those of the pages are checked when the documentation is built."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_part_of_the_package_is_in_contributing():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in SOURCE.iterdir():
+        if path.suffix == ".py" and path.stem != "__init__":
+            assert f"`{path.name}`" in text
+        elif (path / "__init__.py").is_file():
+            assert f"`{path.name}/`" in text
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_page_of_reproduced_tables_has_the_texts_of_each_recipe(name):
+    page = (PAGES / "reproduced.md").read_text(encoding="utf-8")
+    recipe = read_recipe(name)
+    assert recipe.title in page
+    assert recipe.shows in page
+    assert recipe.note in page
+    assert recipe.embedded is None or recipe.embedded.note in page
