@@ -24,8 +24,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.deployment.client import free_port
+from fedvl.deployment.files import FederationFile, create, read_file, resolve_for_parties
+from fedvl.deployment.link import SWITCHES, flower, opened_link
 from fedvl.deployment.messages import Message
-from fedvl.deployment.server import SWITCHES, FederationFile, create, fitting, flower, opened_link, read_json
 
 NAMES = ["a", "b", "c"]
 APP = Path(__file__).parent / "flower_numpy"
@@ -54,7 +55,7 @@ def describe(began: float, times: list[float], **more: Any) -> dict[str, Any]:
 
 def federation(folder: Path, rounds: int) -> Path:
     settings = {"method": {"name": "fst-cbdg"}, "federation": {"rounds": rounds, "threads": 1}}
-    create(folder, NAMES, "127.0.0.1", free_port(), fitting(settings, len(NAMES)))
+    create(folder, NAMES, "127.0.0.1", free_port(), resolve_for_parties(settings, len(NAMES)))
     return folder
 
 
@@ -90,7 +91,7 @@ def echo(party: str, port: str) -> None:
     secret.write_text("0" * 64)
     node = Supervised(folder, json.loads((folder / "party.json").read_bytes())["server"], int(port), secret)
     try:
-        flower().answer_letters(f"127.0.0.1:{port}", "0" * 64, lambda message: message, node.check)
+        flower().answer_messages(f"127.0.0.1:{port}", "0" * 64, lambda message: message, node.check)
     finally:
         node.process.stop()
 
@@ -102,7 +103,7 @@ def floor(folder: Path, rounds: int) -> dict[str, Any]:
         for name in NAMES:
             words = [sys.executable, "-m", "benchmarks.deployment", "--echo", str(clinic / "parties" / name)]
             stack.enter_context(process(*words, str(free_port()), log=folder / f"floor-{name}.log"))
-        known = read_json(clinic / "federation.json", FederationFile, "")
+        known = read_file(clinic / "federation.json", FederationFile, "")
         link = stack.enter_context(opened_link(clinic, known))
         nodes = dict(enumerate(link.nodes))
         authority = (clinic / "ca.crt").read_bytes()

@@ -24,13 +24,11 @@ from torch.nn.functional import normalize
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.evaluation.predict import Conversation
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
-from fedvl.preparation import Prepared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
-from tests.helpers.runs import norm, run
+from tests.helpers.runs import Finished, norm, run
 
 SAME_STEPS = {
     "optimiser": "adamw",
@@ -59,10 +57,9 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, shots: int) -> tuple[Prepared, Federation]:
+def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, shots: int) -> Finished:
     data = {"dataset": dataset, "clients": clients, "shots": shots}
-    finished = run({**settings, "data": data, "seed": seed, "device": "cpu"})
-    return finished.prepared, finished.federation
+    return run({**settings, "data": data, "seed": seed, "device": "cpu"})
 
 
 def query(method: FedMP, tensors: Tensors, test: Samples) -> dict[str, float]:
@@ -95,19 +92,22 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
             "federation": {"rounds": 2},
             "evaluation": {"protocol": "open", "batch_size": 18},
         }
-        prepared, federation = trained(open_again, dataset, seed, clients, shots)
-        note("zero-shot", accuracy=prepared.judge_zero_shot().figures["accuracy"])
-        note("fedclip", accuracy=prepared.judge(federation.shared, federation.kept).figures["accuracy"])
+        finished = trained(open_again, dataset, seed, clients, shots)
+        note("zero-shot", accuracy=finished.zero_shot_accuracy)
+        note("fedclip", accuracy=finished.accuracy)
         for name, settings in TRAININGS.items():
-            prepared, federation = trained(settings, dataset, seed, clients, shots)
+            finished = trained(settings, dataset, seed, clients, shots)
+            prepared, federation = finished.prepared, finished.federation
             start = prepared.method.start(torch_generator(seed, "start"))
             moved = norm({key: federation.shared[key] - start[key] for key in start}) / norm(start)
             for ablation, options in ANSWERS.items():
-                queried = FedMP(FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.asked.task)
-                weights = queried.client_weights(federation.kept).values() or [1 / clients]  # the plain mean
+                queried = FedMP(
+                    FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.queried.task
+                )
+                weights = queried.client_weights(federation.last).values() or [1 / clients]  # the plain mean
                 note(
                     f"{name}: {ablation}",
-                    **query(queried, queried.tailor(federation.shared, federation.kept), prepared.test),
+                    **query(queried, queried.tailor(federation.shared, federation.last), prepared.test.samples),
                     least_weight=min(weights),
                     most_weight=max(weights),
                     gate_moved=moved,

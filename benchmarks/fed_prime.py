@@ -55,7 +55,7 @@ def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: s
         "method": method,
         "seed": seed,
         "rounds": arguments.rounds,
-        "conditions": finished.prepared.judge_conditions(federation.shared, federation.kept),
+        "conditions": finished.judge.judge_conditions(federation.shared, federation.last),
         "loss": [record["loss"] for record in federation.records][:: max(1, arguments.rounds // 10)],
         "pool": len(federation.shared.get("inter", ())),
         "moved": {

@@ -24,14 +24,18 @@ import torch
 
 import fedvl.preparation as preparation
 from fedvl.config import overlay
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
+from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
-from fedvl.methods.fedpp import TRAINING
+from fedvl.methods.fedpp import SETTING
+from fedvl.methods.parts.pseudo_labels import label_figures
+from fedvl.result import pseudo_label_figures
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
 PARTITIONS = ("dirichlet:0.1", "quantity:0.2")
-PROMPTFL = {"method": {"name": "promptfl"}, "training": TRAINING}
+PROMPTFL = {"method": {"name": "promptfl"}, "training": SETTING["training"]}
 MAIN: dict[str, dict[str, Any]] = {
     "zero-shot": {"method": {"name": "zero-shot"}},
     "fedpp": {"method": {"name": "fedpp"}},
@@ -71,7 +75,7 @@ def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: 
 
 
 def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prepared:
-    return preparation.prepare(resolve_experiment(settings(arguments, *where)), preparation.Silent(), OPENER)
+    return preparation.prepare(resolve_experiment(settings(arguments, *where)), Silent(), OPENER)
 
 
 def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
@@ -79,22 +83,24 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
     prepared = prepared_for(arguments, dataset, partition, seed, own)
     experiment, method = prepared.experiment, prepared.method
     shared = method.start(torch_generator(seed, "start"))
-    federation = Federation(method, prepared.engine, experiment.federation, seed, shared)
+    engine = local_engine(prepared)
+    judge = make_judge(prepared, engine)
+    federation = Federation(method, engine, experiment.federation, seed, shared)
     by_round: list[Row] = []
 
-    def evaluate(shared: Any, kept: Any, number: int) -> Row:
+    def evaluate(shared: Any, last: Any, number: int) -> Row:
         due = arguments.every and number % arguments.every == 0
-        accuracy = {"accuracy": prepared.judge(shared, kept).figures["accuracy"]} if due else {}
-        return {**accuracy, **prepared.label_figures()}
+        accuracy = {"accuracy": judge.judge(shared, last).figures["accuracy"]} if due else {}
+        return {**accuracy, **pseudo_label_figures(prepared, federation)}
 
     if shared or method.role.trained_private:
         federation.run(evaluate, by_round.append)
-    found = prepared.judge(federation.shared, federation.kept).figures
+    found = judge.judge(federation.shared, federation.last).figures
     kept_of_round = ("accuracy", "pseudo_label_accuracy", "drift_diversity", "cosine_distance", "seconds")
     return {
         "accuracy": found["accuracy"],
         "weighted_accuracy": found["weighted_accuracy"],
-        **prepared.label_figures(),
+        **pseudo_label_figures(prepared, federation),
         "rounds": [{k: v for k, v in record.items() if k.startswith(kept_of_round)} for record in by_round],
     }
 
@@ -104,8 +110,10 @@ def label_rows(arguments: argparse.Namespace, dataset: str, partition: str, seed
     found = {}
     for labeller in LABELLERS:
         own = {"method": {"name": "linear"}, "data": {"labels": labeller}}
-        figures = prepared_for(arguments, dataset, partition, seed, own).label_figures()
-        found[labeller] = figures["pseudo_label_accuracy"]
+        training = prepared_for(arguments, dataset, partition, seed, own).training
+        labels = [training.samples.labels[rows] for rows in training.rows]
+        truths = [training.true_labels[rows] for rows in training.rows]
+        found[labeller] = label_figures(labels, truths)["pseudo_label_accuracy"]
     return found
 
 

@@ -22,7 +22,7 @@ PICTURE = ROOT / "docs" / "images" / "import-graph.svg"
 
 # The layers, upstream first: a module imports modules of its own layer and of earlier ones, never of a later one.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "Base": ("errors", "files", "seeding", "tensors", "config", "display"),
+    "Base": ("version", "errors", "files", "seeding", "tensors", "config", "display"),
     "Models": ("models",),
     "Data": ("data",),
     "Methods": ("methods",),
@@ -269,7 +269,7 @@ def arrange(rows: list[list[Node]], paths: Sequence[Sequence[Node]]) -> dict[Nod
     place = {node: 300.0 for row in rows for node in row}
     for sweep in range(600):
         for row in rows if sweep % 2 else reversed(rows):
-            spread(row, [fmean([place[other] for other in around[node]]) for node in row], place)
+            spread(row, [fmean([place[other] for other in around[node]] or [place[node]]) for node in row], place)
     left = min(place[node] - half(node) for node in place) - TITLES
     return {node: x - left for node, x in place.items()}
 

@@ -6,10 +6,11 @@ opens a finished run. Importing the package loads nothing heavy.
 
 from typing import TYPE_CHECKING, Any
 
+from fedvl.version import __version__
+
 if TYPE_CHECKING:
     from fedvl.api import compare, open_run, run
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "compare", "open_run", "run"]
 
 

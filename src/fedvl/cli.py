@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fedvl import __version__
 from fedvl.commands import compare, federation, log, report, run, serve, show
 from fedvl.errors import FedVLError
+from fedvl.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,

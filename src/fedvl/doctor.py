@@ -10,8 +10,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from fedvl import __version__
 from fedvl.errors import FedVLError
+from fedvl.version import __version__
 
 Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fedvl import __version__
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
@@ -19,6 +18,7 @@ from fedvl.models.clip import DualEncoder
 from fedvl.preparation import Prepared
 from fedvl.settings import command_for
 from fedvl.tensors import Tensors, count_elements, digest
+from fedvl.version import __version__
 
 RESULT_SCHEMA = 1
 IMAGES_TIMED = 16

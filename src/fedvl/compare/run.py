@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedvl import __version__
 from fedvl.compare.grid import Case, Grid, folder_name, layered
 from fedvl.compare.measures import Figure, MeasuredRun, measured
 from fedvl.data.opener import Opener
@@ -22,6 +21,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
+from fedvl.version import __version__
 
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3

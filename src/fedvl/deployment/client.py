@@ -126,7 +126,7 @@ class Client:
         with self._secret_file(secret) as secret_file:
             node = Supervised(self.folder, self.file.server, port, secret_file)
             try:
-                flower().answer_letters(
+                flower().answer_messages(
                     f"127.0.0.1:{port}", secret, self.answer, lambda: node.check() and (stay or not self.finished)
                 )
                 time.sleep(SENDING_SECONDS)

@@ -231,7 +231,7 @@ def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[],
 # --- a client's end
 
 
-def answer_letters(
+def answer_messages(
     address: str, secret: str, answer: Callable[[Message], Message], go_on: Callable[[], bool] = lambda: True
 ) -> None:
     """Answer the messages that the SuperNode at this address of the same machine receives."""

@@ -218,8 +218,10 @@ class RemoteEngine:
             self._refuse(sender, "it answered twice, or what it was not asked")
 
     def _refuse(self, client: int, reason: str) -> None:
-        """Written down in messages that a terminal can show: some of the reason may be the client's own words."""
-        self.problems.append(refusal(client, "".join(message if message.isprintable() else "?" for message in reason)))
+        """Note a refusal in characters that a terminal can show, since it may quote the client."""
+        self.problems.append(
+            refusal(client, "".join(character if character.isprintable() else "?" for character in reason))
+        )
 
     def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
         self.notify(

@@ -12,7 +12,7 @@ from fedvl.tensors import Tensors
 
 Shapes = dict[str, tuple[int | None, ...]]
 
-MOST_REASON = 300  # letters
+MOST_REASON = 300  # characters
 
 
 class Refusal(NamedTuple):

@@ -1,4 +1,4 @@
-"""The only loop: (consult ->) choose -> train -> check -> merge -> commit."""
+"""The only loop: (consult ->) choose -> train -> check -> merge -> evaluate -> commit."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

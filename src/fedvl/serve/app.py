@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from fedvl import __version__
 from fedvl.data.images import MAX_PIXELS
 from fedvl.errors import FedVLError
 from fedvl.serve.guard import HEADERS, Guard, refuse
@@ -24,6 +23,7 @@ from fedvl.serve.metrics import Metrics
 from fedvl.serve.model import TrainedModel
 from fedvl.serve.sessions import FullError, Session, Sessions, Upload, answers, as_text
 from fedvl.serve.worker import BusyError, Worker
+from fedvl.version import __version__
 
 PAGE = Path(__file__).parent / "page"
 FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
