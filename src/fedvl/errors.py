@@ -2,4 +2,4 @@
 
 
 class FedVLError(Exception):
-    """Something the user can mend: its text is one plain sentence that says what is wrong and what to do."""
+    """Something the user can mend: one sentence that says what is wrong and what to do."""

@@ -52,7 +52,7 @@ def make_judge(prepared: Prepared, engine: Engine) -> Judge:
 
 
 def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: Display) -> dict[str, Any]:
-    """Run the rounds that are still to come, wherever the engine's clients are, and write the result."""
+    """Run the rounds still to come, wherever the clients are, and write the result."""
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
     judge = make_judge(prepared, engine)

@@ -1,8 +1,8 @@
 """Everything that a run needs before its first round, in five steps.
 
-open the dataset and the model -> encode the images -> assign rows to clients and queries -> make the
-method -> take the samples to train on and to test with. A server has only a test, and a party may have
-only training images: ``splits`` says which are here.
+open the dataset and the model -> encode the images -> assign rows to clients and queries -> make
+the method -> take the samples to train on and to test with. A server has only a test, and a party
+may have only training images: ``splits`` says which are here.
 """
 
 import time

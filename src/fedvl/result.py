@@ -31,7 +31,7 @@ def describe(
     zero_shot: Judged | None,
     judged: list[tuple[Judged, float]],
 ) -> dict[str, Any]:
-    """Describe a run; ``judged`` are this process's evaluations and their seconds, if there is a test."""
+    """Describe a run; ``judged`` are this process's evaluations and their seconds."""
     experiment, records, engine = prepared.experiment, federation.records, federation.engine
     final, final_seconds = judged[-1] if judged else (None, 0.0)
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
@@ -96,7 +96,7 @@ def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
 
 
 def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
-    """Return how many pseudo-labels are trained on and how many are true; nothing with true labels."""
+    """Return how many pseudo-labels are used and true; nothing with true labels."""
     labels, truths = [], []
     for client, rows in enumerate(prepared.training.rows):
         made = federation.engine.private.get(client, {}).get("labels")

@@ -42,7 +42,7 @@ class RunFolder:
     def create(
         cls, out: Path | None, experiment: Experiment, federation: dict[str, str] | None = None
     ) -> Iterator["RunFolder"]:
-        """Make and lock a new run folder; remove it again if the run fails before its first round."""
+        """Make and lock a run folder; remove it if the run fails before its first round."""
         path, made = claim(out, experiment)
         folder = cls(path)
         folder.experiment = experiment
@@ -66,7 +66,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder; refuse a second process. The lock ends with the process, however it ends."""
+        """Hold the folder against other processes; the lock ends with this one."""
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             file.seek(0)
             try:
@@ -135,7 +135,7 @@ class RunFolder:
         return Journal(self.path / "journal", resume_key(self.experiment))
 
     def state(self, device: Any = "cpu") -> "State":
-        """Return the tensors of the last round, private ones included where clients were simulated."""
+        """Return the tensors of the last round, with private ones of simulated clients."""
         from fedvl.federation.journal import Journal
         from fedvl.federation.round import read_state
 
@@ -143,7 +143,7 @@ class RunFolder:
         return read_state(Journal(self.path / "journal").tensors(rounds) if rounds else {}, device)
 
     def write_rounds(self, records: Iterable[Record]) -> None:
-        """Write the rounds as the journal has them: a line of a round that was not committed is dropped."""
+        """Write the rounds as the journal has them; drop lines of uncommitted rounds."""
         write_whole(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
 
     def append_round(self, record: Record) -> None:
@@ -261,7 +261,7 @@ def remove(path: Path, made: bool) -> None:
 
 
 def process_start(process: int) -> str:
-    """Return when a process started, which tells it from a later one of the same number; "" if unknown."""
+    """Return when a process started, to tell it from a later one of its number."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

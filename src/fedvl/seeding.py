@@ -1,4 +1,4 @@
-"""Every random choice is drawn from (seed, purpose, round, client, ...), so a run is the same bits wherever and however it runs."""
+"""Draw every random choice from (seed, purpose, round, client, ...): same bits everywhere."""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ def numpy_generator(seed: int, *purpose: str | int) -> "numpy.random.Generator":
 
 
 def torch_generator(seed: int, *purpose: str | int) -> "torch.Generator":
-    """A CPU generator: numbers are drawn on the CPU and moved, so that a GPU run sees the same ones."""
+    """Return a CPU generator: a GPU run sees the same numbers, drawn on the CPU and moved."""
     import torch
 
     return torch.Generator().manual_seed(derived_seed(seed, *purpose))

@@ -1,4 +1,4 @@
-"""From a user's settings to one experiment, and back to the shortest command that gives it again."""
+"""From a user's settings to one experiment, and back to the shortest command for it."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
 
 
 def resume_key(experiment: Experiment) -> str:
-    """Hash the settings that may not change between rounds; files go by name, since folders may move."""
+    """Hash the settings that may not change between rounds; files go by name."""
     settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name

@@ -18,7 +18,7 @@ ByClient = dict[int, Tensors]
 
 
 def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> Tensors:
-    """The mean of equally named tensors, summed in float64 so that the order of arrival cannot be seen in the result."""
+    """Return the weighted mean, summed in float64 so that the order does not show."""
     total = float(sum(weights))
     if not items or not total > 0:
         raise ValueError("a mean needs at least one item and a positive total weight")
@@ -78,7 +78,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str,
 
 
 def load(path: Path, sha256: str | None = None) -> Tensors:
-    """Read a safetensors file, refusing one whose bytes are not those that were written (safetensors itself does not check)."""
+    """Read a safetensors file; refuse one whose SHA-256 is not the one that was written."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -96,7 +96,7 @@ def embed_classes(dataset: Dataset, templates: str, encoder: DualEncoder | Fused
 
 
 def embed_names(names: Sequence[str], templates: Sequence[str], encoder: DualEncoder, device: str) -> torch.Tensor:
-    """Return the text embedding of each name: of one template, or the mean of unit ones over several."""
+    """Return each name's text embedding; over several templates, the mean of unit ones."""
     sets = []
     for template in templates:
         texts = [template.replace("{}", name) for name in names]

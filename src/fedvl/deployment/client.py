@@ -1,4 +1,4 @@
-"""What runs on a client's machine: its images are encoded once, and one process answers the server's messages."""
+"""The process on a client's machine: encode its images once, then answer messages."""
 
 import secrets
 import socket
@@ -60,7 +60,7 @@ class Client:
         self.finished = False
 
     def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
-        """Prepare the client's own images, or its share of the experiment's dataset: a rehearsal."""
+        """Prepare the client's own images, or its share of the dataset for a rehearsal."""
         number = self.file.number
         if data is None:
             prepared = prepare(experiment, display)
@@ -99,7 +99,7 @@ class Client:
         return self.parties[header.run]
 
     def _finish(self, prepared: Prepared, header: Header, party: Party) -> None:
-        """Leave a finished run: the model with what is this client's own, judged on its own test images."""
+        """Leave a finished run: shared and own tensors, judged on its own test images."""
         assert party.finished is not None
         folder = RunFolder(party.folder)
         folder.describe(prepared.experiment)
@@ -146,7 +146,7 @@ class Client:
     # --- what would leave
 
     def dry_run(self) -> list[dict[str, Any]]:
-        """Return the tensors that one round would send, and those that would stay; nothing is sent."""
+        """Return what one round would send and what would stay; nothing is sent."""
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Client:
 
 
 class Supervised:
-    """The SuperNode of this machine, started again when it ends: the server may have been restarted."""
+    """The SuperNode of this machine, restarted when it ends, as the server may have been."""
 
     def __init__(self, folder: Path, server: str, port: int, secret_file: Path) -> None:
         self.folder = folder

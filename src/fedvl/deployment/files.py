@@ -1,10 +1,12 @@
 """The folders of a federation between machines.
 
-    DIR/federation.json   who takes part, the address, the classes      DIR/experiments/NAME.toml   what may be run
-    DIR/server.crt .key   of the server; ca.key signs, keep it safe     DIR/parties/NAME/           a folder to hand to each party
+    DIR/federation.json   who takes part, the address, the classes
+    DIR/server.crt .key   of the server; ca.key signs, keep it safe
+    DIR/experiments/      NAME.toml: what may be run
+    DIR/parties/NAME/     a folder to hand to each party
 
-A party's folder has its key, the authority's certificate, party.json and the experiments: it takes part in these and
-no other. What it keeps for itself (private tensors, logs, its runs) lies there too.
+A party's folder has its key, the authority's certificate, party.json and the experiments: it takes
+part in these and no other. Its private tensors, logs and runs are kept there too.
 """
 
 import hashlib
@@ -119,7 +121,7 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
 
 
 def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder) -> str:
-    """Hash what server and client must have alike: every setting, and every weight of the frozen model."""
+    """Hash what all parties must share: every setting and the frozen model's weights."""
     return hashlib.sha256((experiment.to_toml() + encoder.fingerprint).encode()).hexdigest()
 
 

@@ -1,14 +1,16 @@
-"""Flower between machines: its SuperLink, its SuperNodes, its runs and messages. Nothing else here imports flwr.
+"""Flower between machines; nothing else here imports flwr.
 
-Flower carries messages (``messages.py``) and vouches for who sent them; what is in them, and what becomes of it, is ours. Both
-ends run in processes that stay: the rounds in ``fedvl server``, a client's training in ``fedvl client``, each as the task
-runner of a SuperLink or SuperNode started with ``--isolation process``. So no process is started for a message, and a client
-never runs the code that Flower bundles with a run.
+Flower carries messages (``messages.py``) and vouches for who sent them; what is in them, and what
+becomes of it, is ours. Both ends run in processes that stay: the rounds in ``fedvl server``, a
+client's training in ``fedvl client``, each as the task runner of a SuperLink or SuperNode started
+with ``--isolation process``. So no process is started for a message, and a client never runs the
+code that Flower bundles with a run.
 
     python -m fedvl.deployment.flower superlink|supernode PARENT_PID OPTIONS...
 
-is Flower's own command, made to end with its parent. Flower lets anyone who reaches the SuperLink's port register keys and
-start code on all nodes; here its control interface answers only to who knows the secret of the server's folder.
+is Flower's own command, made to end with its parent. Flower lets anyone who reaches the
+SuperLink's port register keys and start code on all nodes; here its control interface answers
+only to who knows the secret of the server's folder.
 """
 
 import hashlib
@@ -170,7 +172,7 @@ def register(address: str, authority: bytes, secret: str, public_keys: list[byte
 
 @contextmanager
 def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridTransport]:
-    """A new Flower run in which this process is the ServerApp. The caller sees to it that one is begun at a time."""
+    """Start a Flower run with this process as its ServerApp; start one at a time."""
     with explained():
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         control = ControlHttpClient.from_server_address(address, False, authority, [version, Secret(secret)])

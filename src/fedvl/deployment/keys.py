@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: one authority, a certificate for the server, a key pair for each party."""
+"""Certificates and keys: an authority, the server's certificate, a key pair per party."""
 
 import ipaddress
 import os

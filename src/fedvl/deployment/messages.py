@@ -1,8 +1,10 @@
-"""Messages between server and clients: a header that says what they belong to, and tensors as safetensors.
+"""Messages between server and clients: a header that says what they belong to, and tensors as
+safetensors.
 
-A reply repeats the header of its request, so that one of another run, round or attempt is recognised. What is
-received is read as something that a stranger wrote: :func:`decode` bounds its size and checks its form, and
-``federation/checks.py`` says whether it is what a client should have sent.
+A reply repeats the header of its request, so that one of another run, round or attempt is
+recognised. What is received is read as something that a stranger wrote: :func:`decode` bounds its
+size and checks its form, and ``federation/checks.py`` says whether it is what a client should
+have sent.
 """
 
 from collections.abc import Mapping

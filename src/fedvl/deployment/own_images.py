@@ -15,7 +15,7 @@ SHOWN = 5
 
 
 def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]]) -> Dataset:
-    """Open a path or a named dataset: all is trained on but what it marks as test; labels may be absent."""
+    """Open a path or named dataset; all but its test split is for training, labelled or not."""
     if name == Path(name).name and lookup(name):
         known = open_dataset(name)
         number = numbers(list(known.class_names), class_names, name)

@@ -1,8 +1,8 @@
-"""A client's side of a federation: it trains on what it holds, keeps its private tensors in its own folder, and answers.
+"""A client's side of a federation: train, keep private tensors in its own folder, and answer.
 
-Private tensors are files named after their SHA-256, salted so that the server cannot try out guesses. Every request names
-those to begin with, so nothing is lost or counted twice when either side is killed; files that no request can name any more
-are removed.
+Private tensors are files named after their SHA-256, salted so that the server cannot try out
+guesses. Every request names those to begin with, so nothing is lost or counted twice when either
+side is killed; files that no request can name any more are removed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ ROUNDS_KEPT = 2  # behind the present one: as many as the server's journal may f
 
 
 class Party:
-    """One client in one run; its engine holds the data of this client alone, under its number in the federation."""
+    """One client in one run; its engine holds the data of this client alone."""
 
     def __init__(self, number: int, engine: LocalEngine, folder: Path) -> None:
         self.number, self.engine, self.folder = number, engine, folder
@@ -68,7 +68,7 @@ class Party:
     # --- private tensors
 
     def _begin(self, request: Header) -> None:
-        """Take up the private tensors that the request names, and forget those that none can name any more."""
+        """Load the private tensors that the request names; remove those too old to be named."""
         self.engine.private.pop(self.number, None)
         if request.state:
             path = self._find(request.state)

@@ -1,8 +1,9 @@
 """Clients on other machines: the engine that writes them messages and reads their answers.
 
-A client's private tensors stay with it. The server knows each set of them by a name only: a request names those to begin
-with, the answer those that resulted, and the names of what was counted are in the server's journal in place of the tensors.
-So a client's training becomes its present exactly when the round that it was for is committed, whoever is killed when.
+A client's private tensors stay with it. The server knows each set of them by a name only: a
+request names those to begin with, the answer those that resulted, and the names of what was
+counted are in the server's journal in place of the tensors. So a client's training becomes its
+present exactly when the round that it was for is committed, whoever is killed when.
 """
 
 import secrets
@@ -97,7 +98,7 @@ class RemoteEngine:
         return problems
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """The clients' reports, summed here if the method needs no more; this process does see each of them."""
+        """Collect reports, and sum them if that is enough; this process sees each of them."""
         answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), encode(shared)))
         consultation = self.method.consultation()
         assert consultation is not None
@@ -116,7 +117,7 @@ class RemoteEngine:
             self._note_state(answer.header)
 
     def finish(self, shared: Tensors, rounds: int) -> None:
-        """Give everyone the final tensors; a client that does not hear of it now has lost nothing but these."""
+        """Send everyone the final tensors; a client that misses them loses nothing else."""
         limited = min(self.config.deadline, NOTICE_SECONDS)
         self._exchange("finish", rounds, dict.fromkeys(self.transport.connected(), encode(shared)), limited)
 
@@ -149,7 +150,7 @@ class RemoteEngine:
     def _exchange(
         self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], seconds: float | None = None
     ) -> dict[int, Answer]:
-        """Write to clients and wait for all their answers, or until the deadline; what is no answer is a problem."""
+        """Send requests and wait for the answers until the deadline; note what is no answer."""
         end = time.monotonic() + (seconds or self.config.deadline)
         there = self._wait_for(payloads, end)
         self.attempt += 1
@@ -176,7 +177,7 @@ class RemoteEngine:
         return answers
 
     def _wait_for(self, clients: Collection[int], end: float) -> set[int]:
-        """Those of the clients that are connected, once they are enough for a quorum, or at the end of the time."""
+        """Return the connected clients once they make a quorum, or when time is up."""
         while True:
             there = self.transport.connected() & set(clients)
             if len(there) >= min(self.config.quorum, len(clients)) or time.monotonic() >= end:
@@ -184,7 +185,7 @@ class RemoteEngine:
             time.sleep(PAUSE_SECONDS)
 
     def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Answer]) -> bool:
-        """Whether there is a quorum and nobody is left who could still answer: who is gone has lost its message."""
+        """Tell whether there is a quorum and everyone still awaited has disconnected."""
         if len(answers) < self.config.quorum or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS

@@ -1,4 +1,4 @@
-"""Measure a model on the test: on all of it, on each client's own part, or under missing modalities."""
+"""Measure a model on the test, on clients' own parts, or under missing modalities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class Judge:
         return self._judge(self.method, lambda client: {**tensors, **self.private_of(client)}, tensors)
 
     def judge_zero_shot(self) -> Judged | None:
-        """Judge the pretrained model; None for a fused one, which knows no classes before training."""
+        """Judge the pretrained model; None for a fused one, which knows no classes yet."""
         if "features" not in self.test.inputs:
             return None
         return self._judge(ZeroShot(Options(), self.method.task), lambda client: {}, {})

@@ -1,1 +1,1 @@
-"""Rounds of choosing, training, checking, merging, evaluating and committing, in one process or across machines."""
+"""Rounds: choose clients, train, check, merge, evaluate and commit."""

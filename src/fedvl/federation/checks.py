@@ -1,4 +1,4 @@
-"""What an update may be. Nothing that fails here is ever merged; each refusal is counted, named and kept."""
+"""Check updates and reports before they count; each refusal is named and recorded."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -26,7 +26,7 @@ def refusal(client: int, reason: str) -> Refusal:
 
 
 class Report(NamedTuple):
-    """What a client says before a round; the sum of all, from which no client's part can be told, is nobody's (None)."""
+    """What a client reports before a round; the sum of all reports has no client (None)."""
 
     client: int | None
     tensors: Tensors

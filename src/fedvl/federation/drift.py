@@ -1,4 +1,4 @@
-"""How far the clients of a round move apart, in amount and in direction (FedPP, eq. 6 and figure 3)."""
+"""Measure how far the clients of a round move apart (FedPP, eq. 6 and figure 3)."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -10,7 +10,7 @@ from fedvl.tensors import Tensors
 
 
 def drift(before: Sequence[Tensors], after: Sequence[Tensors], names: Sequence[str]) -> dict[str, float]:
-    """Figures for each of the names; private tensors are there only where clients are simulated in this process."""
+    """Return figures for each name; private tensors are known only in simulation."""
     figures = {}
     for name in names:
         if len(after) > 1 and all(name in tensors for tensors in (*before, *after)):

@@ -1,7 +1,8 @@
 """What survives a crash: one whole, hashed record a committed round.
 
-A round is two files, tensors and manifest, each written aside, synced and renamed; the manifest comes last, so a round is
-there whole or not at all. Manifests stay (they are the run's history), tensors of older rounds are removed.
+A round is two files, tensors and manifest, each written aside, synced and renamed; the manifest
+comes last, so a round is there whole or not at all. Manifests stay (they are the run's history),
+tensors of older rounds are removed.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ TENSORS_KEPT = 2  # rounds whose tensors stay: if the newest is damaged the one 
 
 
 class Journal:
-    """The rounds of one experiment; ``experiment`` tells it from others, whose rounds are not gone on with."""
+    """The committed rounds of one experiment; those of another are not resumed."""
 
     def __init__(self, folder: Path, experiment: str = "") -> None:
         self.folder = folder
@@ -40,7 +41,7 @@ class Journal:
         return load(self._tensors(round_number), manifest["tensors_sha256"])
 
     def latest(self) -> tuple[Tensors, list[dict[str, Any]]] | None:
-        """The tensors of the newest whole round and the records up to it; newer ones, which are not whole, are removed."""
+        """Return the newest whole round and the records up to it; remove damaged newer rounds."""
         unusable: list[Path] = []
         for path in sorted(self.folder.glob("[0-9]*.json"), reverse=True):
             records = self._records_up_to(int(path.stem))

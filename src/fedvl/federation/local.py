@@ -1,7 +1,8 @@
 """Local training of many clients in one process: all clients of a chunk move in one kernel.
 
-Clients are rows of stacked tensors. A client with fewer samples is padded and masked; one with fewer batches stops earlier:
-clients are sorted by their number of batches, so those still moving are a prefix, and a prefix of a tensor is a view.
+Clients are rows of stacked tensors. A client with fewer samples is padded and masked; one with
+fewer batches stops earlier: clients are sorted by their number of batches, so those still moving
+are a prefix, and a prefix of a tensor is a view.
 """
 
 import ctypes
@@ -70,7 +71,7 @@ class LocalEngine:
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]:
-        """Train the clients of the cohort that have data, each from the shared tensors or its ``own``."""
+        """Train the clients that have data, from the shared tensors or each from its ``own``."""
         private = {client: self.private_of(client) for client in cohort}
         used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
@@ -108,7 +109,7 @@ class LocalEngine:
         return []
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """Collect the reports of all clients that have data, or their sum if the method needs no more."""
+        """Collect the reports of all clients that have data, or their sum if that is enough."""
         consultation, reports = self.method.consultation(), []
         assert consultation is not None
         for client in self._with_data():
@@ -142,7 +143,7 @@ class LocalEngine:
         return {**joined, **kept}
 
     def local_flops(self, shared: Tensors) -> int:
-        """Count the operations of a round of the largest client: those of its first step, times steps."""
+        """Count the largest client's operations in a round: its first step, times steps."""
         from torch.utils.flop_counter import FlopCounterMode
 
         members = [Member(c, self._used(c, self.private_of(c)), self.private_of(c)) for c in range(self.clients)]
@@ -169,7 +170,7 @@ class LocalEngine:
         begins: Sequence[Tensors],
         most_steps: int | None = None,
     ) -> list[Trained]:
-        """Train clients, those with the most samples first, each from its ``begins`` or all from one."""
+        """Train clients, the largest first, each from its ``begins`` or all from one."""
         clients, used = [member.client for member in chunk], [member.used for member in chunk]
         shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
@@ -248,7 +249,7 @@ class LocalEngine:
         return Trained(update, {name: t for name, t in private.items() if role.private(name).lasts}, loss)
 
     def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
-        """Positions of each client's samples (clients x steps x batch) in a fresh order for each epoch, and which are real."""
+        """Draw the order of samples (clients x steps x batch) and which rows are real."""
         width = min(self.training.batch_size, len(used[0]))
         orders = []
         for client, own in zip(clients, used, strict=True):
@@ -264,7 +265,7 @@ class LocalEngine:
         return positions, (positions < filler).float()
 
     def _rates(self, round_index: int, used: list[Tensor], steps: int) -> Sequence[float | Tensor]:
-        """The learning rate of each step: one for all clients, or one for each where it falls from epoch to epoch."""
+        """Return each step's rate: one for all, or one per client if it falls by epoch."""
         rounds = self.federation.rounds
         if self.training.schedule != "cosine-restarts":
             return [learning_rate(self.training, round_index, rounds)] * steps
@@ -277,7 +278,7 @@ class LocalEngine:
         return list(rates)
 
     def _stacked_private(self, joined: list[Tensors], largest: int) -> Tensors:
-        """Private tensors clients first; those with a row a sample are padded to one row more than the largest client."""
+        """Stack private tensors; pad those with a row per sample to one more than the largest."""
         stacked = {}
         for name in joined[0]:
             parts = [tensors[name] for tensors in joined]
@@ -291,9 +292,9 @@ class LocalEngine:
         return {name: torch.stack([noise[name] for noise in drawn]).to(self.data.labels.device) for name in drawn[0]}
 
     def _gradient_step(self, same: bool) -> GradientStep:
-        """Gradients of the method's objective for stacked clients: by one kernel, or for one client without batching.
+        """Return the gradient step: in one kernel, in closed form, or client by client.
 
-        ``same``: whether all received the same tensors, which are then not stacked.
+        ``same``: all clients received the same tensors, which are then not stacked.
         """
 
         device = self.data.labels.device.type
@@ -308,7 +309,7 @@ class LocalEngine:
         stacked = torch.func.vmap(objective, in_dims=(0, 0, axes))
 
         def together(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            """Clients do not touch each other, so the gradient of the sum of their losses is each one's own."""
+            """Clients are independent, so the gradient of the summed loss is each one's own."""
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in moving.items()}
             losses, changed = stacked(leaves, still, batch)
             gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
@@ -343,10 +344,7 @@ class LocalEngine:
 
 
 def keep_freed_memory() -> None:
-    """Ask the C library to keep what a step frees for the next step; handing it back costs as much as the arithmetic.
-
-    Only glibc has this call; elsewhere nothing is lost but speed.
-    """
+    """Ask glibc to keep freed memory for the next step; returning it costs as much as a step."""
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,5 +1,7 @@
-"""Gradient steps on stacked tensors (clients first), in place. The arithmetic is that of ``torch.optim``, whose import alone
-costs more than most of our runs."""
+"""Gradient steps on stacked tensors (clients first), in place.
+
+The arithmetic is that of ``torch.optim``, whose import alone takes longer than most runs.
+"""
 
 import math
 from collections.abc import Mapping
@@ -91,7 +93,7 @@ class Optimiser:
             tensor.addcdiv_(mean * rate, denominator, value=factor)
 
     def _rate_of(self, name: str, tensor: torch.Tensor) -> float | torch.Tensor:
-        """Return the rate of a tensor of the active clients, so that it can be multiplied with it."""
+        """Return the rate of a tensor, shaped to be multiplied with it."""
         factor = self.factors.get(name, 1.0)
         if isinstance(self.rate, float):
             return self.rate * factor

@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Federation:
-    """A run between two rounds: what the server hands out, what it keeps, and the records of the rounds behind it."""
+    """A run between two rounds: shared tensors, last updates, and records so far."""
 
     method: Method
     engine: Engine
@@ -195,7 +195,7 @@ class Federation:
 
 
 def merge(method: Method, shared: Tensors, updates: Sequence[Update]) -> Tensors:
-    """Average what the server needs in sum, and let the method merge what it needs from each client."""
+    """Average what the server needs in sum; let the method merge what it needs of each."""
     summed = [name for name in shared if method.role.needs(name) == "sum"]
     rest = {name: tensor for name, tensor in shared.items() if name not in summed}
     weights = [update.weight for update in updates]
