@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A package has the name of the function. Loaded here, once and for all, it cannot take the name later.
 import_module("fedvl.compare")
-globals().pop("compare")
+globals().pop("compare", None)
 
 
 def __getattr__(name: str) -> Any:

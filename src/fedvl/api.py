@@ -172,7 +172,7 @@ class Comparison:
         from fedvl.report.comparison_tables import footnote, terminal_tables
 
         text = io.StringIO()
-        console = Console(file=text, width=120, color_system=None)
+        console = Console(file=text, width=120, color_system=None, force_jupyter=False)
         for table in terminal_tables(self.summary, console.width):
             console.print(table)
         return text.getvalue() + footnote(self.summary)
@@ -474,7 +474,9 @@ def frame(rows: list[Row]) -> Any:
 def html_table(head: Sequence[str], body: Sequence[Sequence[str]], title: str = "", note: str = "") -> str:
     """Return a table in the notebook's own style; cells of the body are HTML, the rest is text."""
     heads = f"<thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr></thead>" if head else ""
-    rows = "".join(f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" for row in body)
+    rows = ""
+    for first, *others in body:
+        rows += f'<tr><th style="text-align:left">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
     above, below = (f"<p>{escape(text)}</p>" if text else "" for text in (title, note))
     return f"{above}<table>{heads}<tbody>{rows}</tbody></table>{below}"
 
