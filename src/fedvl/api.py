@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     AnyImage = str | Path | Image | NDArray[np.integer[Any]]
 
 Row = dict[str, Any]
+# Not narrower, for type checkers would then refuse **{"training.learning_rate": 0.1}, which might be any of the arguments.
+# What is given is checked when it is given.
+Given = Any
 
 
 class RunResult:
@@ -211,32 +214,32 @@ class Chart:
         # an image of its own, so that its style sheet does not reach the notebook, nor the notebook's reach it
         data = base64.b64encode(self.svg.encode()).decode()
         caption = escape(self.caption)
-        picture = f'<img style="color-scheme:light" alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+        picture = f'<img style="color-scheme:light" alt="{caption}" src="data:image/svg+xml;base64,{data}"/>'
         return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def run(
-    experiment: str | Path | None = None,
+    experiment: Given = None,
     *,
-    method: str | Path | None = None,
-    preset: str | None = None,
-    dataset: str | Path | None = None,
-    model: str | Path | None = None,
-    partition: str | None = None,
-    shots: int | None = None,
-    clients: int | None = None,
-    missing: str | None = None,
-    per_round: int | None = None,
-    rounds: int | None = None,
-    local_epochs: int | None = None,
-    protocol: str | None = None,
-    device: str | None = None,
-    seed: int | None = None,
-    dropout: float | None = None,
-    chunk: int | None = None,
-    one_by_one: bool | None = None,
-    out: str | Path | None = None,
-    quiet: bool = False,
+    method: Given = None,
+    preset: Given = None,
+    dataset: Given = None,
+    model: Given = None,
+    partition: Given = None,
+    shots: Given = None,
+    clients: Given = None,
+    missing: Given = None,
+    per_round: Given = None,
+    rounds: Given = None,
+    local_epochs: Given = None,
+    protocol: Given = None,
+    device: Given = None,
+    seed: Given = None,
+    dropout: Given = None,
+    chunk: Given = None,
+    one_by_one: Given = None,
+    out: Given = None,
+    quiet: Given = False,
     **settings: Any,
 ) -> RunResult:
     """Run one experiment; the same settings give the same bits as ``fedvl run``, whose flags these are.
@@ -288,14 +291,14 @@ def open_run(folder: str | Path) -> RunResult:
 
 
 def compare(
-    methods: str | Sequence[str | Path] = (),
+    methods: Given = (),
     *,
-    grid: str | Path | None = None,
-    dataset: str | Sequence[str | Path] = (),
-    partition: str | Sequence[str] = (),
-    seeds: int | None = None,
-    out: str | Path = "comparisons/comparison",
-    quiet: bool = False,
+    grid: Given = None,
+    dataset: Given = (),
+    partition: Given = (),
+    seeds: Given = None,
+    out: Given = "comparisons/comparison",
+    quiet: Given = False,
     **settings: Any,
 ) -> Comparison:
     """Compare methods over datasets, partitions and seeds; finished runs are not run again.
@@ -317,17 +320,16 @@ def compare(
         raise FedVLError('Name the methods (["linear", "fst-cbdg"]), or give a TOML file of rows and columns as grid.')
     if grid is not None and (datasets or partitions):
         raise FedVLError(f"The datasets and partitions of {grid} are its columns; leave out dataset and partition.")
-    if seeds is not None and seeds < 1:
-        raise FedVLError(f"Every method is run at least once; seeds is {seeds}.")
+    if seeds is not None and not (isinstance(seeds := _plain(seeds), int) and seeds >= 1):
+        raise FedVLError(f"seeds is how often each method is run, at least once, and not {seeds!r}.")
     if grid is None:
         wanted = flags_grid(rows, datasets, partitions, seeds or 3, base)
     else:
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
-    cases = list(wanted.cases())
-    for case in cases:  # a mistake in the last of them is told before the first is run
-        resolve_experiment(case.settings)
+    # all of them, so that a mistake in the last is told before the first is run
+    experiments = [resolve_experiment(case.settings) for case in wanted.cases()]
     place = Path(out)
-    with torch_as_new(), display_here(quiet) as display:
+    with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
         outcome = perform_grid(wanted, place / "runs", GridDisplay(display), Opener.once())
     words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
     for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
@@ -338,7 +340,7 @@ def compare(
     if summary["failures"]:
         failed = summary["failures"][0]
         raise FedVLError(
-            f"{len(summary['failures'])} of {len(cases)} runs failed; the first is {failed['row']}, seed {failed['seed']}: "
+            f"{len(summary['failures'])} of {len(experiments)} runs failed; the first is {failed['row']}, seed {failed['seed']}: "
             f"{failed['error']}"
         )
     return Comparison(summary, place)
@@ -388,29 +390,33 @@ def _finished(folder: RunFolder, quiet: bool) -> RunResult:
     from fedvl.experiment import complete
     from fedvl.report.page import write_report
 
-    with torch_as_new(), display_here(quiet) as display:
+    with torch_as_new(folder.experiment.federation.threads), display_here(quiet) as display:
         complete(folder, display)
     write_report(folder.path)
     return RunResult(folder)
 
 
 @contextmanager
-def torch_as_new() -> Iterator[None]:
-    """Undo for a while what the caller may have set in torch, so that bits are the command line's; then set it again."""
+def torch_as_new(threads: int | None = None) -> Iterator[None]:
+    """Undo for a while what the caller may have set in torch, so that bits are the command line's; then set it again.
+
+    ``threads`` are those of the run: text features, which come before its first round, depend on them too.
+    """
     import torch
 
-    threads, kind, precision = (
+    before, kind, precision = (
         torch.get_num_threads(),
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
     )
+    torch.set_num_threads(threads or before)
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.set_default_dtype(kind)
         torch.set_float32_matmul_precision(precision)
 
