@@ -3,6 +3,7 @@
 import re
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from fedvl.display import (
     figure_of,
 )
 
-RECORDS = [{"round": 1, "accuracy": 61.5}, {"round": 2}, {"round": 3, "accuracy": 70.0}]
+RECORDS: list[dict[str, Any]] = [{"round": 1, "accuracy": 61.5}, {"round": 2}, {"round": 3, "accuracy": 70.0}]
 
 
 # --- a terminal
@@ -173,7 +174,7 @@ def executed(cells, folder):
     import nbclient
     import nbformat
 
-    kinds = [[] for _ in cells]
+    kinds: list[list[str]] = [[] for _ in cells]
 
     class Recording(nbclient.NotebookClient):
         def process_message(self, message, cell, cell_index):
