@@ -1,5 +1,9 @@
-"""How the documentation is built: ``sphinx-build -W -b html docs docs/_build``. Nothing is fetched, now or by the reader."""
+"""How the documentation is built: ``sphinx-build -W -b html docs docs/_build``. Nothing is fetched, now or by the reader.
 
+Notebooks are shown without results. With ``FEDVL_EXECUTE=1`` they are run first, half a minute more, and shown with them.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -11,10 +15,15 @@ from fedvl import __version__
 project = "FedVL"
 author = "the FedVL authors"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "extension"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "extension"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+nb_execution_mode = "force" if os.environ.get("FEDVL_EXECUTE") else "off"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_ipywidgets_js = {}  # which would be fetched from elsewhere
 html_theme = "furo"
 html_title = f"FedVL {__version__}"
 html_math_renderer = "mathml"

@@ -1,17 +1,29 @@
 """FedVL: adapt one pretrained vision-language model together, without pooling images.
 
-``fedvl.run(...)`` runs an experiment, ``fedvl.compare(...)`` compares methods, ``fedvl.open_run(folder)``
-opens a finished run. Importing the package loads nothing heavy.
+``fedvl.run(...)`` runs an experiment, ``fedvl.resume(folder)`` continues one that was interrupted,
+``fedvl.open_run(folder)`` opens a finished one, and ``fedvl.compare(...)`` compares methods. What a
+user can mend is raised as ``fedvl.FedVLError``. Importing the package loads nothing heavy.
 """
 
+import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
 if TYPE_CHECKING:
-    from fedvl.api import compare, open_run, run
+    from fedvl.api import compare, open_run, resume, run
 
-__all__ = ["__version__", "compare", "open_run", "run"]
+__all__ = ["FedVLError", "__version__", "compare", "open_run", "resume", "run"]
+
+# Idle processor threads sleep rather than spin, which on a busy machine makes small steps several times slower.
+# Torch reads this when it is imported, and not again.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# The package of this name is loaded here once, so that it cannot take the function's name later.
+import_module("fedvl.compare")
+globals().pop("compare", None)
 
 
 def __getattr__(name: str) -> Any:
@@ -21,3 +33,7 @@ def __getattr__(name: str) -> Any:
     from fedvl import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,25 +7,39 @@
     result.predict("new-photos/", classes=["cat", "dog"])
 
 Keyword arguments are the flags of the command line (``per_round=5``) and settings as
-``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.errors.FedVLError`, one sentence that says what to do.
+``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`, one sentence that says what to do.
 """
 
-import importlib.util
+import base64
+import difflib
+import io
 import shlex
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvl.config import FLAGS, gather_settings, nested, overlay
+from fedvl.config import FLAGS, Experiment, gather_settings, nested, overlay, setting_names, toml_value
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
 from fedvl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
     from fedvl.serve.model import TrainedModel
 
+    AnyImage = str | Path | Image | NDArray[np.integer[Any]]
+
 Row = dict[str, Any]
+# Not narrower, for type checkers would then refuse **{"training.learning_rate": 0.1}, which might be any of the arguments.
+# What is given is checked when it is given.
+Given = Any
 
 
 class RunResult:
@@ -34,6 +48,7 @@ class RunResult:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.figures: Row = folder.result  # everything that result.json holds
+        self._model = cache(self._open)
 
     @property
     def folder(self) -> Path:
@@ -54,27 +69,54 @@ class RunResult:
         """One row for each round: a pandas DataFrame if pandas is installed, else a list of dicts."""
         return frame(self._folder.rounds)
 
-    @cached_property
-    def _model(self) -> "TrainedModel":
-        from fedvl.serve.model import TrainedModel
-
-        return TrainedModel(self._folder)
-
     def predict(
         self,
-        images: str | Path | Sequence[str | Path],
-        classes: Sequence[str] | None = None,
+        images: "AnyImage | Sequence[AnyImage]",
+        classes: str | Sequence[str] | None = None,
         *,
         top: int = 3,
         client: int | None = None,
+        device: str | None = None,
     ) -> Any:
-        """Predict image files or folders of them; ``classes`` are any names if the method allows it."""
-        from fedvl.serve.model import image_files, predict_files
+        """Say what images show, a row each: files, folders of them, PIL images or NumPy arrays (0 to 255).
 
-        given = [images] if isinstance(images, str | Path) else images
-        paths = image_files([Path(path) for path in given])
-        lines = predict_files(self._model, self._model.user(classes, client=client), paths, top)
+        ``classes`` are any names if the method allows it, else the run's own; ``client`` asks that client's personal model.
+        """
+        from fedvl.data.images import BadImage
+        from fedvl.serve.model import ENCODED_TOGETHER, Batch
+
+        if top < 1:
+            raise FedVLError(f"At least one name is told of an image; top is {top}.")
+        sources = list(image_sources(images))
+        with torch_as_new():
+            model = self._model(device)
+            user = model.user(None if classes is None else _listed(classes), client=client)
+            batch, lines = Batch(user, model.batch_size(user), top), list[Row]()
+            for first in range(0, len(sources), ENCODED_TOGETHER):
+                group = sources[first : first + ENCODED_TOGETHER]
+                read = [_read(model, source) for _, source in group]
+                encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))
+                for (name, _), pixels in zip(group, read, strict=True):
+                    if batch.add({"image": name}, pixels if isinstance(pixels, BadImage) else next(encoded)):
+                        lines += batch.predict()
+            lines += batch.predict()
         return frame([_prediction(line) for line in lines])
+
+    def _open(self, device: str | None) -> "TrainedModel":
+        from fedvl.serve.model import TrainedModel
+
+        return TrainedModel(self._folder, device)
+
+    def chart(self) -> "Chart":
+        """Draw the accuracy of each round against zero-shot, as the report does."""
+        from fedvl.report.charts.lines import Series, line_chart
+        from fedvl.report.reading import series
+
+        accuracy, reference = series(self._folder, "per_round", "accuracy"), self.zero_shot_accuracy
+        if not accuracy:
+            raise FedVLError(f"The run in {self.folder} has no rounds to draw.")
+        drawn = line_chart([Series("", accuracy)], reference, 640, 260, "accuracy, %", unit=" %")
+        return Chart(drawn, self._title + ("; dashed: zero-shot" if reference is not None else ""))
 
     def report(self) -> Path:
         """Write report.html again and return its path."""
@@ -82,11 +124,21 @@ class RunResult:
 
         return write_report(self.folder)
 
+    @property
+    def _title(self) -> str:
+        return f"{self.figures['method']} on {self.figures['dataset']}"
+
     def __repr__(self) -> str:
-        figures = self.figures
         reference = f", zero-shot {self.zero_shot_accuracy:.2f} %" if self.zero_shot_accuracy is not None else ""
         reached = f"{self.accuracy:.2f} %{reference}" if self.accuracy is not None else "no test images"
-        return f"<{figures['method']} on {figures['dataset']}: {reached}; {self.folder}>"
+        return f"<{self._title}: {reached}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        from fedvl.report.tables import accuracy_rows
+
+        rows = [(row.label, row.text) for row in accuracy_rows(self.figures) if not row.label.startswith("Macro")]
+        rows += [("Rounds", str(self.figures["rounds"])), ("Folder", str(self.folder))]
+        return html_table([], [[escape(cell) for cell in row] for row in rows], title=self._title)
 
 
 class Comparison:
@@ -97,16 +149,19 @@ class Comparison:
 
     @property
     def rows(self) -> list[Row]:
+        """One for each method and column; ``runs`` are the folders, for ``fedvl.open_run``."""
         kept = ("row", "column", "measure", "mean", "deviation", "n", "best", "significant", "values")
-        return [{name: cell[name] for name in kept} for cell in self.summary["cells"]]
+        return [
+            {**{name: cell[name] for name in kept}, "runs": [str(self.folder / "runs" / run) for run in cell["runs"]]}
+            for cell in self.summary["cells"]
+        ]
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame."""
-        if importlib.util.find_spec("pandas") is None:
+        table = frame(self.rows)
+        if isinstance(table, list):
             raise FedVLError("A DataFrame needs pandas; install it with pip install pandas, or use .rows.")
-        import pandas
-
-        return pandas.DataFrame(self.rows)
+        return table
 
     def report(self) -> Path:
         """Write report.html again and return its path."""
@@ -115,31 +170,119 @@ class Comparison:
         return write_report(self.folder)
 
     def __repr__(self) -> str:
-        from fedvl.report.comparison_tables import csv_table
+        from rich.console import Console
 
-        return csv_table(self.summary).strip()
+        from fedvl.report.comparison_tables import footnote, terminal_tables
+
+        text = io.StringIO()
+        console = Console(file=text, width=120, color_system=None, force_jupyter=False)
+        for table in terminal_tables(self.summary, console.width):
+            console.print(table)
+        return text.getvalue() + footnote(self.summary)
 
     def _repr_html_(self) -> str:
-        from fedvl.report.comparison_tables import html_table
+        from fedvl.report.comparison_tables import by_place, cell_text, footnote
 
-        return html_table(self.summary)
+        cells = by_place(self.summary)
+        body = []
+        for row in self.summary["rows"]:
+            found = [cells.get((row, column)) for column in self.summary["columns"]]
+            texts = [(escape(cell_text(cell)), cell is not None and cell["best"]) for cell in found]
+            body.append([escape(row), *(f"<b>{text}</b>" if best else text for text, best in texts)])
+        return html_table(["", *self.summary["columns"]], body, note=footnote(self.summary))
+
+
+class Chart:
+    """A drawing that notebooks show, and that ``save`` writes as an SVG file."""
+
+    def __init__(self, drawn: str, caption: str) -> None:
+        style = files("fedvl.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
+        style += "svg { background: var(--paper); }"
+        opening, rest = drawn.removeprefix("<svg").split(">", 1)
+        self.caption = caption
+        self.svg = f'<svg xmlns="http://www.w3.org/2000/svg"{opening}><style>{style}</style>{rest}'
+
+    def save(self, path: str | Path) -> Path:
+        """Write the drawing as an SVG file."""
+        Path(path).write_text(self.svg, encoding="utf-8")
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"<chart of {self.caption}>"
+
+    def _repr_html_(self) -> str:
+        # an image of its own, so that its style sheet does not reach the notebook, nor the notebook's reach it
+        data = base64.b64encode(self.svg.encode()).decode()
+        caption = escape(self.caption)
+        picture = f'<img style="color-scheme:light" alt="{caption}" src="data:image/svg+xml;base64,{data}"/>'
+        return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def run(
-    experiment: str | Path | None = None, *, out: str | Path | None = None, quiet: bool = False, **settings: Any
+    experiment: Given = None,
+    *,
+    method: Given = None,
+    preset: Given = None,
+    dataset: Given = None,
+    model: Given = None,
+    partition: Given = None,
+    shots: Given = None,
+    clients: Given = None,
+    missing: Given = None,
+    per_round: Given = None,
+    rounds: Given = None,
+    local_epochs: Given = None,
+    protocol: Given = None,
+    device: Given = None,
+    seed: Given = None,
+    dropout: Given = None,
+    chunk: Given = None,
+    one_by_one: Given = None,
+    out: Given = None,
+    quiet: Given = False,
+    **settings: Any,
 ) -> RunResult:
-    """Run one experiment; the same settings give the same bits as ``fedvl run``."""
-    from fedvl.experiment import complete
-    from fedvl.report.page import write_report
+    """Run one experiment; the same settings give the same bits as ``fedvl run``, whose flags these are.
+
+    ``experiment`` is a TOML file of settings, over which flags win. Any other setting is given as
+    ``**{"training.learning_rate": 0.1}``. The run is written to the folder ``out``, or to runs/METHOD-DATASET.
+    """
     from fedvl.settings import resolve_experiment
 
+    flags = {
+        "method": method,
+        "preset": preset,
+        "dataset": dataset,
+        "model": model,
+        "partition": partition,
+        "shots": shots,
+        "clients": clients,
+        "missing": missing,
+        "per_round": per_round,
+        "rounds": rounds,
+        "local_epochs": local_epochs,
+        "protocol": protocol,
+        "device": device,
+        "seed": seed,
+        "dropout": dropout,
+        "chunk": chunk,
+        "one_by_one": one_by_one,
+    }
     given = gather_settings(Path(experiment) if experiment else None, {})
-    overlay(given, settings_of(settings))
+    overlay(given, settings_of({**flags, **settings}, FLAGS, ("out", "quiet")))
     with RunFolder.create(Path(out) if out else None, resolve_experiment(given)) as folder:
-        with display_here(quiet) as display:
-            complete(folder, display)
-        write_report(folder.path)
-    return RunResult(folder)
+        return _finished(folder, quiet)
+
+
+def resume(folder: str | Path, *, quiet: bool = False) -> RunResult:
+    """Go on with a run that was interrupted, from its last committed round, to the same bits."""
+    found = RunFolder(Path(folder))
+    if not found.exists:
+        raise FedVLError(f"There is no run in {folder}; start one with fedvl.run.")
+    if found.federation is not None:
+        raise FedVLError(f"The run in {folder} is one between machines; go on with it by fedvl resume {folder}.")
+    with found.lock():
+        return _finished(found, quiet)
 
 
 def open_run(folder: str | Path) -> RunResult:
@@ -148,59 +291,200 @@ def open_run(folder: str | Path) -> RunResult:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Given = (),
     *,
-    dataset: str | Sequence[str] = (),
-    partition: str | Sequence[str] = (),
-    seeds: int = 3,
-    out: str | Path = "comparisons/comparison",
-    quiet: bool = False,
+    grid: Given = None,
+    dataset: Given = (),
+    partition: Given = (),
+    seeds: Given = None,
+    out: Given = "comparisons/comparison",
+    quiet: Given = False,
     **settings: Any,
 ) -> Comparison:
-    """Compare methods over datasets, partitions and seeds; finished runs are not run again."""
+    """Compare methods over datasets, partitions and seeds; finished runs are not run again.
+
+    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with ``seeds`` seeds, 3 if nothing
+    is said. Further arguments are those of :func:`run`, for every run.
+    """
+    from fedvl.compare.grid import Variant, read_grid
     from fedvl.compare.run import flags_grid, perform_grid, summarise
     from fedvl.data.opener import Opener
     from fedvl.display import GridDisplay
     from fedvl.report.page import write_comparison
+    from fedvl.settings import resolve_experiment
 
-    grid = flags_grid(_listed(methods), _listed(dataset), _listed(partition), seeds, settings_of(settings))
+    own = ("methods", "dataset", "partition", "seeds", "out", "quiet")
+    base = settings_of(settings, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
+    rows, datasets, partitions = _listed(methods), _listed(dataset), _listed(partition)
+    if (grid is None) == (not rows):
+        raise FedVLError('Name the methods (["linear", "fst-cbdg"]), or give a TOML file of rows and columns as grid.')
+    if grid is not None and (datasets or partitions):
+        raise FedVLError(f"The datasets and partitions of {grid} are its columns; leave out dataset and partition.")
+    if seeds is not None and not (isinstance(seeds := _plain(seeds), int) and seeds >= 1):
+        raise FedVLError(f"seeds is how often each method is run, at least once, and not {seeds!r}.")
+    if grid is None:
+        wanted = flags_grid(rows, datasets, partitions, seeds or 3, base)
+    else:
+        wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
+    # all of them, so that a mistake in the last is told before the first is run
+    experiments = [resolve_experiment(case.settings) for case in wanted.cases()]
     place = Path(out)
-    with display_here(quiet) as display:
-        outcome = perform_grid(grid, place / "runs", GridDisplay(display), Opener.once())
-    words = ["fedvl", "compare", "--methods", ",".join(_listed(methods)), "--seeds", str(seeds), "--out", str(place)]
+    with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
+        outcome = perform_grid(wanted, place / "runs", GridDisplay(display), Opener.once())
+    words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
+    for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
+        words += [flag, ",".join(names)] if names else []
+    words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(place)]
     summary = summarise(outcome, shlex.join(words))
     write_comparison(summary, place)
     if summary["failures"]:
         failed = summary["failures"][0]
         raise FedVLError(
-            f"{len(summary['failures'])} of the runs failed; the first is {failed['row']}, seed {failed['seed']}: "
+            f"{len(summary['failures'])} of {len(experiments)} runs failed; the first is {failed['row']}, seed {failed['seed']}: "
             f"{failed['error']}"
         )
     return Comparison(summary, place)
 
 
-def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest keyword arguments: flags by their names, settings as section.key."""
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        if "." not in name and name not in FLAGS:
-            raise FedVLError(
-                f"There is no argument '{name}'; arguments are {', '.join(FLAGS)}, out, quiet and settings such as "
-                '**{"training.learning_rate": 0.1}.'
-            )
-        if value is not None:
-            plain = str(value) if isinstance(value, Path) else value
-            overlay(settings, nested(FLAGS.get(name, name), plain))
+def settings_of(given: Mapping[str, Any], flags: Iterable[str], own: Sequence[str]) -> Row:
+    """Nest keyword arguments: flags by their names, then settings as section.key; None is absent.
+
+    ``own`` are further arguments of the function, named where one is mistaken.
+    """
+    settings: Row = {}
+    for name in sorted(given, key=lambda name: "." in name):  # as --set wins over flags
+        if "." not in name and name not in flags:
+            raise FedVLError(f"There is no argument '{name}'; {_meant(name, [*flags, *own])}")
+        if given[name] is not None:
+            overlay(settings, nested(FLAGS.get(name, name), _plain(given[name])))
     return settings
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Say which argument or setting a wrong name is close to, or else which there are."""
+    for setting in setting_names(Experiment):
+        if setting.endswith(f".{name}"):
+            return f'it is a setting: give it as **{{"{setting}": ...}}.'
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+        return f"did you mean '{close[0]}'?"
+    return f'arguments are {", ".join(known)}, and settings such as **{{"training.learning_rate": 0.1}}.'
+
+
+def _plain(value: Any) -> Any:
+    """Return a path as text, and NumPy's numbers as Python's."""
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if hasattr(value, "item") else value
+
+
+def _assignments(settings: Row) -> list[str]:
+    """Return nested settings as words of the command line."""
+    pairs: list[tuple[str, Any]] = []
+    for section, value in settings.items():
+        named = value.items() if isinstance(value, dict) else [("", value)]
+        pairs += [(f"{section}.{key}".rstrip("."), each) for key, each in named]
+    return [word for key, value in pairs for word in ("--set", f"{key}={toml_value(value)}")]
+
+
+def _finished(folder: RunFolder, quiet: bool) -> RunResult:
+    from fedvl.experiment import complete
+    from fedvl.report.page import write_report
+
+    with torch_as_new(folder.experiment.federation.threads), display_here(quiet) as display:
+        complete(folder, display)
+    write_report(folder.path)
+    return RunResult(folder)
+
+
+@contextmanager
+def torch_as_new(threads: int | None = None) -> Iterator[None]:
+    """Undo for a while what the caller may have set in torch, so that bits are the command line's; then set it again.
+
+    ``threads`` are those of the run: text features, which come before its first round, depend on them too.
+    """
+    import torch
+
+    before, kind, precision = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+    )
+    torch.set_num_threads(threads or before)
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_default_dtype(kind)
+        torch.set_float32_matmul_precision(precision)
+
+
+def image_sources(images: "AnyImage | Sequence[AnyImage]") -> "Iterator[tuple[str, Path | bytes]]":
+    """Yield each image with its name: files as they are, and what is in memory as the bytes of a PNG file."""
+    from fedvl.serve.model import image_files
+
+    single = isinstance(images, str | Path) or hasattr(images, "getexif") or getattr(images, "ndim", 4) < 4
+    given: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
+    if not given:
+        raise FedVLError("There are no images to predict; give files, folders, PIL images or arrays.")
+    for number, image in enumerate(given):
+        if isinstance(image, str | Path):
+            yield from ((str(path), path) for path in image_files([Path(image)]))
+        else:
+            yield f"image {number}", png_of(image)
+
+
+def png_of(image: Any) -> bytes:
+    """Return a PIL image or an array as the bytes of a PNG file, which loses nothing."""
+    import numpy as np
+    from PIL import Image
+
+    if isinstance(image, np.ndarray):
+        colours = image.ndim == 3 and image.shape[2] in (3, 4)
+        if not image.size or not (
+            (image.dtype == np.uint8 and (colours or image.ndim == 2)) or (image.dtype == np.uint16 and image.ndim == 2)
+        ):
+            raise FedVLError(
+                f"An array of {image.dtype} and shape {image.shape} is no image; give uint8 from 0 to 255 as height x width x 3."
+            )
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise FedVLError(f"A {type(image).__name__} is no image; give a path, a PIL image or a NumPy array.")
+    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):  # what PNG does not have
+        image = image.convert("RGB")
+    content = io.BytesIO()
+    image.save(content, "PNG", exif=image.getexif(), compress_level=1)
+    return content.getvalue()
+
+
+def _read(model: "TrainedModel", source: Path | bytes) -> Any:
+    from fedvl.data.images import BadImage
+
+    try:
+        return model.read(source)
+    except BadImage as refusal:
+        return refusal
 
 
 def frame(rows: list[Row]) -> Any:
     """Return rows as a pandas DataFrame if pandas is installed, else as they are."""
-    if importlib.util.find_spec("pandas") is None:
+    try:
+        import pandas
+    except ImportError:
         return rows
-    import pandas
-
     return pandas.DataFrame(rows)
+
+
+def html_table(head: Sequence[str], body: Sequence[Sequence[str]], title: str = "", note: str = "") -> str:
+    """Return a table in the notebook's own style; cells of the body are HTML, the rest is text."""
+    heads = f"<thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr></thead>" if head else ""
+    rows = ""
+    for first, *others in body:
+        rows += f'<tr><th style="text-align:left">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+    above, below = (f"<p>{escape(text)}</p>" if text else "" for text in (title, note))
+    return f"{above}<table>{heads}<tbody>{rows}</tbody></table>{below}"
 
 
 def _prediction(line: Row) -> Row:
@@ -216,8 +500,13 @@ def _prediction(line: Row) -> Row:
     }
 
 
-def _listed(names: str | Sequence[str]) -> list[str]:
-    return names.split(",") if isinstance(names, str) and names else list(names)
+def _listed(names: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return names as a list; text has commas between them, as on the command line."""
+    if isinstance(names, Path):
+        return [str(names)]
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return [str(name) for name in names]
 
 
 def _number(value: Any) -> float | None:

@@ -1,11 +1,14 @@
 """Progress on standard error, so that standard output stays clean for tables and JSON."""
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+BETWEEN_LINES = 0.1  # seconds; a notebook's server drops messages that come too fast
 
 
 class Display(Protocol):
@@ -89,22 +92,35 @@ class TerminalDisplay:
 
 
 class NotebookDisplay:
-    """One line below the cell that is rewritten as work goes on."""
+    """One line below the cell that is rewritten as work goes on, at most ten times a second."""
 
     def __init__(self) -> None:
-        from IPython.display import display
-
-        self._line = display({"text/plain": ""}, raw=True, display_id=True)
+        self._line: Any = None  # made when there is something to say: a run that is refused leaves no empty line
+        self._text, self._shown, self._when = "", "", 0.0
 
     def __enter__(self) -> "NotebookDisplay":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        return
+        self._write()
 
     def show(self, name: str, done: int, total: int | None, detail: str = "") -> None:
         text = f"{name} {done}/{total}" if total is not None else name
-        self._line.update({"text/plain": f"{text}  {detail}".rstrip()}, raw=True)
+        self._text = f"{text}  {detail}".rstrip()
+        if time.monotonic() - self._when >= BETWEEN_LINES:
+            self._write()
+
+    def _write(self) -> None:
+        from IPython.display import display
+
+        if self._text == self._shown:
+            return
+        content = {"text/plain": self._text}
+        if self._line is None:
+            self._line = display(content, raw=True, display_id=True)
+        else:
+            self._line.update(content, raw=True)
+        self._shown, self._when = self._text, time.monotonic()
 
     def log(self, text: str) -> None:
         """The line below the cell stays."""
@@ -115,7 +131,8 @@ class NotebookDisplay:
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]:
-        return lambda record: self.show("Round", record["round"], total, figure_of(record, zero_shot_accuracy))
+        self.show("Rounds", len(records), total)
+        return lambda record: self.show("Rounds", record["round"], total, figure_of(record, zero_shot_accuracy))
 
 
 class SilentLine(Silent):
@@ -138,7 +155,13 @@ def display_here(quiet: bool = False) -> TerminalDisplay | NotebookDisplay | Sil
     """Return the display that fits where Python runs: a notebook, or a terminal."""
     if quiet:
         return SilentLine()
-    return NotebookDisplay() if "ipykernel" in sys.modules else TerminalDisplay()
+    return NotebookDisplay() if in_notebook() else TerminalDisplay()
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this; IPython in a terminal has a shell too, but no kernel."""
+    ipython = sys.modules.get("IPython")  # whoever runs cells has imported it
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def figure_of(record: dict[str, Any], zero_shot_accuracy: float | None) -> str:

@@ -1,10 +1,10 @@
 """A run on disk, and the one way in which every command creates, locks, reads and writes it.
 
-config.toml        the settings, enough to run again       metrics.jsonl      a line for each committed round
-journal/           committed rounds, hashed                result.json        the final figures; written last
-model.safetensors  the shared tensors                      kept.safetensors   clients' last updates, if needed
-examples.json      a few test images for the report        report.html        what a person opens
-federation.json    of a run between machines: which one    status.json        how such a run stands
+config.toml        settings, enough to run again    metrics.jsonl     a line per committed round
+journal/           committed rounds, hashed         result.json       final figures, written last
+model.safetensors  the shared tensors               kept.safetensors  clients' last updates
+examples.json      test images for the report       report.html       what a person opens
+federation.json    which federation runs it         status.json       how such a run stands
 """
 
 import fcntl

@@ -1,0 +1,264 @@
+"""Progress: lines and bars in a terminal, one line that is rewritten in a notebook; standard output stays clean."""
+
+import re
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedvl.display import (
+    BETWEEN_LINES,
+    GridDisplay,
+    NotebookDisplay,
+    SilentLine,
+    TerminalDisplay,
+    display_here,
+    figure_of,
+)
+
+RECORDS: list[dict[str, Any]] = [{"round": 1, "accuracy": 61.5}, {"round": 2}, {"round": 3, "accuracy": 70.0}]
+
+
+# --- a terminal
+
+
+def progress(display):
+    with display:
+        encoded = display.stage("Images")
+        encoded(1, 2)
+        encoded(2, 2)
+        done = display.rounds(3, [], 50.0)
+        for record in RECORDS:
+            done(record)
+
+
+def test_where_there_is_no_terminal_a_line_is_written_for_each_round(capsys):
+    progress(TerminalDisplay())
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.splitlines() == [
+        "round 1/3  61.50 %, zero-shot 50.00 %",
+        "round 2/3  ",
+        "round 3/3  70.00 %, zero-shot 50.00 %",
+    ]
+
+
+def test_in_a_terminal_there_are_bars_and_no_lines(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    progress(TerminalDisplay())
+    out, error = capsys.readouterr()
+    assert out == ""
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", error)
+    assert "━" in shown
+    assert re.search(r"Images +━+ 2/2", shown)
+    assert re.search(r"Rounds +━+ 3/3 +70.00 %, zero-shot 50.00 %", shown)
+    assert "round 1/3" not in shown
+
+
+def test_quiet_shows_nothing(capsys):
+    progress(TerminalDisplay(quiet=True))
+    progress(display_here(quiet=True))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_run_that_goes_on_says_so(capsys):
+    with TerminalDisplay() as display:
+        display.rounds(5, [{"round": 1}, {"round": 2}], None)
+    assert capsys.readouterr().err == "Going on after round 2 of 5.\n"
+
+
+# --- which
+
+
+def shell(**attributes):
+    """IPython, as it is when it runs something."""
+    return SimpleNamespace(get_ipython=lambda: SimpleNamespace(**attributes))
+
+
+@pytest.mark.parametrize(
+    ("ipython", "kind"),
+    [
+        (None, TerminalDisplay),
+        (SimpleNamespace(get_ipython=lambda: None), TerminalDisplay),  # imported by something, and running nothing
+        (shell(), TerminalDisplay),  # IPython in a terminal
+        (shell(kernel=object()), NotebookDisplay),
+    ],
+)
+def test_the_display_fits_where_python_runs(monkeypatch, ipython, kind):
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())  # which whoever starts kernels imports too
+    assert type(display_here()) is kind
+    assert type(display_here(quiet=True)) is SilentLine
+
+
+# --- a notebook
+
+
+class Page:
+    """Where a notebook's lines arrive, and a clock."""
+
+    def __init__(self):
+        self.lines, self.made, self.now = [], 0, 1000.0
+
+    def display(self, content, raw, display_id):
+        assert raw
+        assert display_id
+        self.made += 1
+        self.update(content, raw)
+        return self
+
+    def update(self, content, raw):
+        assert raw
+        self.lines.append(content["text/plain"])
+
+
+@pytest.fixture
+def page(monkeypatch):
+    page = Page()
+    monkeypatch.setattr("IPython.display.display", page.display)
+    monkeypatch.setattr("fedvl.display.time", SimpleNamespace(monotonic=lambda: page.now))
+    return page
+
+
+def test_a_notebook_has_one_line_that_is_rewritten(page):
+    with NotebookDisplay() as display:
+        for done, name in enumerate(("Images", "Texts")):
+            page.now += 1
+            display.show(name, done, 2)
+        page.now += 1
+        show = display.rounds(3, [], 50.0)
+        for record in RECORDS:
+            page.now += 1
+            show(record)
+    assert page.made == 1
+    assert page.lines == [
+        "Images 0/2",
+        "Texts 1/2",
+        "Rounds 0/3",
+        "Rounds 1/3  61.50 %, zero-shot 50.00 %",
+        "Rounds 2/3",
+        "Rounds 3/3  70.00 %, zero-shot 50.00 %",
+    ]
+
+
+def test_a_notebook_is_not_flooded_and_always_shows_the_end(page):
+    with NotebookDisplay() as display:
+        for done in range(1001):
+            page.now += BETWEEN_LINES / 100
+            display.show("Rounds", done, 1000)
+        assert 5 <= len(page.lines) <= 11
+    assert page.lines[-1] == "Rounds 1000/1000"
+    assert page.made == 1
+
+
+def test_a_notebook_shows_the_last_line_where_a_run_fails_and_none_where_nothing_began(page):
+
+    def fails(rounds):
+        with NotebookDisplay() as display:
+            for number in rounds:
+                display.show("Rounds", number, 9)
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fails([1, 2])
+    assert page.lines == ["Rounds 1/9", "Rounds 2/9"]
+    with pytest.raises(ValueError):
+        fails([])
+    assert page.made == 1
+
+
+def executed(cells, folder):
+    """A notebook of these cells as a real kernel leaves it, and what kinds of messages each cell sent."""
+    import nbclient
+    import nbformat
+
+    kinds: list[list[str]] = [[] for _ in cells]
+
+    class Recording(nbclient.NotebookClient):
+        def process_message(self, message, cell, cell_index):
+            kinds[cell_index].append(message["msg_type"])
+            return super().process_message(message, cell, cell_index)
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    Recording(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}).execute()
+    return [cell.outputs for cell in notebook.cells], kinds
+
+
+def test_in_a_real_kernel_a_run_has_one_output_that_is_rewritten(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    small = '{"shots": 4, "clients": 3, "rounds": 3, "data.test_shots": 5, "data.minimum": 0}'
+    cells = [
+        f"import fedvl; small = {small}; result = fedvl.run(**small)",
+        "fedvl.run(quiet=True, **small)",
+        "fedvl.run(clients=0)",
+        "table = fedvl.compare(['zero-shot', 'linear'], seeds=1, **small)",
+        "table",
+    ]
+    (run, quiet, refused, compared, table), kinds = executed(cells, tmp_path)
+
+    assert [output.output_type for output in run] == ["display_data"]
+    assert run[0].data.keys() == {"text/plain"}
+    assert re.fullmatch(r"Rounds 3/3  +[\d.]+ %, zero-shot [\d.]+ %", run[0].data["text/plain"])
+    assert kinds[0].count("display_data") == 1
+    assert "update_display_data" in kinds[0], "rewritten"
+
+    assert [output.output_type for output in quiet] == ["execute_result"]
+    assert "Federated accuracy" in quiet[0].data["text/html"]
+
+    assert [output.output_type for output in refused] == ["error"]
+    assert refused[0].ename == "FedVLError"
+    assert "'data.clients' is 0" in refused[0].evalue
+
+    assert [output.output_type for output in compared] == ["display_data"]
+    assert compared[0].data["text/plain"].startswith("Runs 2/2  linear, accuracy, seed 0: ")
+
+    assert [output.output_type for output in table] == ["execute_result"], "nothing is printed beside it"
+    assert table[0].data["text/html"].startswith("<table>")
+
+
+# --- many runs
+
+
+class Shared:
+    """A display that notes what many runs show on it."""
+
+    def __init__(self):
+        self.shown, self.logged = [], []
+
+    def show(self, name, done, total, detail=""):
+        self.shown.append((name, done, total, detail))
+
+    def log(self, text):
+        self.logged.append(text)
+
+
+def test_a_grid_shows_each_run_and_logs_it_when_it_ends():
+    shared = Shared()
+    grid = GridDisplay(shared)
+    grid.begin("linear, iid, seed 0", 0, 2)
+    grid.stage("Images")(5, 10)
+    grid.rounds(3, [])({"round": 2})
+    grid.end("71.2 (0.4 s)", 1, 2)
+    assert shared.shown == [
+        ("Runs", 0, 2, "linear, iid, seed 0"),
+        ("Runs", 0, 2, "linear, iid, seed 0: images 5/10"),
+        ("Runs", 0, 2, "linear, iid, seed 0: round 2/3"),
+        ("Runs", 1, 2, "linear, iid, seed 0: 71.2 (0.4 s)"),
+    ]
+    assert shared.logged == ["[1/2] linear, iid, seed 0: 71.2 (0.4 s)"]
+
+
+@pytest.mark.parametrize(
+    ("record", "zero_shot", "text"),
+    [
+        ({"accuracy": 7.125}, 50.0, " 7.12 %, zero-shot 50.00 %"),
+        ({"accuracy": 70.0}, None, "70.00 %"),
+        ({}, 50.0, ""),
+        ({"accuracy": None}, 50.0, ""),
+    ],
+)
+def test_the_figure_of_a_round(record, zero_shot, text):
+    assert figure_of(record, zero_shot) == text
