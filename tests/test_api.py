@@ -26,7 +26,8 @@ from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
 from fedvl.display import SilentLine
 from fedvl.run_folder import RunFolder
-from fedvl.serve.model import TrainedModel, predict_files
+from fedvl.serve.images import png_of
+from fedvl.serve.model import TrainedModel, predict_images
 from fedvl.settings import resolve_experiment
 
 SMALL = {"shots": 4, "clients": 3, "rounds": 2, "data.test_shots": 5, "data.minimum": 0}
@@ -391,7 +392,7 @@ def test_predictions_are_those_of_the_command_line(linear):
     for row in range(5):
         picture(row).save(folder / f"{row}.png")
     model = TrainedModel(RunFolder(linear.folder))
-    expected = predict_files(model, model.user(), sorted(folder.iterdir()), 3)
+    expected = predict_images(model, model.user(), [(str(path), path) for path in sorted(folder.iterdir())], 3)
     predicted = linear.predict("photos")
     assert list(predicted.columns) == ["image", "name", "score", "ranked", "zero_shot", "refused"]
     assert list(predicted.image) == [line["image"] for line in expected]
@@ -591,4 +592,4 @@ def test_runs_that_fail_are_told_after_the_others_have_run():
 
 def test_a_png_loses_nothing():
     exact = np.random.default_rng(0).integers(0, 256, (9, 7, 4), np.uint8)
-    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(api.png_of(exact)))), exact)
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(png_of(exact)))), exact)

@@ -66,7 +66,7 @@ def test_quiet_shows_nothing(capsys):
 def test_a_run_that_goes_on_says_so(capsys):
     with TerminalDisplay() as display:
         display.rounds(5, [{"round": 1}, {"round": 2}], None)
-    assert capsys.readouterr().err == "Going on after round 2 of 5.\n"
+    assert capsys.readouterr().err == "Continuing after round 2 of 5.\n"
 
 
 # --- which

@@ -7,10 +7,10 @@
     result.predict("new-photos/", classes=["cat", "dog"])
 
 Keyword arguments are the flags of the command line (``per_round=5``) and settings as
-``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`, one sentence that says what to do.
+``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`, one sentence that says
+what to do.
 """
 
-import base64
 import difflib
 import io
 import shlex
@@ -18,23 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvl.config import FLAGS, Experiment, gather_settings, nested, overlay, setting_names, toml_value
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
+from fedvl.report.notebook import frame, html_table
 from fedvl.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL.Image import Image
-
+    from fedvl.report.notebook import Chart
+    from fedvl.serve.images import AnyImage
     from fedvl.serve.model import TrainedModel
-
-    AnyImage = str | Path | Image | NDArray[np.integer[Any]]
 
 Row = dict[str, Any]
 # Not narrower, for type checkers would then refuse **{"training.learning_rate": 0.1}, which might be any of the arguments.
@@ -66,7 +62,7 @@ class RunResult:
 
     @property
     def rounds(self) -> Any:
-        """One row for each round: a pandas DataFrame if pandas is installed, else a list of dicts."""
+        """One row per round: a DataFrame if pandas is installed, else a list of dicts."""
         return frame(self._folder.rounds)
 
     def predict(
@@ -78,28 +74,21 @@ class RunResult:
         client: int | None = None,
         device: str | None = None,
     ) -> Any:
-        """Say what images show, a row each: files, folders of them, PIL images or NumPy arrays (0 to 255).
+        """Predict images, a row each: files, folders, PIL images or NumPy arrays (0 to 255).
 
-        ``classes`` are any names if the method allows it, else the run's own; ``client`` asks that client's personal model.
+        ``classes`` are any names if the method allows it, else the run's own; ``client`` takes that
+        client's personal model.
         """
-        from fedvl.data.images import BadImage
-        from fedvl.serve.model import ENCODED_TOGETHER, Batch
+        from fedvl.serve.images import image_sources
+        from fedvl.serve.model import predict_images
 
         if top < 1:
-            raise FedVLError(f"At least one name is told of an image; top is {top}.")
+            raise FedVLError(f"At least one name is returned for an image; top is {top}.")
         sources = list(image_sources(images))
         with torch_as_new():
             model = self._model(device)
             user = model.user(None if classes is None else _listed(classes), client=client)
-            batch, lines = Batch(user, model.batch_size(user), top), list[Row]()
-            for first in range(0, len(sources), ENCODED_TOGETHER):
-                group = sources[first : first + ENCODED_TOGETHER]
-                read = [_read(model, source) for _, source in group]
-                encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))
-                for (name, _), pixels in zip(group, read, strict=True):
-                    if batch.add({"image": name}, pixels if isinstance(pixels, BadImage) else next(encoded)):
-                        lines += batch.predict()
-            lines += batch.predict()
+            lines = predict_images(model, user, sources, top)
         return frame([_prediction(line) for line in lines])
 
     def _open(self, device: str | None) -> "TrainedModel":
@@ -110,6 +99,7 @@ class RunResult:
     def chart(self) -> "Chart":
         """Draw the accuracy of each round against zero-shot, as the report does."""
         from fedvl.report.charts.lines import Series, line_chart
+        from fedvl.report.notebook import Chart
         from fedvl.report.reading import series
 
         accuracy, reference = series(self._folder, "per_round", "accuracy"), self.zero_shot_accuracy
@@ -142,7 +132,7 @@ class RunResult:
 
 
 class Comparison:
-    """Methods side by side: one row for each method and column, with mean, deviation and each seed."""
+    """Methods side by side: mean, deviation and each seed of every method and column."""
 
     def __init__(self, summary: Row, folder: Path) -> None:
         self.summary, self.folder = summary, folder
@@ -192,32 +182,6 @@ class Comparison:
         return html_table(["", *self.summary["columns"]], body, note=footnote(self.summary))
 
 
-class Chart:
-    """A drawing that notebooks show, and that ``save`` writes as an SVG file."""
-
-    def __init__(self, drawn: str, caption: str) -> None:
-        style = files("fedvl.report").joinpath("templates", "report.css").read_text(encoding="utf-8")
-        style += "svg { background: var(--paper); }"
-        opening, rest = drawn.removeprefix("<svg").split(">", 1)
-        self.caption = caption
-        self.svg = f'<svg xmlns="http://www.w3.org/2000/svg"{opening}><style>{style}</style>{rest}'
-
-    def save(self, path: str | Path) -> Path:
-        """Write the drawing as an SVG file."""
-        Path(path).write_text(self.svg, encoding="utf-8")
-        return Path(path)
-
-    def __repr__(self) -> str:
-        return f"<chart of {self.caption}>"
-
-    def _repr_html_(self) -> str:
-        # an image of its own, so that its style sheet does not reach the notebook, nor the notebook's reach it
-        data = base64.b64encode(self.svg.encode()).decode()
-        caption = escape(self.caption)
-        picture = f'<img style="color-scheme:light" alt="{caption}" src="data:image/svg+xml;base64,{data}"/>'
-        return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
-
-
 def run(
     experiment: Given = None,
     *,
@@ -242,32 +206,15 @@ def run(
     quiet: Given = False,
     **settings: Any,
 ) -> RunResult:
-    """Run one experiment; the same settings give the same bits as ``fedvl run``, whose flags these are.
+    """Run one experiment; the same settings give the same bits as ``fedvl run``.
 
-    ``experiment`` is a TOML file of settings, over which flags win. Any other setting is given as
-    ``**{"training.learning_rate": 0.1}``. The run is written to the folder ``out``, or to runs/METHOD-DATASET.
+    ``experiment`` is a TOML file of settings, over which the flags below win. Any other setting is
+    given as ``**{"training.learning_rate": 0.1}``. The run is written to the folder ``out``, or to
+    runs/METHOD-DATASET.
     """
+    flags = {name: value for name, value in locals().items() if name in FLAGS}
     from fedvl.settings import resolve_experiment
 
-    flags = {
-        "method": method,
-        "preset": preset,
-        "dataset": dataset,
-        "model": model,
-        "partition": partition,
-        "shots": shots,
-        "clients": clients,
-        "missing": missing,
-        "per_round": per_round,
-        "rounds": rounds,
-        "local_epochs": local_epochs,
-        "protocol": protocol,
-        "device": device,
-        "seed": seed,
-        "dropout": dropout,
-        "chunk": chunk,
-        "one_by_one": one_by_one,
-    }
     given = gather_settings(Path(experiment) if experiment else None, {})
     overlay(given, settings_of({**flags, **settings}, FLAGS, ("out", "quiet")))
     with RunFolder.create(Path(out) if out else None, resolve_experiment(given)) as folder:
@@ -275,12 +222,12 @@ def run(
 
 
 def resume(folder: str | Path, *, quiet: bool = False) -> RunResult:
-    """Go on with a run that was interrupted, from its last committed round, to the same bits."""
+    """Continue an interrupted run from its last committed round, to the same bits."""
     found = RunFolder(Path(folder))
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl.run.")
     if found.federation is not None:
-        raise FedVLError(f"The run in {folder} is one between machines; go on with it by fedvl resume {folder}.")
+        raise FedVLError(f"The run in {folder} is one between machines; continue it by fedvl resume {folder}.")
     with found.lock():
         return _finished(found, quiet)
 
@@ -303,8 +250,8 @@ def compare(
 ) -> Comparison:
     """Compare methods over datasets, partitions and seeds; finished runs are not run again.
 
-    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with ``seeds`` seeds, 3 if nothing
-    is said. Further arguments are those of :func:`run`, for every run.
+    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with ``seeds``
+    seeds, 3 by default. Further arguments are those of :func:`run`, for every run.
     """
     from fedvl.compare.grid import Variant, read_grid
     from fedvl.compare.run import flags_grid, perform_grid, summarise
@@ -326,7 +273,7 @@ def compare(
         wanted = flags_grid(rows, datasets, partitions, seeds or 3, base)
     else:
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
-    # all of them, so that a mistake in the last is told before the first is run
+    # all of them, so that a mistake in the last shows before the first is run
     experiments = [resolve_experiment(case.settings) for case in wanted.cases()]
     place = Path(out)
     with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
@@ -398,9 +345,9 @@ def _finished(folder: RunFolder, quiet: bool) -> RunResult:
 
 @contextmanager
 def torch_as_new(threads: int | None = None) -> Iterator[None]:
-    """Undo for a while what the caller may have set in torch, so that bits are the command line's; then set it again.
+    """Set torch for a while as the command line finds it, so that the bits are the same.
 
-    ``threads`` are those of the run: text features, which come before its first round, depend on them too.
+    ``threads`` are those of the run: text features, made before its first round, depend on them.
     """
     import torch
 
@@ -419,72 +366,6 @@ def torch_as_new(threads: int | None = None) -> Iterator[None]:
         torch.set_num_threads(before)
         torch.set_default_dtype(kind)
         torch.set_float32_matmul_precision(precision)
-
-
-def image_sources(images: "AnyImage | Sequence[AnyImage]") -> "Iterator[tuple[str, Path | bytes]]":
-    """Yield each image with its name: files as they are, and what is in memory as the bytes of a PNG file."""
-    from fedvl.serve.model import image_files
-
-    single = isinstance(images, str | Path) or hasattr(images, "getexif") or getattr(images, "ndim", 4) < 4
-    given: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
-    if not given:
-        raise FedVLError("There are no images to predict; give files, folders, PIL images or arrays.")
-    for number, image in enumerate(given):
-        if isinstance(image, str | Path):
-            yield from ((str(path), path) for path in image_files([Path(image)]))
-        else:
-            yield f"image {number}", png_of(image)
-
-
-def png_of(image: Any) -> bytes:
-    """Return a PIL image or an array as the bytes of a PNG file, which loses nothing."""
-    import numpy as np
-    from PIL import Image
-
-    if isinstance(image, np.ndarray):
-        colours = image.ndim == 3 and image.shape[2] in (3, 4)
-        if not image.size or not (
-            (image.dtype == np.uint8 and (colours or image.ndim == 2)) or (image.dtype == np.uint16 and image.ndim == 2)
-        ):
-            raise FedVLError(
-                f"An array of {image.dtype} and shape {image.shape} is no image; give uint8 from 0 to 255 as height x width x 3."
-            )
-        image = Image.fromarray(image)
-    if not isinstance(image, Image.Image):
-        raise FedVLError(f"A {type(image).__name__} is no image; give a path, a PIL image or a NumPy array.")
-    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):  # what PNG does not have
-        image = image.convert("RGB")
-    content = io.BytesIO()
-    image.save(content, "PNG", exif=image.getexif(), compress_level=1)
-    return content.getvalue()
-
-
-def _read(model: "TrainedModel", source: Path | bytes) -> Any:
-    from fedvl.data.images import BadImage
-
-    try:
-        return model.read(source)
-    except BadImage as refusal:
-        return refusal
-
-
-def frame(rows: list[Row]) -> Any:
-    """Return rows as a pandas DataFrame if pandas is installed, else as they are."""
-    try:
-        import pandas
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
-
-
-def html_table(head: Sequence[str], body: Sequence[Sequence[str]], title: str = "", note: str = "") -> str:
-    """Return a table in the notebook's own style; cells of the body are HTML, the rest is text."""
-    heads = f"<thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr></thead>" if head else ""
-    rows = ""
-    for first, *others in body:
-        rows += f'<tr><th style="text-align:left">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-    above, below = (f"<p>{escape(text)}</p>" if text else "" for text in (title, note))
-    return f"{above}<table>{heads}<tbody>{rows}</tbody></table>{below}"
 
 
 def _prediction(line: Row) -> Row:

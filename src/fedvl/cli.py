@@ -1,6 +1,5 @@
 """The command line. Nothing heavy is imported until a command needs it."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -44,8 +43,6 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 
 def main() -> None:
-    # Idle threads of the processor sleep rather than spin: on a busy machine spinning makes small steps ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except FedVLError as error:

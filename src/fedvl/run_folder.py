@@ -72,9 +72,9 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
+                holder = file.read().partition(" ")[0] or "just started"
                 raise FedVLError(
-                    f"Another process ({file.read().split()[0]}) is at work in {self.path}; "
-                    "wait for it or choose another --out."
+                    f"Another process ({holder}) is at work in {self.path}; wait for it or choose another --out."
                 ) from error
             file.truncate()
             file.write(f"{os.getpid()} {process_start(os.getpid())}")
@@ -254,10 +254,14 @@ def claim_folder(folder: Path) -> bool:
 
 
 def remove(path: Path, made: bool) -> None:
-    """Remove a run that never began; a folder that was there before stays, empty."""
-    shutil.rmtree(path, ignore_errors=True)
-    if not made:
-        path.mkdir()
+    """Remove a run that never began; a folder that was there before stays, empty as it was."""
+    for item in path.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item, ignore_errors=True)
+        else:
+            item.unlink(missing_ok=True)
+    if made:
+        path.rmdir()
 
 
 def process_start(process: int) -> str:

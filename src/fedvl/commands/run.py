@@ -74,27 +74,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run one experiment and write its result, model and report."""
-    from fedvl.config import gather_settings
+    given_flags = {name: value for name, value in locals().items() if value is not False}
+    from fedvl.config import FLAGS, gather_settings
 
-    flags = {
-        "method": method,
-        "preset": preset,
-        "dataset": dataset,
-        "model": model,
-        "partition": partition,
-        "shots": shots,
-        "clients": clients,
-        "missing": missing,
-        "per_round": per_round,
-        "rounds": rounds,
-        "local_epochs": local_epochs,
-        "protocol": protocol,
-        "device": device,
-        "seed": seed,
-        "dropout": dropout,
-        "chunk": chunk,
-        "one_by_one": one_by_one or None,
-    }
+    flags = {name: value for name, value in given_flags.items() if name in FLAGS}
     given = gather_settings(experiment, flags, settings or [])
     from fedvl.run_folder import RunFolder
     from fedvl.settings import resolve_experiment

@@ -73,11 +73,12 @@ def predict(
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
     from fedvl.run_folder import RunFolder
-    from fedvl.serve.model import TrainedModel, image_files, predict_files
+    from fedvl.serve.images import image_sources
+    from fedvl.serve.model import TrainedModel, predict_images
 
-    paths = image_files(images)
+    sources = list(image_sources(images))
     opened = TrainedModel(RunFolder(run), device)
-    told = predict_files(opened, opened.user(read_names(classes), client=client), paths, top)
+    told = predict_images(opened, opened.user(read_names(classes), client=client), sources, top)
     if as_json:
         print(json.dumps(told, ensure_ascii=False))
     elif as_csv:

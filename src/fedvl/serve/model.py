@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.data.features import encode_images
-from fedvl.data.images import EXTENSIONS, BadImage, decode
+from fedvl.data.images import BadImage, decode
 from fedvl.data.inputs import embed_names
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
@@ -22,6 +22,7 @@ from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.run_folder import RunFolder
+from fedvl.serve.images import Source
 from fedvl.tensors import Tensors, pick_device
 
 BATCH = 32  # images that a method without a memory is asked about together; for one with a memory it is in the run's settings
@@ -224,36 +225,21 @@ class Batch:
         return lines
 
 
-def predict_files(model: TrainedModel, user: User, paths: Sequence[Path], top: int) -> list[dict[str, Any]]:
-    """Predict image files in their order; return a line for each."""
+def predict_images(model: TrainedModel, user: User, sources: Sequence[Source], top: int) -> list[dict[str, Any]]:
+    """Predict images in their order; return a line for each."""
     batch, lines = Batch(user, model.batch_size(user), top), list[dict[str, Any]]()
-    for first in range(0, len(paths), ENCODED_TOGETHER):
-        read = [read_image(model, path) for path in paths[first : first + ENCODED_TOGETHER]]
+    for first in range(0, len(sources), ENCODED_TOGETHER):
+        read = [read_image(model, source) for _, source in sources[first : first + ENCODED_TOGETHER]]
         encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))
         for number, pixels in enumerate(read, first):
             row = pixels if isinstance(pixels, BadImage) else next(encoded)
-            if batch.add({"number": number, "image": str(paths[number])}, row):
+            if batch.add({"number": number, "image": sources[number][0]}, row):
                 lines += batch.predict()
     return lines + batch.predict()
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as given; of folders, all images in them by name."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
-        elif path.exists():
-            found.append(path)
-        else:
-            raise FedVLError(f"There is no {path}; give image files or folders of them.")
-    if not found:
-        raise FedVLError(f"There are no images in {', '.join(map(str, paths))}; give files such as photo.jpg.")
-    return found
-
-
-def read_image(model: TrainedModel, path: Path) -> Tensor | BadImage:
+def read_image(model: TrainedModel, source: Path | bytes) -> Tensor | BadImage:
     try:
-        return model.read(path)
+        return model.read(source)
     except BadImage as refusal:
         return refusal
