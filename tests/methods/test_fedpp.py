@@ -229,7 +229,8 @@ def test_every_visual_prompt_learns_from_real_images():
         "federation": {"rounds": 2},
         "training": {"local_epochs": 2},
     }
-    _prepared, federation, start = run_real(settings)
+    finished, start = run_real(settings)
+    federation = finished.federation
     moved = (federation.shared["visual"] - start["visual"]).abs().sum(-1)
     assert moved.shape == (8, 5)  # 9 layers but the last
     assert (moved > 0).all()

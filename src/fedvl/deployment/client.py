@@ -14,7 +14,7 @@ import torch
 
 from fedvl.config import Experiment, read_toml
 from fedvl.data.opener import Opener
-from fedvl.deployment.files import PartyFile, experiment_id, read_file
+from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower
 from fedvl.deployment.messages import Header, Kind, Message, decode, encode, write
@@ -51,7 +51,9 @@ class Client:
         )
         self.ready: dict[str, Ready] = {}
         for path in sorted(folder.glob("experiments/*.toml")):
-            experiment = resolve_experiment(read_toml(path))
+            settings = read_toml(path)
+            refuse_method_file(settings)
+            experiment = resolve_experiment(settings)
             prepared = self._prepare(experiment, data, display)
             self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(path.stem, prepared)
         if not self.ready:

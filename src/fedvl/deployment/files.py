@@ -97,12 +97,9 @@ def choose_experiment(folder: Path, name: str | None) -> Path:
 
 def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
     """Resolve settings as parties can run them that do not see each other's data."""
+    refuse_method_file(settings)
     experiment = resolve_experiment({**settings, "data": {**settings.get("data", {}), "clients": clients}})
     method = load_method(experiment.method.name)
-    if experiment.method.name.endswith(".py"):
-        raise FedVLError(
-            "A federation between machines runs methods that all parties have; put yours into the package."
-        )
     if method.scope == "pooled":
         raise FedVLError(f"Method '{experiment.method.name}' pools all data in one place; it is for fedvl run only.")
     if experiment.data.labels == "cps":
@@ -118,6 +115,15 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
             update={"evaluation": experiment.evaluation.model_copy(update={"protocol": "closed"})}
         )
     return experiment
+
+
+def refuse_method_file(settings: dict[str, Any]) -> None:
+    """Refuse a method that is a file, before anything loads it: a folder from others must not run code."""
+    if str(settings.get("method", {}).get("name", "")).endswith(".py"):
+        raise FedVLError(
+            "A federation between machines runs methods that all parties have installed, never a file; "
+            "put it into the package."
+        )
 
 
 def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder) -> str:

@@ -83,6 +83,8 @@ def unpack(envelope: FlowerMessage) -> Message:
     """Return our message in one of Flower's, which a stranger may have made."""
     if envelope.has_error():
         raise FedVLError(f"its client failed: {str(envelope.error.reason)[:300]}")
+    if len(envelope.content) != 1:
+        raise FedVLError("its message is none of ours")
     record = envelope.content.get(RECORD)
     header, payload = (
         (record.get("header"), record.get("payload")) if isinstance(record, ConfigRecord) else (None, None)

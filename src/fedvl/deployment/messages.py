@@ -18,6 +18,8 @@ from safetensors.torch import load as parse_safetensors
 from fedvl.errors import FedVLError
 from fedvl.tensors import Tensors, to_bytes
 
+MOST_HEADER_CHARACTERS = 4096  # of a message; ours have some 500
+MOST_LOSS = 1e6  # either way: a loss beyond it is a lie or a divergence, and would spoil the record
 LENGTH_BYTES = 8  # of the number that says how long the header is
 # Names and shapes take less than 100 bytes a tensor. Tensors of no elements have a header only, and each costs far more
 # memory than its line there, so that this and not the limit on the whole bounds what they can take.
@@ -42,8 +44,8 @@ class Header(BaseModel):
         ""  # request: those to begin with; reply: those that resulted
     )
     # replies only
-    weight: FiniteFloat = 0.0
-    loss: FiniteFloat = 0.0
+    weight: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    loss: Annotated[FiniteFloat, Field(ge=-MOST_LOSS, le=MOST_LOSS)] = 0.0
     idle: bool = False  # the client has nothing to do in this round
     problem: Annotated[str, Field(max_length=500)] = ""  # why there is no answer
 
@@ -60,6 +62,8 @@ class Message(NamedTuple):
 
     def read_header(self) -> Header:
         """Return the header; raise a FedVLError that says what is wrong with it."""
+        if len(self.header) > MOST_HEADER_CHARACTERS:
+            raise FedVLError(f"the header of its message has {len(self.header):,} characters")
         try:
             return Header.model_validate_json(self.header)
         except ValidationError as error:

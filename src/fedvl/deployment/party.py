@@ -6,16 +6,18 @@ side is killed; files that no request can name any more are removed.
 """
 
 import hashlib
+import json
 import secrets
 from pathlib import Path
+from typing import Any
 
 from fedvl.deployment.messages import Header, Message, decode, encode, write
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
-from fedvl.files import write_whole
+from fedvl.files import read_json, write_whole
 from fedvl.tensors import Tensors, digest, load, save
 
-ROUNDS_KEPT = 2  # behind the present one: as many as the server's journal may fall back
+ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
 
 
 class Party:
@@ -40,30 +42,83 @@ class Party:
             return write(header.model_copy(update={"problem": str(error)[:500]}))
 
     def _answer(self, request: Header, payload: bytes) -> Message:
-        if request.client != self.number:
-            raise FedVLError(f"This is client {self.number}, and the request is for client {request.client}.")
+        self._permit(request)
+        asked = hashlib.sha256(f"{request.state} ".encode() + payload).hexdigest()
+        before = read_json(self._reply(request))
+        if before is not None and before["asked"] != asked:
+            return self._repeat(request, before)
         self._begin(request)
         received = {name: t.to(self.device) for name, t in decode(payload, self.limit).items()}
         if request.kind == "finish":
+            self.engine.check_received(received)
             self.finished = received
             return write(request)
+        header, tensors = self._work(request, received)
+        content = encode(tensors) if tensors is not None else b""
+        self._note(header, content, asked)
+        return write(header, content)
+
+    def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
+        """Report, adopt or train; the engine refuses what the method does not declare."""
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
-            return write(request.model_copy(update={"state": self._keep(request.round)}))
+            return request.model_copy(update={"state": self._keep(request.round)}), None
         if request.kind == "report":
             reports, refusals = self.engine.report(request.round, received)
             if not reports:
-                return write(
-                    request.model_copy(update={"idle": not refusals, "problem": "".join(r.reason for r in refusals)})
-                )
-            return write(request.model_copy(update={"state": self._keep(request.round)}), encode(reports[0].tensors))
+                problem = "".join(refusal.reason for refusal in refusals)
+                return request.model_copy(update={"idle": not refusals, "problem": problem}), None
+            return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
-            return write(request.model_copy(update={"idle": True}))
+            return request.model_copy(update={"idle": True}), None
         self.engine.keep(trained)
         result = trained[0]
         reply = {"state": self._keep(request.round), "weight": result.update.weight, "loss": result.loss}
-        return write(request.model_copy(update=reply), encode(result.update.tensors))
+        return request.model_copy(update=reply), result.update.tensors
+
+    # --- what may be asked
+
+    def _permit(self, request: Header) -> None:
+        """Refuse what the experiment, to which this client's person agreed, does not hold."""
+        if request.client != self.number:
+            raise FedVLError(f"This is client {self.number}, and the request is for client {request.client}.")
+        if self.finished is not None:
+            raise FedVLError("The run is over for this client.")
+        rounds, consultation = self.engine.federation.rounds, self.engine.method.consultation()
+        last = rounds if request.kind == "finish" else rounds - 1
+        if request.round > last or (request.kind == "finish" and request.round < rounds):
+            raise FedVLError(
+                f"Its experiment has {rounds} rounds; there is no '{request.kind}' in {request.round + 1}."
+            )
+        if request.kind in ("report", "adopt") and not (consultation and consultation.due(request.round)):
+            raise FedVLError(f"The method has no '{request.kind}' before round {request.round + 1}.")
+        reported = self._reply(request.model_copy(update={"kind": "report"}))
+        if request.kind == "adopt" and not reported.is_file():
+            raise FedVLError("It was asked to adopt an answer to what it never reported.")
+
+    def _reply(self, request: Header) -> Path:
+        return self.folder / f"{request.round:06d}-{request.kind}.json"
+
+    def _note(self, header: Header, content: bytes, asked: str) -> None:
+        """Keep what was answered, so that a round has one answer; older ones are removed."""
+        told = header.model_dump(include={"state", "weight", "loss", "idle", "problem"})
+        write_whole(self._reply(header).with_suffix(".answer"), content)
+        write_whole(self._reply(header), json.dumps({**told, "asked": asked}).encode())
+        self._forget((".json", ".answer"))
+
+    def _forget(self, suffixes: tuple[str, ...]) -> None:
+        """Remove files of such kinds that are older than the last rounds."""
+        files = [path for path in self.folder.glob("[0-9]*-*.*") if path.suffix in suffixes]
+        newest = sorted({path.name[:6] for path in files})[-ROUNDS_KEPT:]
+        for path in files:
+            if path.name[:6] not in newest:
+                path.unlink()
+
+    def _repeat(self, request: Header, before: dict[str, Any]) -> Message:
+        """Answer as before: two answers to one round, from tensors of a server's choice, give images away."""
+        told = {name: value for name, value in before.items() if name != "asked"}
+        return write(request.model_copy(update=told), self._reply(request).with_suffix(".answer").read_bytes())
 
     # --- private tensors
 
@@ -80,9 +135,8 @@ class Party:
             self.engine.private[self.number] = {name: tensor.to(self.device) for name, tensor in tensors.items()}
             assert path is not None
             path.rename(self.folder / file_name(request.round, request.state))
-        for path in self.folder.glob("[0-9]*-*.safetensors"):
-            if int(path.name.split("-")[0]) < request.round - ROUNDS_KEPT:
-                path.unlink()
+        # of the rounds that it took part in: a server that names a late round must not make it forget
+        self._forget((".safetensors",))
 
     def _keep(self, round_index: int) -> str:
         """Write the present private tensors; their name."""

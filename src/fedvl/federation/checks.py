@@ -8,9 +8,8 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.methods.base import Update
+from fedvl.methods.roles import Roles, Shapes
 from fedvl.tensors import Tensors
-
-Shapes = dict[str, tuple[int | None, ...]]
 
 MOST_REASON = 300  # characters
 
@@ -62,6 +61,27 @@ def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
             return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not torch.float32 of {shapes[name]}"
         if not bool((torch.isfinite(tensor) & (tensor >= 0)).all()):
             return f"'{name}' holds values that are not finite or below 0"
+    return None
+
+
+def foreign(received: Tensors, start: Tensors, roles: Roles) -> str | None:
+    """Return why a hand-out is not what the method declares, or None; ``start`` are its first tensors.
+
+    A client would train, and send back, whatever a server names: so it takes the declared names alone.
+    """
+    names = start.keys() | roles.given.keys()
+    if received.keys() != names:
+        odd = ", ".join(map(repr, sorted(received.keys() ^ names)))
+        return f"tensors {odd} are missing or not of the method"
+    for name, tensor in received.items():
+        declared = start.get(name)
+        dtype = torch.float32 if declared is None else declared.dtype
+        shape: tuple[int | None, ...] = roles.given[name] if declared is None else tuple(declared.shape)
+        shape = (roles.shared(name).shape or shape) if declared is not None else shape
+        if tensor.dtype != dtype or not fits(tensor, shape):
+            return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}"
+        if not bool(torch.isfinite(tensor).all()):
+            return f"'{name}' holds values that are not finite"
     return None
 
 

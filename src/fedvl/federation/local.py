@@ -7,6 +7,7 @@ are a prefix, and a prefix of a tensor is a view.
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.federation.checks import Refusal, Report, sound_reports, sum_of_reports
+from fedvl.errors import FedVLError
+from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
@@ -72,6 +74,8 @@ class LocalEngine:
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]:
         """Train the clients that have data, from the shared tensors or each from its ``own``."""
+        for handed in own.values() if own else [shared]:
+            self.check_received(handed)
         private = {client: self.private_of(client) for client in cohort}
         used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
@@ -98,6 +102,16 @@ class LocalEngine:
             groups.setdefault(shapes, []).append(client)
         return groups.values()
 
+    @cached_property
+    def start(self) -> Tensors:
+        """The method's first shared tensors: they say what may be received and is sent."""
+        return self.method.start(torch_generator(self.seed, "start"))
+
+    def check_received(self, tensors: Tensors) -> None:
+        """Refuse what the method does not declare: a server could ask for private tensors by name."""
+        if reason := foreign(tensors, self.start, self.method.role):
+            raise FedVLError(f"What the server sent is refused: {reason}.")
+
     def keep(self, trained: Iterable[Trained]) -> None:
         """Adopt the private tensors of clients whose round was committed."""
         for result in trained:
@@ -112,6 +126,7 @@ class LocalEngine:
         """Collect the reports of all clients that have data, or their sum if that is enough."""
         consultation, reports = self.method.consultation(), []
         assert consultation is not None
+        self.check_received(shared)
         for client in self._with_data():
             tensors = self.private_of(client)
             with torch.no_grad():
@@ -130,6 +145,8 @@ class LocalEngine:
         for client in self._with_data():
             answer = settlements.get(client, settlements.get(None))
             if answer is not None:
+                if reason := misshapen(answer, consultation.settlement_shapes):
+                    raise FedVLError(f"What the server sent is refused: {reason}.")
                 private = self.private_of(client)
                 self.private[client] = {**private, **consultation.adopt(private, answer)}
 
@@ -241,7 +258,7 @@ class LocalEngine:
             for name, tensor in tensors.items()
             if name not in shared
         }
-        sent = {name: tensors[name] for name in shared if name not in role.given}
+        sent = {name: tensors[name] for name in self.start}
         if role.sent:
             samples = self.data.take(self.rows[client])
             sent |= {name: extra.make({**private, **sent}, samples) for name, extra in role.sent.items()}

@@ -91,7 +91,7 @@ class Federation:
                 "cohort": cohort,
                 "dropped": sorted(set(cohort) - {result.update.client for result in trained}),
                 "refused": [refusal._asdict() for refusal in (*exchange.refusals, *refusals)],
-                "loss": sum(result.loss for result in trained) / len(trained),
+                "loss": sum(result.loss for result in counted) / len(counted),
                 "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
                 # a client that was consulted has the shared tensors already
                 "bytes_down": exchange.bytes_down

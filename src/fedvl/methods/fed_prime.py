@@ -85,7 +85,10 @@ class FedPrime(FusedMethod):
 
     def roles(self) -> dict[str, Role]:
         """The server aligns every client's inter prompts by how often they were taken; the rest is averaged."""
-        inter: dict[str, Role] = {"inter": Shared(needs="each"), "uses": Shared(trained=False, needs="each")}
+        inter: dict[str, Role] = {
+            "inter": Shared(needs="each", shape=(None, self.task.fused.width)),
+            "uses": Shared(trained=False, needs="each", shape=(None,)),
+        }
         return {**inter, **({"intra": Private(trained=True)} if self.local else {})}
 
     def start(self, generator: torch.Generator) -> Tensors:

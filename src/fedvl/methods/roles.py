@@ -23,6 +23,7 @@ class Shared:
     trained: bool = True  # by gradients; if not, by what ``objective`` returns
     rate: float = 1.0  # factor on the learning rate
     needs: Needs = "sum"
+    shape: tuple[int | None, ...] | None = None  # where it may differ from that of ``start``; None: any size
 
 
 @dataclass(frozen=True)
