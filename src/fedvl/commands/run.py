@@ -32,7 +32,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-D
 MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")]
 RoundsFlag = Annotated[int | None, typer.Option(help="Rounds of training and merging.")]
-SeedFlag = Annotated[int | None, typer.Option(help="The one seed of every random choice.")]
+SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
 
 def run(
@@ -108,7 +108,7 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run after a crash, from its last committed round, to the same bits."""
+    """Resume a run after a crash from its last committed round; the result is bit-identical."""
     from fedvl.run_folder import RunFolder
 
     found = RunFolder(folder)
@@ -119,7 +119,7 @@ def resume(
 
 
 def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
-    """Bring a run to its end, with clients in this process or on other machines, and print its result."""
+    """Complete a run, with clients in this process or on other machines, and print its result."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
 

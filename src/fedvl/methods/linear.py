@@ -1,4 +1,4 @@
-"""Federated averaging of a linear classifier on frozen features (McMahan et al., 2017): the supervised baseline.
+"""FedAvg of a linear classifier on frozen features (McMahan et al., 2017): the supervised baseline.
 
 The classifier starts at the class texts, so that round 0 is the zero-shot model.
 """
@@ -14,8 +14,8 @@ from fedvl.tensors import Tensors
 
 
 class LinearOptions(Options):
-    initial: Literal["text", "zeros"] = "text"
-    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's own logit scale if absent
+    initial: Literal["text", "zeros"] = "text"  # start at the class texts or at 0
+    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's logit scale if absent
 
 
 class Linear(Method):
