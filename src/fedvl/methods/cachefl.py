@@ -69,10 +69,10 @@ class CacheFL(Method):
         options = self.options
         origin = f"built from the images in {options.synthetic}"
         if options.synthetic is None:
-            origin = f"drawn around the class texts (sigma {options.sigma:g}), since no generator of images was named"
+            origin = f"drawn around the class texts (sigma {options.sigma:g}), since method.synthetic is not set"
         elif options.synthetic.startswith(PIPELINE):
             folder = pictures_folder(options.synthetic.removeprefix(PIPELINE), options.prompt)
-            origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} made, which are in {folder}"
+            origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} generated in {folder}"
         return [f"The cache was {origin}; alpha is {options.alpha:g} and beta {options.beta:g}."]
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:

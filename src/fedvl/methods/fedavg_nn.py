@@ -53,7 +53,7 @@ class FedAvgNN(Method):
         return [
             "This network cannot name classes that it was not trained on: the test images were clustered by k-means "
             "and the clusters named by the true labels (an optimal assignment), so its accuracy is what the best "
-            "naming of these clusters would give, and cannot be had without labels."
+            "naming of these clusters would give, and cannot be reached without labels."
         ]
 
     def start(self, generator: torch.Generator) -> Tensors:
