@@ -221,9 +221,9 @@ def run(
         return _finished(folder, quiet)
 
 
-def resume(folder: str | Path, *, quiet: bool = False) -> RunResult:
+def resume(folder: str | Path, *, quiet: bool = False, trust_method: bool = False) -> RunResult:
     """Continue an interrupted run from its last committed round, to the same bits."""
-    found = RunFolder(Path(folder))
+    found = RunFolder(Path(folder), trust_method)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl.run.")
     if found.federation is not None:
@@ -232,9 +232,9 @@ def resume(folder: str | Path, *, quiet: bool = False) -> RunResult:
         return _finished(found, quiet)
 
 
-def open_run(folder: str | Path) -> RunResult:
-    """Open the folder of a finished run."""
-    return RunResult(RunFolder(Path(folder)))
+def open_run(folder: str | Path, *, trust_method: bool = False) -> RunResult:
+    """Open the folder of a finished run; ``trust_method`` runs a method's file that lies in it."""
+    return RunResult(RunFolder(Path(folder), trust_method))
 
 
 def compare(

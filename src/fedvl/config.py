@@ -1,7 +1,8 @@
 """One typed description of an experiment.
 
-Settings are laid over each other, later ones winning: the defaults below, the method's preset (``paper`` or ``released``),
-the TOML file, then flags and ``--set a.b=c``. What results is written to the run's ``config.toml``, enough to run it again.
+Settings are merged, later ones winning: the defaults below, the method's preset (``paper`` or
+``released``), the TOML file, then flags and ``--set a.b=c``. The result is the run's
+``config.toml``, which suffices to run it again.
 """
 
 import difflib
@@ -21,16 +22,16 @@ class Section(BaseModel):
 
 
 class MethodConfig(BaseModel):
-    """Which method; further keys are the method's own options (``fedvl methods NAME`` lists them)."""
+    """The method; further keys are its options (``fedvl methods NAME`` lists them)."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: str = "linear"  # one of the package's, or a file of the user's own (mine.py)
+    name: str = "linear"  # a method of the package, or the user's file (mine.py)
     preset: str = "paper"
-    sha256: str | None = None  # of that file, so that a run does not go on with another
+    sha256: str | None = None  # of that file, so that a run does not resume with another
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Short name of the method."""
         return Path(self.name).stem if self.name.endswith(".py") else self.name
 
     @property
@@ -40,18 +41,18 @@ class MethodConfig(BaseModel):
 
 class DataConfig(Section):
     dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
-    root: str | None = None  # where catalogue datasets lie; the user's cache folder if absent
+    root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
     templates: Literal["default", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1)
-    minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should hold at least
+    minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should have at least
     shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
     test_shots: int | None = Field(None, ge=1)  # test images kept per class, the same for every seed: a quicker look
-    missing: str | None = None  # what samples lack, as text:RATE, image:RATE or both:RATE; nothing if absent
-    missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples together or of each client's
-    # pseudo-labels: what each client makes of its zero-shot predictions, by a scheme of methods/parts/pseudo_labels.py
+    missing: str | None = None  # missing modalities, as text:RATE, image:RATE or both:RATE; none if absent
+    missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples or of each client's
+    # pseudo-labels of each client from its zero-shot predictions: a scheme of methods/parts/pseudo_labels.py
     labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
-    pseudo_shots: int = Field(16, ge=1)  # images of each class that a client labels so; for upl, fpl and cpl
+    pseudo_shots: int = Field(16, ge=1)  # images per class that a client labels; for upl, fpl and cpl
 
 
 class ModelConfig(Section):
@@ -69,8 +70,8 @@ class TrainingConfig(Section):
     local_epochs: int = Field(1, ge=1)
     precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products on a GPU; what is trained stays float32
     schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"  # of the rate over rounds
-    restart_rounds: int = Field(5, ge=1)  # after which "cosine-restarts", which falls from epoch to epoch, begins anew
-    step_factor: float = Field(0.99, gt=0, le=1)  # what the rate is multiplied by after each round under "step"
+    restart_rounds: int = Field(5, ge=1)  # rounds after which "cosine-restarts", which decays over epochs, restarts
+    step_factor: float = Field(0.99, gt=0, le=1)  # factor of the rate after each round under "step"
 
 
 class FederationConfig(Section):
@@ -78,27 +79,25 @@ class FederationConfig(Section):
     per_round: int | None = Field(None, ge=1)  # clients chosen each round; all of them if absent
     dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
     quorum: int = Field(1, ge=1)  # usable updates without which a round does not count
-    attempts: int = Field(3, ge=1)  # draws of clients for one round before the run stops for want of a quorum
-    drift: bool = False  # whether a round's record says how far its clients moved apart
-    chunk: int = Field(10, ge=1)  # clients trained in one kernel; part of the run's description, never of free memory
-    one_by_one: bool = False  # the same arithmetic without batching: the oracle of the batched path
-    threads: int = Field(
-        2, ge=1
-    )  # of the processor in training; part of the description, for it changes the order of sums
-    max_update_norm: float = Field(1e4, gt=0)  # an update that moves further than this is refused
-    max_examples: float = Field(1e9, gt=0)  # a client that claims more than this is refused
+    attempts: int = Field(3, ge=1)  # draws of clients for a round before the run stops without a quorum
+    drift: bool = False  # whether a round's record has the drift of its clients
+    chunk: int = Field(10, ge=1)  # clients trained in one kernel; a setting, independent of free memory
+    one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
+    threads: int = Field(2, ge=1)  # of the CPU in training; a setting, since it changes the order of sums
+    max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
+    max_examples: float = Field(1e9, gt=0)  # a client that claims more examples is refused
     # across machines only
-    deadline: float = Field(600.0, gt=0)  # seconds that clients have to answer; who is later is left out of the round
-    max_message_bytes: int = Field(2**28, ge=2**16)  # a message that is larger than this is not read
+    deadline: float = Field(600.0, gt=0)  # seconds for clients to answer; later ones are left out of the round
+    max_message_bytes: int = Field(2**28, ge=2**16)  # a larger message is not read
 
 
 class EvaluationConfig(Section):
-    # open: a new user asks about classes that no client has; personal: every client asks about its own test part;
-    # missing: the test lacks what training lacks, and is asked again under six further conditions
+    # open: a new user queries classes that no client has; personal: every client queries its own test part;
+    # missing: the test has the missing modalities of training, and is repeated under six further conditions
     protocol: Literal["closed", "open", "personal", "missing"] = "closed"
-    batch_size: int = Field(4096, ge=1)  # images that are asked together
+    batch_size: int = Field(4096, ge=1)  # images predicted together
     every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
-    examples: int = Field(8, ge=0)  # test images shown in the report that training set right, and as many it set wrong
+    examples: int = Field(8, ge=0)  # test images in the report that training corrected, and as many that it got wrong
 
 
 class Experiment(Section):
@@ -116,7 +115,7 @@ class Experiment(Section):
 
 
 def resolve(layers: Iterable[Mapping[str, Any]]) -> Experiment:
-    """Lay nested settings over each other (later wins) and check the whole."""
+    """Merge nested settings (later ones win) and check the whole."""
     merged: dict[str, Any] = {}
     for layer in layers:
         overlay(merged, layer)
@@ -145,7 +144,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FedVLError(f"{path} is not valid TOML: {error}.") from error
 
 
-# What flags of the command line and keyword arguments of ``fedvl.run`` set
+# Settings of the command line's flags and of the keyword arguments of ``fedvl.run``
 FLAGS = {
     "method": "method.name",
     "preset": "method.preset",
@@ -186,7 +185,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """``a.b=c`` of ``--set`` as nested settings; the value is read as TOML, or else as plain text."""
+    """Return ``a.b=c`` of ``--set`` as nested settings; the value is TOML or else plain text."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts):
@@ -199,7 +198,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """A pydantic error as one sentence about its first problem."""
+    """Return a pydantic error as one sentence about its first problem."""
     problem = error.errors()[0]
     location = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
@@ -223,7 +222,7 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def write_toml(settings: Mapping[str, Any]) -> str:
-    """Settings of at most one level of sections as TOML."""
+    """Return settings of at most one level of sections as TOML."""
     lines = [f"{key} = {toml_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
     for name, section in settings.items():
         if isinstance(section, Mapping):
@@ -232,5 +231,5 @@ def write_toml(settings: Mapping[str, Any]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """JSON's writing of scalars and lists is TOML's too, except that TOML wants DEL escaped and other letters as they are."""
+    """Return a scalar or list as TOML, which is JSON but for an escaped DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -21,6 +21,7 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
     """Return the result of a run with its clients in this process; bring it to its end first."""
     if folder.finished:
         return folder.result
+    torch.set_num_threads(folder.experiment.federation.threads)  # text features depend on it too
     prepared = prepare(folder.experiment, display, opener)
     return run_rounds(folder, prepared, local_engine(prepared), display)
 

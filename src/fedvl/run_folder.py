@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvl.config import Experiment, read_toml
 from fedvl.errors import FedVLError
-from fedvl.files import read_json, write_whole
+from fedvl.files import file_sha256, read_json, write_whole
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal
@@ -32,8 +32,9 @@ Record = dict[str, Any]
 class RunFolder:
     """A run folder; what is read of it is read once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trust_method: bool = False) -> None:
         self.path = path
+        self.trust_method = trust_method  # run a method's file that lies in the folder
 
     # --- create and lock
 
@@ -116,8 +117,16 @@ class RunFolder:
         settings = {**self.settings, "method": dict(self.settings.get("method", {}))}
         name = settings["method"].get("name", "")
         if name.endswith(".py"):
-            settings["method"]["name"] = str(self.path / Path(name).name)
+            settings["method"]["name"] = str(self._method_file(Path(name)))
         return resolve_experiment(settings)
+
+    def _method_file(self, original: Path) -> Path:
+        """Return the folder's copy of a method; refuse one that the user has not at its old place."""
+        copy = self.path / original.name
+        known = original.is_file() and copy.is_file() and file_sha256(original) == file_sha256(copy)
+        if not (self.trust_method or known):
+            raise FedVLError(f"{copy} is code that this run would execute; read it, then say --trust-method.")
+        return copy
 
     @cached_property
     def federation(self) -> dict[str, str] | None:

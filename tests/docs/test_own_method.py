@@ -87,7 +87,9 @@ def test_resume_uses_the_copy_of_the_run(mine: Path, tmp_path: Path, opener: Ope
     folder.mkdir()
     RunFolder(folder).describe(resolve_experiment(described(mine)))
     mine.unlink()
-    assert complete(RunFolder(folder), Silent(), opener)["rounds"] == 2
+    with pytest.raises(FedVLError, match="say --trust-method"):
+        complete(RunFolder(folder), Silent(), opener)
+    assert complete(RunFolder(folder, trust_method=True), Silent(), opener)["rounds"] == 2
 
 
 def test_a_changed_copy_is_refused(mine: Path, tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_changed_copy_is_refused(mine: Path, tmp_path: Path) -> None:
     with (folder / "mine.py").open("a", encoding="utf-8") as file:
         file.write("# another thought\n")
     with pytest.raises(FedVLError, match="has changed since the run began"):
-        _ = RunFolder(folder).experiment
+        _ = RunFolder(folder, trust_method=True).experiment
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_client_trains_with_the_names_of_its_own_classes_only():
 
 
 def test_a_width_that_the_heads_cannot_share_is_refused():
-    with pytest.raises(FedVLError, match="4 heads, and the text width of small, 6"):
+    with pytest.raises(FedVLError, match="4 heads, which do not divide the text width of small, 6"):
         FedTPG(FedTPGOptions(), task_of(small_encoder(text_width=6)))
 
 

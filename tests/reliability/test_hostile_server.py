@@ -7,6 +7,7 @@ import copy
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_a_report_and_an_adoption_happen_once_too(tmp_path):
     assert torch.equal(victim.engine.private_of(CLIENT)["labels"], labels)
 
 
-NOT_AGREED = {
+NOT_AGREED: dict[str, dict[str, Any]] = {
     "a round beyond the last": {"round": 3},
     "a round far beyond": {"round": 2**31 - 1},
     "the end in the middle": {"kind": "finish", "round": 1},

@@ -333,5 +333,5 @@ def test_names_of_a_personal_run(folder_of):
         assert client.get("/run").json()["personal"]
         shared, own = send(client, begin(client), [good()]), send(client, begin(client, client=1), [good()])
         assert shared[0]["ranked"] != own[0]["ranked"]
-        assert "nothing of client 9's own" in client.post("/sessions", json={"client": 9}).json()["detail"]
+        assert "no private tensors of client 9" in client.post("/sessions", json={"client": 9}).json()["detail"]
         assert "knows only the classes" in client.post("/sessions", json={"classes": ["cat"]}).json()["detail"]

@@ -70,7 +70,7 @@ def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
 def test_what_cannot_be_exported_says_why(folder_of, tmp_path):
     settings = {"data": {"shots": 2, "clients": 2, "minimum": 0}, "federation": {"rounds": 1, "threads": 1}}
     finish(tmp_path / "cache", {"method": {"name": "cachefl"}, **settings})
-    with pytest.raises(FedVLError, match="'cachefl' are no linear function"):
+    with pytest.raises(FedVLError, match="'cachefl' are not a linear function"):
         export(TrainedModel(RunFolder(tmp_path / "cache")), tmp_path / "out")
     run = TrainedModel(RunFolder(folder_of("linear")))
     run.forms = ("patches",)

@@ -112,7 +112,7 @@ def test_a_clients_personal_model_answers_as_in_evaluation(folder_of):
     shared = run.user().ask(rows[:20], 1)
     assert shared != run.user(client=0).ask(rows[:20], 1)
     assert [reply.ranked[0][0] for reply in shared] == [reply.zero_shot[0][0] for reply in shared]  # nothing is shared
-    with pytest.raises(FedVLError, match="nothing of client 7's own; it has that of: 0, 1, 2"):
+    with pytest.raises(FedVLError, match="no private tensors of client 7; it has those of: 0, 1, 2"):
         run.user(client=7)
 
 

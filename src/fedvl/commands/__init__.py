@@ -1,1 +1,1 @@
-"""Commands that are registered in ``cli.py``, by area; nothing heavy is imported until one is run."""
+"""The commands of ``cli.py``, by area; nothing heavy is imported until one is run."""

@@ -24,7 +24,7 @@ Examples:
 
   fedvl compare grid.toml                       rows, columns and common settings, as in fedvl's own recipes
 
-The same command goes on where it was stopped; runs that are finished are not run again.
+The same command resumes where it was stopped; finished runs are not repeated.
 """
 REPRODUCE_EXAMPLES = """
 Examples:
@@ -35,7 +35,7 @@ Examples:
 
   fedvl reproduce fst-cbdg/table2 --on embedded           with what is in the package; says so
 
-  fedvl reproduce all --on embedded                       everything; go on with the same command
+  fedvl reproduce all --on embedded                       everything; resume with the same command
 """
 
 Assignments = Annotated[
@@ -46,12 +46,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 
 def compare(
     grid: Annotated[Path | None, typer.Argument(help="TOML file with rows, columns, base and seeds.")] = None,
-    methods: Annotated[str, typer.Option(help="Methods, with commas between; a row each.")] = "",
-    dataset: Annotated[str, typer.Option(help="Datasets, with commas between.")] = "",
-    partition: Annotated[str, typer.Option(help="Partitions, with commas between.")] = "",
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each place; 3 unless the file says otherwise.")
-    ] = None,
+    methods: Annotated[str, typer.Option(help="Methods, comma-separated; a row each.")] = "",
+    dataset: Annotated[str, typer.Option(help="Datasets, comma-separated.")] = "",
+    partition: Annotated[str, typer.Option(help="Partitions, comma-separated.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell; 3 unless the file says otherwise.")] = None,
     settings: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
     quiet: Quiet = False,
@@ -79,14 +77,14 @@ def reproduce(
     recipe: Annotated[str | None, typer.Argument(help="PAPER/TABLE, a paper, or all.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     on: Annotated[str, typer.Option(help="paper: its models and data; embedded: what is in the package.")] = "paper",
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny: to see that it runs.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Fewer or more than the recipe has.")] = None,
-    rows: Annotated[str, typer.Option(help="Only rows whose names hold one of these, with commas between.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny smoke test.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, if not as many as the recipe has.")] = None,
+    rows: Annotated[str, typer.Option(help="Only rows whose names contain one of these, comma-separated.")] = "",
     settings: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder of results and runs.")] = Path("reproductions"),
     quiet: Quiet = False,
 ) -> None:
-    """Run a table or figure of the five papers again, and set it against the paper."""
+    """Reproduce a table or figure of the five papers, and compare it with the paper."""
     from fedvl.compare.grid import recipe_names
 
     if on not in ("paper", "embedded"):
@@ -125,9 +123,9 @@ def reproduce_all(
     labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
     recipes = {name: read_recipe(name) for name in names}
     grids = {name: arranged(recipe, on == "embedded", quick, seeds, rows, settings) for name, recipe in recipes.items()}
-    if lacking := list(dict.fromkeys(sentence for grid in grids.values() for sentence in missing_requirements(grid))):
-        needs = "\n".join(f"  - {sentence}" for sentence in lacking)
-        raise FedVLError(f"This needs what is not on this machine:\n{needs}\nOr try --on embedded.")
+    if missing := list(dict.fromkeys(sentence for grid in grids.values() for sentence in missing_requirements(grid))):
+        needs = "\n".join(f"  - {sentence}" for sentence in missing)
+        raise FedVLError(f"These requirements are not on this machine:\n{needs}\nOr try --on embedded.")
     folder, opener, failed = out / (f"{on}-quick" if quick else on), Opener.once(), 0
     for name, grid in grids.items():
         outcome = performed(grid, folder / "runs", quiet, opener)
@@ -148,7 +146,7 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
 
 
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
-    """The table, what failed, and where the rest is; a failure makes the command fail in the end."""
+    """Print the table, the failures and the report's path; exit with 1 after a failure."""
     from rich.console import Console
 
     from fedvl.report.comparison_tables import footnote, heading, terminal_tables
@@ -192,7 +190,7 @@ def assigned(assignments: list[str] | None) -> dict[str, Any]:
 
 
 def command_line(recipe: str | None = None) -> str:
-    """What was typed; of several recipes, what gives this one alone."""
+    """Return the command as typed, or with one recipe in place of several."""
     words = ["fedvl", *sys.argv[1:]]
     if recipe is not None and len(words) > 2:
         words[2] = recipe

@@ -31,20 +31,18 @@ federation_app = typer.Typer(no_args_is_help=True, help="A federation between re
 
 @federation_app.callback()
 def federation_options() -> None:
-    """Without a callback typer would make the only command the whole."""
+    """Keep ``init`` a subcommand: typer merges an only command into its app."""
 
 
 @federation_app.command("init", epilog=INIT_EXAMPLES)
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
-    clients: Annotated[str, typer.Option(help="Names of the parties, with commas between.")] = "",
+    clients: Annotated[str, typer.Option(help="Names of the parties, comma-separated.")] = "",
     host: Annotated[str, typer.Option(help="Name or address under which clients reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 9443,
     method: MethodFlag = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Gives the classes, and the images that the server tests with.")
-    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset of the classes and of the server's test images.")] = None,
     model: ModelFlag = None,
     rounds: RoundsFlag = None,
     seed: SeedFlag = None,
@@ -77,7 +75,7 @@ def server(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment with clients on other machines; go on after a crash with fedvl resume."""
+    """Run an experiment with clients on other machines; after a crash, use fedvl resume."""
     from fedvl.config import read_toml
     from fedvl.deployment.files import choose_experiment
     from fedvl.deployment.server import describe_federation
@@ -87,7 +85,7 @@ def server(
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
     with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
-        print(f"Waiting for clients; see how it goes with fedvl status {run_folder.path} --page", file=sys.stderr)
+        print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
         finish(run_folder, as_json, quiet)
 
 
@@ -96,11 +94,11 @@ def client(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Its images: folder, parquet file, manifest, or a dataset's name. Absent: a rehearsal with the "
-            "experiment's own dataset."
+            help="This party's images: folder, parquet file, manifest or dataset name. Absent: a rehearsal with the "
+            "experiment's dataset."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would leave, and end; no network.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and exit; no network.")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -124,9 +122,9 @@ def client(
 def status(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     page: Annotated[bool, typer.Option("--page", help="Serve a page on this machine that follows the run.")] = False,
-    port: Annotated[int, typer.Option(help="Port of the page; any free one if 0.")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the page; 0: any free one.")] = 0,
 ) -> None:
-    """Show how a run stands: rounds, clients, bytes, refusals, accuracy so far."""
+    """Show the state of a run: rounds, clients, bytes, refusals, accuracy so far."""
     from fedvl.report.status import print_status, serve_page
 
     if page:
@@ -136,7 +134,7 @@ def status(
 
 
 def end_on_termination() -> None:
-    """A SIGTERM ends as a Ctrl-C does: with everything that was started."""
+    """Treat SIGTERM as Ctrl-C, so that everything that was started ends."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

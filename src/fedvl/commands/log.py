@@ -1,4 +1,4 @@
-"""fedvl log: a run's event log for other programs."""
+"""fedvl log: export a run's event log to other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ def log(
     to: Annotated[str, typer.Option(help="tensorboard or mlflow; each is an extra of fedvl.")] = "tensorboard",
     out: Annotated[Path, typer.Option(help="Folder of the other program's files.")] = Path("logs"),
 ) -> None:
-    """Hand the rounds, settings and results of runs to TensorBoard or MLflow."""
+    """Export the rounds, settings and results of runs to TensorBoard or MLflow."""
     from fedvl.report.event_logs import EXPORTERS, read_log
 
     if to not in EXPORTERS:
         raise FedVLError(f"--to is {' or '.join(EXPORTERS)}, not '{to}'.")
     for folder in folders:
         command = EXPORTERS[to](read_log(folder), out)
-    print(f"Exported {len(folders)} to {out}; look at it with: {command}")
+    print(f"Exported {len(folders)} to {out}; view it with: {command}")

@@ -1,4 +1,4 @@
-"""fedvl report: the pages that people open, written again or for several runs together."""
+"""fedvl report: write the page of a run again, or one page of several runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ Examples:
 
   fedvl report runs/A runs/B runs/C --out compare.html  runs side by side
 
-  fedvl report comparisons/comparison                   what fedvl compare or fedvl reproduce left there
+  fedvl report comparisons/comparison                   the result of fedvl compare or fedvl reproduce
 """
 
 
@@ -22,7 +22,7 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="A run, a comparison or a reproduced recipe; or several runs.")],
     out: Annotated[Path | None, typer.Option(help="The page of several runs; compare.html if absent.")] = None,
 ) -> None:
-    """Write the page of a run again, or one page that sets several runs side by side."""
+    """Write the page of a run again, or one page that compares several runs."""
     from fedvl.report.page import write_report, write_side_by_side
 
     if len(folders) == 1 and out is not None:

@@ -28,11 +28,14 @@ Examples:
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-method", help="Run the method's file in the folder: it is code, read it first.")
+]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
 MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")]
 RoundsFlag = Annotated[int | None, typer.Option(help="Rounds of training and merging.")]
-SeedFlag = Annotated[int | None, typer.Option(help="The one seed of every random choice.")]
+SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
 
 def run(
@@ -88,13 +91,14 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
+    trust_method: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run after a crash, from its last committed round, to the same bits."""
+    """Resume a run after a crash from its last committed round; the result is bit-identical."""
     from fedvl.run_folder import RunFolder
 
-    found = RunFolder(folder)
+    found = RunFolder(folder, trust_method)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
     with found.lock():
@@ -102,7 +106,7 @@ def resume(
 
 
 def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
-    """Bring a run to its end, with clients in this process or on other machines, and print its result."""
+    """Complete a run, with clients in this process or on other machines, and print its result."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Ask a finished run: in a browser (serve), on the command line (predict), or without FedVL (export)."""
+"""fedvl serve, predict and export: query a finished run in a browser or terminal, or export it."""
 
 import csv
 import ipaddress
@@ -9,30 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
+from fedvl.commands.run import Trust
 from fedvl.errors import FedVLError
 
 Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/fed-mp-cifar10-mini.")]
 Classes = Annotated[
     str | None,
-    typer.Option(help="Names to choose among, as a,b,c or @FILE with one a line; the run's own if absent."),
+    typer.Option(help="Class names, as a,b,c or @FILE with one per line; the run's if absent."),
 ]
-Client = Annotated[int | None, typer.Option(min=0, help="Ask this client's personal model (FedPP and its kin).")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's own if absent.")]
+Client = Annotated[int | None, typer.Option(min=0, help="Query this client's personal model (FedPP and the like).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's if absent.")]
 
 
 def serve(
     run: Run,
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     token: Annotated[
-        str | None, typer.Option(envvar="FEDVL_TOKEN", help="What askers must know; made up if others can connect.")
+        str | None, typer.Option(envvar="FEDVL_TOKEN", help="Token of all users; generated if others can connect.")
     ] = None,
     device: Device = None,
+    trust_method: Trust = False,
 ) -> None:
-    """Ask a run about images in a browser, or over HTTP.
+    """Query a run with images in a browser, or over HTTP.
 
-    Open the printed address, type any names and drop images: see what the federated model says of them, which clients it
-    leans on and what it remembers. Nothing is written to disk. Stop it with Ctrl-C.
+    Open the printed address, enter class names and drop images: see the predictions, the weights of
+    the clients and the remembered images. Nothing is written to disk. Stop it with Ctrl-C.
     """
     try:
         import uvicorn
@@ -47,10 +49,10 @@ def serve(
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    app = make_app(TrainedModel(RunFolder(run), device), token or None)
+    app = make_app(TrainedModel(RunFolder(run, trust_method), device), token or None)
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
     listener = listen(host, port)
-    # The token is behind a #, which browsers keep to themselves.
+    # The token is behind a #, which browsers do not send.
     print(
         f"Open {address(host, listener.getsockname()[1])}{f'#token={token}' if token else ''} (Ctrl-C stops it)",
         flush=True,
@@ -60,15 +62,16 @@ def serve(
 
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(help="Image files and folders, which are searched through.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files and folders, which are searched recursively.")],
     classes: Classes = None,
     client: Client = None,
-    top: Annotated[int, typer.Option(min=1, help="Names told of each image.")] = 3,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output, a row an image.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, all that is known.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Classes reported for each image.")] = 3,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output, a row per image.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, with all details.")] = False,
     device: Device = None,
+    trust_method: Trust = False,
 ) -> None:
-    """Say what images show, with the model of a run.
+    """Predict the classes of images with the model of a run.
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
@@ -77,16 +80,16 @@ def predict(
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))
-    opened = TrainedModel(RunFolder(run), device)
-    told = predict_images(opened, opened.user(read_names(classes), client=client), sources, top)
+    opened = TrainedModel(RunFolder(run, trust_method), device)
+    lines = predict_images(opened, opened.user(read_names(classes), client=client), sources, top)
     if as_json:
-        print(json.dumps(told, ensure_ascii=False))
+        print(json.dumps(lines, ensure_ascii=False))
     elif as_csv:
-        write_csv(told)
+        write_csv(lines)
     else:
-        print_table(told)
-    if all("refused" in line for line in told):
-        raise FedVLError(f"None of the {len(told)} images can be used; the first because {told[0]['refused']}")
+        print_table(lines)
+    if all("refused" in line for line in lines):
+        raise FedVLError(f"None of the {len(lines)} images can be used; the first because {lines[0]['refused']}")
 
 
 def export(
@@ -95,13 +98,14 @@ def export(
     classes: Classes = None,
     client: Client = None,
     device: Device = None,
+    trust_method: Trust = False,
 ) -> None:
     """Write the model as a folder that needs no FedVL: Hugging Face's CLIP and a classifier."""
     from fedvl.run_folder import RunFolder
     from fedvl.serve.export import export as write
     from fedvl.serve.model import TrainedModel
 
-    write(TrainedModel(RunFolder(run), device), folder, read_names(classes), client)
+    write(TrainedModel(RunFolder(run, trust_method), device), folder, read_names(classes), client)
     print(f"{folder / 'README.md'} says how to use it.")
 
 
@@ -120,7 +124,7 @@ def listen(host: str, port: int) -> Any:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # a browser that is opened before all is up waits
+        listener.listen()  # a browser that connects before the app is up waits
     except OSError as error:
         listener.close()
         reason = error.strerror or error
@@ -142,19 +146,19 @@ def read_names(classes: str | None) -> list[str] | None:
             parts = Path(classes[1:]).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise FedVLError(
-                f"Cannot read class names from {classes[1:]}; give a text file with one a line."
+                f"Cannot read class names from {classes[1:]}; give a text file with one per line."
             ) from error
     names = [part.strip() for part in parts if part.strip()]
     if not names:
-        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one a line.')
+        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one per line.')
     return names
 
 
-def write_csv(told: list[dict[str, Any]]) -> None:
+def write_csv(lines: list[dict[str, Any]]) -> None:
     columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
     writer = csv.DictWriter(sys.stdout, columns, restval="")
     writer.writeheader()
-    for line in told:
+    for line in lines:
         row = {name: line[name] for name in columns if name in line}
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
@@ -162,16 +166,16 @@ def write_csv(told: list[dict[str, Any]]) -> None:
         writer.writerow(row)
 
 
-def print_table(told: list[dict[str, Any]]) -> None:
+def print_table(lines: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    most = max((len(line.get("ranked", [])) for line in told), default=0)
+    most = max((len(line.get("ranked", [])) for line in lines), default=0)
     table = Table(box=None, pad_edge=False)
-    for title in ("image", "answer", *["then"] * (most - 1), "zero-shot"):
+    for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot"):
         table.add_column(title, overflow="fold")
-    for line in told:
+    for line in lines:
         if "refused" in line:
             table.add_row(escape(line["image"]), f"[red]refused: {escape(line['refused'])}[/red]")
             continue

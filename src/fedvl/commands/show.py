@@ -1,13 +1,13 @@
-"""fedvl methods, models, data and doctor: what there is, and whether it works."""
+"""fedvl methods, models, data and doctor: list what is available, and check that it works."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-data_app = typer.Typer(no_args_is_help=True, help="Datasets: what is known, what is here, how to get one.")
+data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download and show them.")
 
-Root = Annotated[Path | None, typer.Option(help="Where datasets lie; the user's cache folder by default.")]
+Root = Annotated[Path | None, typer.Option(help="Folder of datasets; the user's cache folder by default.")]
 
 
 def methods(name: Annotated[str | None, typer.Argument(help="Show this method's options and presets.")] = None) -> None:
@@ -46,7 +46,7 @@ def data_list() -> None:
 
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help="Catalogue name.")], root: Root = None) -> None:
-    """Download a dataset that can be had from a public registry; say how to get it if it cannot."""
+    """Download a dataset from a public registry, or say how to get it."""
     from fedvl.data.fetch import fetch
     from fedvl.data.sources import default_data_root
     from fedvl.display import TerminalDisplay
@@ -68,7 +68,7 @@ def data_show(
 
 
 def doctor() -> None:
-    """Check this installation and say what to do about what is wrong."""
+    """Check this installation and say how to fix what is wrong."""
     from fedvl.doctor import examine
 
     raise typer.Exit(0 if examine() else 1)

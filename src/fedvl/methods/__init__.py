@@ -1,4 +1,4 @@
-"""The methods. A method's name is its file's name with hyphens; nothing registers it anywhere else."""
+"""Find and load methods; a method's name is that of its file, with hyphens."""
 
 import ast
 import difflib
@@ -24,7 +24,7 @@ def method_names() -> list[str]:
 
 
 def method_summaries() -> dict[str, str]:
-    """The first line of each method's docstring, read without importing anything."""
+    """Return the first line of each method's docstring without importing it."""
     summaries = {}
     for name in method_names():
         source = (FOLDER / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def method_summaries() -> dict[str, str]:
 
 
 def load_method(name: str) -> "type[Method]":
-    """A method of the package, or that of a file of the user's own (``./mine.py``), which is executed."""
+    """Return a method of the package, or of the user's file (``./mine.py``), which is executed."""
     from fedvl.methods.base import Method
 
     module = load_file(Path(name)) if name.endswith(".py") else load_packaged(name)
@@ -57,7 +57,7 @@ def load_packaged(name: str) -> ModuleType:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Executed once for each content, however often it is asked for."""
+    """Execute a file once per content."""
     name = f"fedvl_method_{path.stem}_{file_digest(path)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -74,7 +74,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a method's file."""
+    """Return the SHA-256 of a method's file."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

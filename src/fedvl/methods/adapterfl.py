@@ -1,4 +1,4 @@
-"""AdapterFL (CacheFL's baseline): CLIP-Adapter's bottleneck on image features (Gao et al., 2023), federated."""
+"""AdapterFL (CacheFL's baseline): CLIP-Adapter's bottleneck (Gao et al., 2023) on features."""
 
 import torch
 from pydantic import Field
@@ -11,9 +11,9 @@ from fedvl.tensors import Tensors
 
 
 class AdapterOptions(Options):
-    ratio: float = Field(0.2, ge=0, le=1)  # of the adapted features in the mix
-    reduction: int = Field(4, ge=1)  # the hidden layer is that many times narrower than the features
-    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's own logit scale if absent
+    ratio: float = Field(0.2, ge=0, le=1)  # share of the adapted features in the mix
+    reduction: int = Field(4, ge=1)  # how many times narrower the hidden layer is than the features
+    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's logit scale if absent
 
 
 class AdapterFL(Method):
@@ -33,7 +33,7 @@ class AdapterFL(Method):
         return {name: tensor.to(text) for name, tensor in adapter.items()}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Unit features serve as well as embeddings: without biases, a longer input only makes a longer output."""
+        """Score unit features: without biases, a longer embedding only scales the output."""
         ratio, features = self.options.ratio, inputs["features"]
         mixed = ratio * bottleneck(tensors, features) + (1 - ratio) * features
         return self.scale * normalize(mixed, dim=-1) @ self.task.text_features.T

@@ -1,12 +1,12 @@
 """The contract of a method: pure functions on named tensors, independent of where they run.
 
-A method is one file in this folder with one subclass of :class:`Method`. It is written for ONE client
-and ONE batch, as its paper is; the engine trains all clients of a round in one kernel
-(``torch.func.vmap``). Hence three rules: never write in place, never branch on a tensor's value, and
-take random numbers from :meth:`Method.noise`.
+A method is one file in this folder with one subclass of :class:`Method`. It is written for ONE
+client and ONE batch, as its paper is; the engine trains all clients of a round in one kernel
+(``torch.func.vmap``). So never write in place, never branch on a tensor's value, and take random
+numbers from :meth:`Method.noise`.
 
-The smallest method is ``start`` and ``predict``: it trains what ``start`` returns with cross-entropy and
-averages it. Everything else has a default: eight declarations and fifteen hooks, all in :class:`Method`.
+The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
+has defaults: eight declarations and fifteen hooks, all in :class:`Method`.
 """
 
 import inspect
@@ -108,7 +108,7 @@ class Options(BaseModel):
 
 
 class Consultation(Protocol):
-    """An exchange with all clients before a round: each reports, the server settles, each adopts."""
+    """Exchange with all clients before a round: each reports, the server settles, each adopts."""
 
     @property
     def summed(self) -> bool:
@@ -176,7 +176,7 @@ class Method:
         return cls.inputs
 
     def roles(self) -> Mapping[str, Role]:
-        """Describe tensors that differ from trained shared ones, by name or pattern (``roles.py``)."""
+        """Describe tensors that are not trained shared ones, by name or pattern (``roles.py``)."""
         return {}
 
     def consultation(self) -> Consultation | None:
@@ -194,7 +194,7 @@ class Method:
         return {}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """Return the client's private tensors; "labels" replaces its labels (-1: not trained on)."""
+        """Return the client's private tensors; "labels" replaces its labels (-1: not trained)."""
         return {}
 
     def noise(self, generator: torch.Generator) -> Tensors:
@@ -212,7 +212,7 @@ class Method:
     # --- hooks of the server
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
-        """Merge the shared tensors that the server needs from each client; updates are by client."""
+        """Merge the shared tensors that the server needs of each client; updates by client."""
         sent = [{name: update.tensors[name] for name in shared} for update in updates]
         return weighted_mean(sent, [update.weight for update in updates])
 
@@ -223,7 +223,7 @@ class Method:
     # --- hooks of a query
 
     def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
-        """Weigh the clients' ``last`` updates for this task's classes; none: use the shared tensors."""
+        """Weight the clients' ``last`` updates for this task; none: use the shared tensors."""
         return {}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:

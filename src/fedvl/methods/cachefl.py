@@ -1,9 +1,9 @@
-"""CacheFL (Yi et al., 2025): clients train the keys of a cache of made-up images, which corrects the pretrained model.
+"""CacheFL (Yi et al., 2025): clients train the keys of a cache of synthetic images for CLIP.
 
-The server builds the cache from a class-balanced synthetic set (eq. 2 to 4). A picture is compared with every key, and
-what the near ones say of its class is added to the zero-shot scores (eq. 5 to 7). Only the keys are trained (eq. 8) and
-averaged (eq. 9). The paper leaves open, and we take from its parent Tip-Adapter: the model's logit scale on eq. 5
-(without it, alpha between 0.6 and 10 makes no sense), and alpha and beta for the datasets for which it gives none.
+The server builds the cache from a class-balanced synthetic set (eq. 2 to 4). An image is compared
+with every key; the classes of near keys are added to its zero-shot scores (eq. 5 to 7). Only keys
+are trained (eq. 8) and averaged (eq. 9). From Tip-Adapter, as the paper is silent: the logit scale
+in eq. 5 (without it alpha from 0.6 to 10 makes no sense), and alpha and beta for other datasets.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from fedvl.tensors import Tensors
 class CacheOptions(Options):
     alpha: float = Field(1.17, ge=0)  # weight of the cache, eq. 7; 1.17 is Tip-Adapter's for ImageNet, Food-101, Pets
     beta: float = Field(1.0, gt=0)  # sharpness of the comparison, eq. 6
-    scale: float | None = Field(None, gt=0)  # of the zero-shot scores; the model's own logit scale if absent
-    cache_shots: int = Field(16, ge=1)  # made-up images of each class
-    synthetic: str | None = None  # a folder of images per class, or diffusers:MODEL; drawn around the texts if absent
-    prompt: str = "a photo of a {}"  # what a text-to-image model is asked for
-    sigma: float = Field(0.02, ge=0)  # spread of features that are drawn around the texts
+    scale: float | None = Field(None, gt=0)  # multiplies the zero-shot scores; the model's logit scale if absent
+    cache_shots: int = Field(16, ge=1)  # synthetic images per class
+    synthetic: str | None = None  # a folder of images per class, or diffusers:MODEL; sampled around the texts if absent
+    prompt: str = "a photo of a {}"  # prompt of the text-to-image model
+    sigma: float = Field(0.02, ge=0)  # spread of features sampled around the texts
 
 
 class CacheFL(Method):
@@ -46,7 +46,7 @@ class CacheFL(Method):
     }
 
     def start(self, generator: torch.Generator) -> Tensors:
-        """W1 of eq. 3, a unit vector a row, class by class; so W2 of eq. 4 need not be written down."""
+        """Return W1 of eq. 3 as unit rows, class by class, which makes W2 of eq. 4 implicit."""
         options, task = self.options, self.task
         if options.synthetic is None:
             return {"keys": features_around(task.text_features, options.cache_shots, options.sigma, generator)}
@@ -69,10 +69,10 @@ class CacheFL(Method):
         options = self.options
         origin = f"built from the images in {options.synthetic}"
         if options.synthetic is None:
-            origin = f"drawn around the class texts (sigma {options.sigma:g}), since no generator of images was named"
+            origin = f"drawn around the class texts (sigma {options.sigma:g}), since method.synthetic is not set"
         elif options.synthetic.startswith(PIPELINE):
             folder = pictures_folder(options.synthetic.removeprefix(PIPELINE), options.prompt)
-            origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} made, which are in {folder}"
+            origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} generated in {folder}"
         return [f"The cache was {origin}; alpha is {options.alpha:g} and beta {options.beta:g}."]
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
@@ -81,7 +81,7 @@ class CacheFL(Method):
         return zero_shot + self.options.alpha * self.retrieved(features @ tensors["keys"].T, self.options.beta)  # eq. 7
 
     def retrieved(self, affinity: Tensor, beta: float) -> Tensor:
-        """Eq. 6; the product with the one-hot W2 is the sum over each class's keys."""
+        """Return eq. 6; the product with the one-hot W2 is a sum over each class's keys."""
         near = torch.exp(beta * affinity - beta)
         return near.view(*near.shape[:-1], len(self.task.class_names), -1).sum(-1)
 
@@ -89,7 +89,7 @@ class CacheFL(Method):
 def search(
     method: CacheFL, tensors: Tensors, validation: Samples, alphas: Sequence[float], betas: Sequence[float]
 ) -> tuple[float, float]:
-    """The alpha and beta with which these keys answer ``validation`` best (first of equals); never show it the test."""
+    """Return the best alpha and beta on ``validation`` (never the test); the first of equals."""
     features = validation.inputs["features"]
     zero_shot = method.scale * (features @ method.task.text_features.T)
     affinity = features @ tensors["keys"].T

@@ -1,4 +1,4 @@
-"""The linear classifier trained on all clients' data in one place: an upper bound, not a federated method."""
+"""The linear classifier trained on the pooled data of clients: an upper bound, not federated."""
 
 from fedvl.methods.linear import Linear
 

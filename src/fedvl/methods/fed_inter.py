@@ -1,4 +1,4 @@
-"""Fed-Inter: Fed-PRIME with its inter-client pool alone, which the server aligns; an ablation of its paper."""
+"""Fed-Inter: Fed-PRIME with the inter-client pool only, which the server aligns; an ablation."""
 
 from fedvl.methods.fed_prime import FedPrime
 

@@ -1,4 +1,4 @@
-"""Fed-Intra: Fed-PRIME with its intra-client pool alone, averaged or each client's own; an ablation of its paper."""
+"""Fed-Intra: Fed-PRIME with the intra-client pool only, averaged or local; an ablation."""
 
 from fedvl.methods.fed_prime import FedPrime
 

@@ -1,17 +1,17 @@
-"""Fed-MP (Zeng et al., 2024): a gate over image embeddings, merged for each user's class names, and their prototypes.
+"""Fed-MP (Zeng et al., 2024): a gate on image embeddings, merged for each query, and prototypes.
 
-Clients train FedCLIP's gate against class texts that residuals of their own perturb (eq. 3 to 5). The server keeps all
-clients' gates and, when a user names classes, leans on the clients whose texts are nearest to them (eq. 7 to 9). Images
-that are told with confidence then help to tell the next (eq. 10 to 13, ``parts/prototypes.py``).
+Clients train FedCLIP's gate against class texts perturbed by their own residuals (eq. 3 to 5). The
+server keeps all gates and weights them by how near the clients' texts are to the queried names (eq.
+7 to 9). Confident images are examples for later ones (eq. 10 to 13, ``parts/prototypes.py``).
 
 Where the paper leaves a choice:
 
-- Eq. 5 has bare products; like the released code, we normalise the vectors and multiply by the model's scale. A gate's
-  values are near 1/d, so that bare products hardly differ: at the paper's rate the loss stays at that of guessing.
+- Eq. 5 has bare products; like the released code, we use cosines times the model's scale. Gate
+  values are near 1/d, so bare products hardly differ: at the paper's rate the loss stays at chance.
 - Eq. 6 has no alpha. We send what was trained (eq. 4, and the released code).
-- No query is known while clients train, so a round begins from the plain mean of the gates; only answers are tailored.
-- A client sends the mean of its unit vectors, for eq. 8 needs no more; one vector a class gives every class name away.
-  The mean tells less, but is no guarantee: names near the mean of few classes can still be guessed.
+- No query is known in training: a round starts from the mean gate; only predictions are tailored.
+- A client sends the mean of its unit vectors, all that eq. 8 needs; one per class reveals names.
+  The mean reveals less, without guarantee: names near the mean of few can be guessed.
 """
 
 from typing import Literal
@@ -32,24 +32,24 @@ from fedvl.tensors import Tensors
 
 
 class FedMPOptions(Options):
-    alpha: float = Field(0.3, ge=0)  # of the residuals, eq. 4
-    residual_range: float = Field(5.0, ge=0)  # residuals start uniform within it; the paper gives no start
-    residuals: Literal["own", "common"] = "own"  # drawn by each client and kept, or one draw for all, anew each round
+    alpha: float = Field(0.3, ge=0)  # weight of the residuals, eq. 4
+    residual_range: float = Field(5.0, ge=0)  # residuals start uniform within +- this; the paper gives no start
+    residuals: Literal["own", "common"] = "own"  # drawn and kept by each client, or one draw for all, new each round
     directions: Literal["summed", "averaged"] = "summed"  # image to text and text to image, eq. 5
-    share: Literal["mean", "classes"] = "mean"  # what a client tells of its perturbed texts, eq. 6
-    adaptive: bool = True  # merge for the user's classes; if not, the plain mean answers
-    weights: Literal["exp", "linear"] = "exp"  # in the similarity, eq. 9
+    share: Literal["mean", "classes"] = "mean"  # what a client sends of its perturbed texts, eq. 6
+    adaptive: bool = True  # merge gates for the queried classes; if not, use the mean gate
+    weights: Literal["exp", "linear"] = "exp"  # how similarities become weights, eq. 9
     prototypes: bool = True
     uncertainty: float = Field(0.2, ge=0, le=1)  # epsilon of eq. 11 as a share of the largest entropy
-    pseudo_labels: Literal["text", "combined"] = "text"  # scores by which an image is admitted
-    empty: Empty = "levelled"  # what a class without examples scores
-    unit_centroids: bool = True  # cos(z', q) of eq. 12; if not, the product with the mean as it is
+    pseudo_labels: Literal["text", "combined"] = "text"  # scores that decide whether an image becomes an example
+    empty: Empty = "levelled"  # score of a class without examples
+    unit_centroids: bool = True  # cos(z', q) of eq. 12; if not, the product with the unnormalised mean
 
 
 class FedMP(Method):
     inputs = ("embeddings",)
     vocabulary = "any"
-    weighting = "clients"  # no query is known in training: all clients are as near to it
+    weighting = "clients"  # no query is known in training: all clients count equally
     options: FedMPOptions
     presets = {
         "paper": {
@@ -84,11 +84,11 @@ class FedMP(Method):
     }
 
     def roles(self) -> dict[str, Role]:
-        """The server keeps every client's last gate and texts, to merge gates for a query (eq. 7 to 9)."""
-        told = (None if self.options.share == "classes" else 1, self.task.text_embeddings.shape[1])
+        """Keep every client's last gate and texts to merge gates for a query (eq. 7 to 9)."""
+        shape = (None if self.options.share == "classes" else 1, self.task.text_embeddings.shape[1])
         return {
             "residuals": Private(trained=True, lasts=self.options.residuals == "own"),
-            "perturbed_texts": Sent(self.perturbed_texts, told, needs="last"),
+            "perturbed_texts": Sent(self.perturbed_texts, shape, needs="last"),
             "*": Shared(needs="last"),
             **({"sums": Remembered(), "counts": Remembered()} if self.options.prototypes else {}),
         }
@@ -97,8 +97,8 @@ class FedMP(Method):
         return gate_start(self.task.text_embeddings.shape[1], generator)
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """One residual for each class that the client holds; the rows of other classes are never used."""
-        if self.options.residuals == "common":  # in the released code, the j-th class of every client starts alike
+        """Draw a residual for each class that the client has; other rows are never used."""
+        if self.options.residuals == "common":  # released code: the j-th class starts equal in all clients
             generator = torch_generator(self.task.seed, "residuals")
         own = torch.unique(samples.labels)
         residuals = torch.zeros_like(self.task.text_embeddings)
@@ -108,7 +108,7 @@ class FedMP(Method):
         return {"residuals": residuals}
 
     def perturbed(self, residuals: Tensor, classes: Tensor) -> Tensor:
-        """t' = t + alpha delta (eq. 4)."""
+        """Return t' = t + alpha delta (eq. 4)."""
         return self.task.text_embeddings[classes] + self.options.alpha * residuals[classes]
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
@@ -117,30 +117,30 @@ class FedMP(Method):
         return 2 * loss if self.options.directions == "summed" else loss
 
     def perturbed_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
-        """T' of the client's own classes (eq. 6) as unit vectors, or their mean."""
+        """Return T' of the client's classes as unit vectors (eq. 6), or their mean."""
         vectors = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
         return vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)
 
     def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
-        """By how near its texts are to those of this task (eq. 8 and 9); the weights sum to 1."""
+        """Weight clients by how near their texts are to this task's (eq. 8 and 9); the sum is 1."""
         if not self.options.adaptive:
             return {}
-        told = torch.stack([sent["perturbed_texts"].mean(0) for sent in last.values()])
-        similarity = told.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
-        similarity = similarity.clamp(-1, 1)  # no honest client's is beyond: none can buy influence with long vectors
+        texts = torch.stack([sent["perturbed_texts"].mean(0) for sent in last.values()])
+        similarity = texts.double() @ self.task.text_features.double().mean(0)  # the mean of all pairs' cosines, eq. 8
+        similarity = similarity.clamp(-1, 1)  # honest clients are within; long vectors must not buy influence
         weights = torch.softmax(similarity, dim=0)
         if self.options.weights == "linear":
-            positive = similarity.clamp(min=0)  # else weights are without bound where similarities cancel out
+            positive = similarity.clamp(min=0)  # else weights are unbounded where similarities cancel out
             total = positive.sum()
             weights = positive / total if total > 1e-6 else torch.full_like(positive, 1 / len(positive))
         return dict(zip(last, weights.tolist(), strict=True))
 
     def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """z' / |z'| (eq. 3)."""
+        """Return z' / |z'| (eq. 3)."""
         return normalize(gated(tensors, inputs["embeddings"]), dim=-1)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """By text alone (eq. 1): what is said of an image without a session."""
+        """Score images by text alone, without a session (eq. 1)."""
         return self.scale * self.adapted(tensors, inputs) @ self.task.text_features.T
 
     def answer(self, tensors: Tensors, session: Tensors, inputs: Tensors) -> Answer:

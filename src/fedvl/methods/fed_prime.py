@@ -1,24 +1,26 @@
-"""Fed-PRIME (Phung et al.): clients whose samples lack their text or image share prompts that the server aligns.
+"""Fed-PRIME (Phung et al.): prompts for samples without text or image, aligned by the server.
 
-Two pools of prompts stand before a frozen fused encoder: each sample takes from either pool the few whose keys (the prompts
-themselves, as unit vectors) are nearest to its query, a projection of the maximum over its input tokens. The *inter* pool is
-common: clients train it, and the server gathers what prompts of different clients mean the same (``parts/matching.py``);
-the centroids are the next pool, whose size may change. The *intra* pool is the client's.
+Two pools of prompts precede the tokens of a frozen fused encoder. From each a sample takes the few
+whose keys (the normalised prompts) are nearest to its query, a projection of the maximum over its
+tokens. Clients train the *inter* pool; the server clusters what means the same in different clients
+(``parts/matching.py``), and the centroids are the next pool, of any size. The *intra* pool is
+local.
 
-Where the slides leave a choice, or the released code has another:
+Where the slides leave a choice, or the released code differs:
 
-- The slides' relevance loss, -(S_pos - S_neg), would draw queries to the prompts that they did not choose; the code's form
-  pushes chosen keys away. ``key_loss = "logistic"`` is -(S_pos + S_neg), which draws to the chosen and pushes off the others.
-- The slides' table is of one global test set, for which one intra pool is needed: by default it is averaged, as the released
-  code does. With ``intra = "local"`` it never leaves its client; who has none, a user outside, is answered by inter prompts.
-- The code's projections are trained by clients, never averaged, and the server tests with its first ones. Here they are
-  averaged or, with ``projections = "frozen"``, the same random ones for all. ``released`` has no key loss, as the code for
-  MM-IMDB, and then no gradient reaches them anyway.
-- A client's prompts take part in the alignment if any of its samples chose them in the round (in the code: its last batch).
-  It sends how often as ``uses``, added to what it received there: how many clients' prompts each of the pool stands for.
-- In the code all clients hold the same tensors after the first round, so that each trains on from the one before: not so here.
-- The slides give no rate, batch or number of rounds. SGD at 0.05 without momentum is of the authors' notes; batches of 8 are
-  ours, so that ten rounds suffice. ``released`` has the 250 rounds and batches of 64 of their scripts: hours on a processor.
+- The slides' relevance loss, -(S_pos - S_neg), draws queries to prompts not chosen; the code's
+  pushes chosen keys away. ``key_loss = "logistic"``, -(S_pos + S_neg), pulls these and pushes the
+  others.
+- The slides' table has one global test set and so one intra pool: it is averaged, as in the code.
+  With ``intra = "local"`` it stays with its client; users without one have inter prompts only.
+- The code's projections are trained by clients, never averaged, and the server tests with its
+  first. Here they are averaged or, with ``projections = "frozen"``, random and equal for all.
+  ``released`` has no key loss, as the code for MM-IMDB, and so no gradient for them.
+- Prompts are aligned if a sample of the client chose them in the round (in the code: its last
+  batch). Clients add how often to ``uses``, the number of clients' prompts that each stands for.
+- In the code clients hold the same tensors after round 1 and train on from one another; not here.
+- The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
+  notes; batches of 8 suit ten rounds. ``released``: 250 rounds, batches of 64, hours on a CPU.
 """
 
 from collections.abc import Sequence
@@ -39,32 +41,30 @@ from fedvl.tensors import Tensors
 
 
 class FedPrimeOptions(Options):
-    prompts: int = Field(20, ge=1)  # in each pool before training
+    prompts: int = Field(20, ge=1)  # prompts in each pool before training
     top_k: int = Field(5, ge=1)  # prompts that a sample takes from each pool
-    selection: Literal["sample", "batch"] = "sample"  # each sample its own, or those that most of its batch choose
-    key_loss: Literal["logistic", "pull", "none"] = "logistic"  # how keys are drawn to queries; pull: L2P's
-    key_weight: float = Field(0.01, ge=0)  # lambda
+    selection: Literal["sample", "batch"] = "sample"  # chosen by each sample, or by most samples of its batch
+    key_loss: Literal["logistic", "pull", "none"] = "logistic"  # how keys are pulled to queries; pull: as in L2P
+    key_weight: float = Field(0.01, ge=0)  # weight of the key loss, lambda
     projections: Literal["averaged", "frozen"] = "averaged"
-    pooled: Literal["text", "first"] = (
-        "text"  # what is classified: the state of the text's first token, or of the first prompt
-    )
+    pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
 
 
 class Choice(NamedTuple):
-    """What samples take from a pool of N prompts."""
+    """The prompts that samples take from a pool of N."""
 
-    cosines: Tensor  # query and key, n x N
-    taken: Tensor  # n x k x N: 1 where the k-th that a sample takes is this one
+    cosines: Tensor  # of query and key, n x N
+    taken: Tensor  # n x k x N, one-hot: a sample's k-th prompt
 
     @property
     def chosen(self) -> Tensor:
-        """n x N: 1 for the prompts that a sample takes."""
+        """The prompts that a sample takes as 0 or 1, n x N."""
         return self.taken.sum(1)
 
 
 class FedPrime(FusedMethod):
-    pools: ClassVar[tuple[str, ...]] = ("intra", "inter")  # in the order in which they stand before the tokens
+    pools: ClassVar[tuple[str, ...]] = ("intra", "inter")  # in their order before the tokens
     options: FedPrimeOptions
     scope = "batch"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -84,7 +84,7 @@ class FedPrime(FusedMethod):
             self.frozen = self.placed(self.draw_projections(torch_generator(task.seed, "projections")))
 
     def roles(self) -> dict[str, Role]:
-        """The server aligns every client's inter prompts by how often they were taken; the rest is averaged."""
+        """Align all clients' inter prompts, counting their uses; average the rest."""
         inter: dict[str, Role] = {
             "inter": Shared(needs="each", shape=(None, self.task.fused.width)),
             "uses": Shared(trained=False, needs="each", shape=(None,)),
@@ -115,7 +115,7 @@ class FedPrime(FusedMethod):
     # --- the local step
 
     def choose(self, tensors: Tensors, name: str, seen: Seen, mask: Tensor) -> Choice:
-        """The top k of a pool for each sample; mask: 1 for samples that have a say where a batch decides."""
+        """Return the top k of a pool per sample; with batch selection, rows of mask 1 vote."""
         pool, projection = tensors[name], (self.frozen | tensors)[f"projection.{name}"]
         widest = seen.tokens.masked_fill(~seen.mask[..., None], float("-inf")).amax(1)
         cosines = normalize(widest @ projection.T, dim=-1) @ normalize(pool, dim=-1).T
@@ -124,7 +124,7 @@ class FedPrime(FusedMethod):
         taken = (cosines.topk(count).indices[..., None] == numbers).to(cosines)
         if self.options.selection == "batch":
             votes = (taken.sum(1) * mask[:, None]).sum(0)
-            most = (votes * len(pool) - numbers).topk(count).indices  # of a tie, the first
+            most = (votes * len(pool) - numbers).topk(count).indices  # the first of a tie wins
             taken = (most[:, None] == numbers).to(cosines).expand(len(cosines), -1, -1)
         return Choice(cosines, taken)
 
@@ -132,13 +132,13 @@ class FedPrime(FusedMethod):
         return {name: self.choose(tensors, name, seen, mask) for name in self.pools if name in tensors}
 
     def state(self, tensors: Tensors, seen: Seen, choices: dict[str, Choice]) -> Tensor:
-        """The pooled state of [intra prompts, inter prompts, text, image]."""
+        """Return the pooled state of [intra prompts, inter prompts, text, image]."""
         prompts = torch.cat([choice.taken @ tensors[name] for name, choice in choices.items()], 1)
         position = prompts.shape[1] if self.options.pooled == "text" else 0
         return read(self.task.fused, tensors, seen, prompts[None], position)
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """Task loss + lambda R of every pool; and which inter prompts were taken, as a share of the batch."""
+        """Return the task loss + lambda R of every pool, and the new uses of the inter prompts."""
         seen = embed(self.task.fused, batch.inputs)
         choices = self.choose_all(tensors, seen, batch.mask)
         loss = cross_entropy(classify(tensors, self.state(tensors, seen, choices)), batch.labels, batch.mask)
@@ -150,7 +150,7 @@ class FedPrime(FusedMethod):
         return loss, {"uses": tensors["uses"] + taken.sum(0) / batch.mask.sum().clamp(min=1)}
 
     def relevance(self, choice: Choice, mask: Tensor) -> Tensor:
-        """R = -(S_pos + S_neg), the mean over samples; or L2P's, the cosines of the chosen alone."""
+        """Return R = -(S_pos + S_neg) as a mean over samples, or L2P's: the chosen cosines only."""
         if self.options.key_loss == "pull":
             return -masked_mean((choice.cosines * choice.chosen).sum(-1), mask)
         signs = 2 * choice.chosen - 1

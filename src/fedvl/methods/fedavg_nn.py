@@ -1,8 +1,8 @@
-"""Federated averaging of a whole ResNet on pixels (McMahan et al., 2017): what Fed-MP and CacheFL call FedAvg.
+"""FedAvg of a whole ResNet on pixels (McMahan et al., 2017), as compared in Fed-MP and CacheFL.
 
-CacheFL trains it from scratch (``depth`` 50); Fed-MP starts from ImageNet (``weights``: a file of one's own) and gives
-each client a new head for its own classes, which is left out of the average. Asked about classes that nobody trained
-on, the averaged network cannot name them: the images are clustered and the true labels name the clusters.
+CacheFL trains it from scratch (``depth`` 50); Fed-MP starts from ImageNet (``weights``: a file) and
+gives each client a new head for its own classes, which is not averaged. The network cannot name
+classes without training data: test images are clustered, and the true labels name the clusters.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ from fedvl.models.resnet import classify, forward, initial
 from fedvl.tensors import Tensors, load
 
 HEAD = ("fc.weight", "fc.bias")
-NOT_MINE = -1e9  # score of a class that the client has no image of: its own head has no such output
+NOT_MINE = -1e9  # score of a class that the client has no image of: its head has no such output
 
 
 class NetworkOptions(Options):
     depth: Literal[18, 50] = 18
-    width: int = Field(64, ge=1)  # channels after the stem; a ResNet proper has 64, fewer are for small machines
-    weights: str | None = None  # safetensors file under torchvision's names to start from; drawn at random if absent
+    width: int = Field(64, ge=1)  # channels after the stem; 64 in a standard ResNet, fewer for small machines
+    weights: str | None = None  # safetensors file with torchvision's names to start from; random if absent
 
 
 class FedAvgNN(Method):
@@ -42,7 +42,7 @@ class FedAvgNN(Method):
     }
 
     def roles(self) -> dict[str, Role]:
-        """Where clients have classes of their own, they have heads of their own."""
+        """Give clients heads of their own where they have classes of their own."""
         heads: dict[str, Role] = dict.fromkeys(HEAD, Private(trained=True, lasts=False)) if self.clusters else {}
         running: dict[str, Role] = dict.fromkeys(("*running_mean", "*running_var"), Shared(trained=False))
         return {**heads, "mine": Private(lasts=False), **running}
@@ -53,7 +53,7 @@ class FedAvgNN(Method):
         return [
             "This network cannot name classes that it was not trained on: the test images were clustered by k-means "
             "and the clusters named by the true labels (an optimal assignment), so its accuracy is what the best "
-            "naming of these clusters would give, and cannot be had without labels."
+            "naming of these clusters would give, and cannot be reached without labels."
         ]
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -75,7 +75,7 @@ class FedAvgNN(Method):
         return loss, changed
 
     def learn(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensor, Tensors]:
-        """The cross-entropy, the pooled features that it is of, and the running statistics of batch normalisation."""
+        """Return the cross-entropy, the pooled features and the new running statistics."""
         features, changed = forward(tensors, self._images(batch.inputs), training=True, present=batch.mask)
         scores = classify(tensors, features)
         if self.clusters:
@@ -88,7 +88,7 @@ class FedAvgNN(Method):
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         if self.clusters:
             raise FedVLError(
-                "A network without a head for these classes cannot name them; use one that reads names, such as fed-mp."
+                "A network without a head for these classes cannot name them; use a method that reads names, as fed-mp."
             )
         return classify(tensors, self.represent(tensors, inputs))
 
@@ -104,7 +104,7 @@ class FedAvgNN(Method):
 
 
 def read_weights(path: Path, network: Tensors) -> Tensors:
-    """The tensors of a file that the network has, all but the head."""
+    """Return the network's tensors from a file, without the head."""
     found = load(path)
     wanted = {name: tensor for name, tensor in network.items() if name not in HEAD}
     for name, tensor in wanted.items():

@@ -1,8 +1,8 @@
-"""FedAvg-P: missing-aware prompts (Lee et al., 2023) on a frozen fused encoder, averaged; a baseline of Fed-PRIME.
+"""FedAvg-P (Fed-PRIME's baseline): averaged missing-aware prompts (Lee et al., 2023).
 
-What a sample has (all, text alone, image alone) says which prompts go before its tokens, new ones at each of the first
-layers. The public code begins with zeros and one prompt of ones a kind: prompts that begin alike stay alike, for their
-gradients are the same, so that of 16 two are left. ``initial = "ones"`` does so too; by default prompts are drawn at random.
+The modalities of a sample select the prompts before its tokens, new ones in each of the first
+layers of a frozen encoder. The public code starts with zeros and a prompt of ones per kind: equal
+prompts stay equal, as do their gradients, so 2 of 16 are left (``initial = "ones"``).
 """
 
 from typing import Literal
@@ -19,9 +19,9 @@ KINDS = ("complete", "text-only", "image-only")
 
 
 class MissingAwareOptions(Options):
-    tokens: int = Field(16, ge=1)  # prompts of each kind at each layer
-    layers: int = Field(6, ge=1)  # the first ones, which get prompts; all of a model that has fewer
-    initial: Literal["normal", "ones"] = "normal"
+    tokens: int = Field(16, ge=1)  # prompts of each kind per layer
+    layers: int = Field(6, ge=1)  # first layers, which have prompts; all if the model has fewer
+    initial: Literal["normal", "ones"] = "normal"  # random, or as in the public code
 
 
 class FedAvgP(FusedMethod):

@@ -1,4 +1,4 @@
-"""FedCLIP (Lu et al., 2023): a gate over the frozen image embedding, trained by CLIP's own loss and averaged."""
+"""FedCLIP (Lu et al., 2023): a gate on the frozen image embedding, trained with CLIP's loss."""
 
 import torch
 from torch import Tensor

@@ -1,13 +1,13 @@
-"""FedKA (Sun et al., 2022) on a ResNet: clients' features are drawn to the global model's of unlabelled target images.
+"""FedKA (Sun et al., 2022) on a ResNet: aligns clients' features with unlabelled target images.
 
-Beside the cross-entropy a client lowers two distances between its features of its own images and the received global
-model's features of the target's: MK-MMD, and what a small discriminator sees (DANN, by gradient reversal). Target
-images are the 20 % that the open-vocabulary protocol sets aside of the images of the user who will ask; every client
-gets them, without labels.
+Besides the cross-entropy a client minimises two distances between its features of its own images
+and the received model's features of target images: MK-MMD, and a discriminator's loss (DANN, with
+gradient reversal). Target images are the 20 % of the querying user's images that the open protocol
+sets aside; every client gets them, without labels.
 
-This is FedKA as Fed-MP can only have compared with it. Its third part, voting, is left out: clients with disjoint
-classes have no common label to vote for. The public notebook has the MMD in every eighth batch only; here it is in
-each. The discriminator stays with its client as the head does: Fed-MP averages nothing but the feature extractor.
+This is FedKA as Fed-MP can have compared with it. Voting, its third part, is left out: clients with
+disjoint classes have no common label. The public notebook has MMD in every eighth batch; here it is
+in each. Discriminators stay with clients as heads do: Fed-MP averages the feature extractor only.
 """
 
 from typing import Any, ClassVar
@@ -32,8 +32,8 @@ HIDDEN = 100  # width of the discriminator, Ganin and Lempitsky's
 class FedKAOptions(NetworkOptions):
     alignment: float = Field(1.0, ge=0)  # weight of MK-MMD
     adversarial: float = Field(1.0, ge=0)  # weight of the discriminator's loss
-    ramp: int = Field(100, ge=1)  # local steps over which the reversed gradient grows from nothing to (almost) whole
-    target_batch: int = Field(16, ge=1)  # target images a step
+    ramp: int = Field(100, ge=1)  # local steps over which the reversed gradient grows from 0 to (almost) full strength
+    target_batch: int = Field(16, ge=1)  # target images per step
 
 
 class FedKA(FedAvgNN):
@@ -50,8 +50,8 @@ class FedKA(FedAvgNN):
         super().__init__(options, task)
         if task.target is None:
             raise FedVLError(
-                "fedka trains with unlabelled images of the user who will ask, and there are none; "
-                "use --protocol open, with at least 5 test images of the classes that are asked."
+                "fedka trains with unlabelled images of the querying user, and there are none; "
+                "use --protocol open, with at least 5 test images of the queried classes."
             )
         self.target = task.target["pixels"]
 
@@ -62,7 +62,7 @@ class FedKA(FedAvgNN):
     def notes(self) -> list[str]:
         return [
             *super().notes(),
-            f"Every client trained with {len(self.target)} unlabelled images of the asking user, none of the test.",
+            f"Every client trained with {len(self.target)} unlabelled images of the querying user, none of the test.",
         ]
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -79,7 +79,7 @@ class FedKA(FedAvgNN):
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, own, changed = self.learn(tensors, batch)
         images = self._images({"pixels": self.target[batch.noise["target"]]})
-        # Normalised by the batch, as the client's own are: before the first round there are no other statistics.
+        # Batch statistics, as for the client's images: before the first round there are no others.
         target, _ = forward(batch.received, images, training=True)
         progress = tensors["steps"] / self.options.ramp
         strength = 2 / (1 + torch.exp(-5 * progress)) - 1
@@ -90,6 +90,6 @@ class FedKA(FedAvgNN):
 
 
 def discriminate(tensors: Tensors, features: Tensor) -> Tensor:
-    """One score a row: above 0 for what looks like the target."""
+    """Return one score per row, above 0 for target-like features."""
     first, first_bias, second, second_bias = (tensors[name] for name in DISCRIMINATOR)
     return (torch.relu(features @ first.T + first_bias) @ second.T + second_bias)[:, 0]

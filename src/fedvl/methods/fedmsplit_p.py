@@ -1,12 +1,12 @@
-"""FedMSplit-P (after Chen and Zhang, 2022): each client begins with a mixture of all clients' models, part by part by likeness.
+"""FedMSplit-P (after Chen and Zhang, 2022): each client starts from a mixture of similar models.
 
-The model and the pull are FedProx-P's. Its five parts are the prompts of each kind, the pooler and the classifier. In part m,
-client k sees client l with A_m[k, l] = softmax over l of <theta_k, theta_l> / sqrt(size); it begins a round with the mean of
-the clients' parts weighted by A_m[k, l] times the mean of A[k, l] over the parts. The server keeps the clients' last tensors for
-that. A test of one global model gets their mean, weighted by samples, as in the released code.
+Model and proximal term are FedProx-P's; the parts are the prompts of each kind (3), the pooler and
+the classifier. In part m, client k has A_m[k, l] = softmax over l of <theta_k, theta_l> /
+sqrt(size); it starts with the mean of the clients' parts weighted by A_m[k, l] times the mean of
+A[k, l] over the parts. The global model is the mean of their last tensors by samples, as released.
 
-That code mixes in place, so that a client's mixture depends on those made before it: here all are made of what clients sent.
-A client that has sent nothing yet begins with the mean of all.
+The released code mixes in place, so a mixture depends on those before it; here all are of what
+clients sent. A client that has sent nothing yet starts with the mean of all.
 """
 
 import torch

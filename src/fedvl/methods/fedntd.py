@@ -1,4 +1,4 @@
-"""FedNTD (Lee et al., 2022): the linear classifier, held to the server's opinion on the classes that an image is not of."""
+"""FedNTD (Lee et al., 2022): a linear classifier with distillation on the not-true classes."""
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ class FedNTD(Linear):
 
 
 def not_true_distance(local: Tensor, server: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """KL(server || local) of each row over the classes that are not its label."""
+    """Return KL(server || local) of each row over the classes other than its label."""
     true = labels[:, None] == torch.arange(local.shape[-1], device=labels.device)
     hidden = torch.finfo(local.dtype).min
     ours, theirs = (

@@ -1,18 +1,18 @@
-"""FedOTP (Li et al., 2024; other papers write FedOPT): a shared and an own context share out the patches of an image.
+"""FedOTP (Li et al., 2024; elsewhere FedOPT): a global and a local context share the patches.
 
-Each client learns two contexts: one that the server averages by the clients' numbers of samples, and one that never leaves the
-client. For each image and class, an optimal transport plan hands the image's patches to the two texts of the class; only the
-share ``mass`` of the patches need be handed out, so that background counts for neither. The class's score is the similarity
-that the plan collects.
+Each client learns two contexts: one that the server averages by numbers of samples, and one that
+stays local. For each image and class, an optimal transport plan assigns patches to the two texts of
+the class; only the share ``mass`` of the patches need be assigned, so background counts for
+neither. The class's score is the similarity that the plan collects.
 
 Where there is a choice:
 
-- A client's local context is drawn when it joins and trained from then on; a client without data has none. Whoever has no local
-  context (a user who asks under the closed or open protocol) is answered by the global context alone, to which then goes all the
-  mass. The paper's accuracy is that of the personal protocol, in which clients ask with both.
-- The released code stops the scaling when it hardly moves, after 100 iterations at the latest. We always run ``iterations``. With
-  the embedded model at epsilon 0.1 the plan is exact to 32-bit rounding after 50; at the few-shot script's 0.01, 100 leave a cosine
-  score up to 0.0004 off, 200 a tenth of that.
+- A local context is drawn when a client joins, then trained; a client without data has none.
+  Without one (a user under the closed or open protocol) the global context has all the mass. The
+  paper's accuracy is that of the personal protocol, in which clients query with both.
+- The released code stops the scaling when it hardly moves, or after 100 iterations; we always run
+  ``iterations``. With the embedded model at epsilon 0.1 the plan is exact to 32-bit rounding after
+  50; at the few-shot script's 0.01, scores are off by up to 0.0004 after 100, a tenth after 200.
 - The released code drops a batch whose plan is NaN; in the log domain there is none.
 """
 
@@ -29,14 +29,14 @@ from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32}
-SIMILARITIES_AT_ONCE = 2**24  # when answering; in training the batch bounds them
+SIMILARITIES_AT_ONCE = 2**24  # in prediction; in training the batch bounds them
 
 
 class FedOTPOptions(Options):
     context: int = Field(16, ge=1)  # learned tokens before the class name; the released code has 4 for CIFAR
-    mass: float = Field(0.8, gt=0, le=1)  # gamma: share of the patches that is handed out; 1 is balanced transport
-    epsilon: float = Field(0.1, gt=0)  # strength of the entropy in the transport
-    iterations: int = Field(100, ge=1)  # of the scaling
+    mass: float = Field(0.8, gt=0, le=1)  # gamma: share of the patches that is assigned; 1 is balanced transport
+    epsilon: float = Field(0.1, gt=0)  # weight of the entropy in the transport
+    iterations: int = Field(100, ge=1)  # iterations of the scaling
 
 
 class FedOTP(Method):
@@ -64,12 +64,12 @@ class FedOTP(Method):
         return label_loss(self.scores(self.class_texts(tensors), batch.inputs["patches"]), batch)
 
     def class_texts(self, tensors: Tensors) -> Tensor:
-        """Unit vectors, classes x contexts x d: the global context first, then the local one if there is one."""
+        """Return unit vectors, classes x contexts x d: global context first, then a local one."""
         contexts = torch.stack([tensors[name] for name in ("context", "local_context") if name in tensors])
         return torch.func.vmap(self.texts.features, out_dims=1)(contexts)
 
     def scores(self, texts: Tensor, patches: Tensor) -> Tensor:
-        """scale <T, S> (rows x classes), where S are cosines and T hands out patches at the cost 1 - S."""
+        """Return scale <T, S> (rows x classes) of cosines S and the plan T at the cost 1 - S."""
         classes, contexts, _ = texts.shape
         with torch.autocast(patches.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
             similarity = texts.float().flatten(0, 1) @ normalize(patches.float(), dim=-1).mT
@@ -77,7 +77,7 @@ class FedOTP(Method):
         return self.scale * (self.plan(similarity) * similarity).sum((-2, -1))
 
     def plan(self, similarity: Tensor) -> Tensor:
-        """Each context gets an equal part of the mass, each patch (one of M) gives away 1/M at most."""
+        """Return a plan with equal mass for each context and at most 1/M from each of M patches."""
         *_, contexts, patches = similarity.shape
         to_contexts = similarity.new_full((contexts,), self.options.mass / contexts)
         from_patches = similarity.new_full((patches,), 1 / patches)

@@ -1,17 +1,17 @@
-"""FedPP (anonymous, 2024): clients without labels agree on which images to trust, and share what they learn of images only.
+"""FedPP (anonymous, 2024): cooperative pseudo-labels, shared visual prompts, local text prompts.
 
-Every few rounds clients count the classes of their reliable images; the totals say how many of each class every client
-labels (eq. 2 and 3, ``parts/pseudo_labels.py``). Each trains deep visual prompts, which the server averages by the number
-of labels used (eq. 4), and a text context that never leaves it (eq. 5).
+Every few rounds clients count the classes of their reliable images; the totals say how many images
+of each class every client labels (eq. 2 and 3, ``parts/pseudo_labels.py``). Each trains deep visual
+prompts, averaged by numbers of labels used (eq. 4), and a text context that stays local (eq. 5).
 
-Where the paper leaves a choice, or its successor FedCoPL's code another:
+Where the paper leaves a choice, or the code of its successor FedCoPL differs:
 
-- Eq. 3 needs the class totals only, so a client can work out its own share: the server never learns a client's counts.
-  ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same.
-- "r % Q = 0" would leave the first rounds without labels: labels are made before rounds 1, Q + 1, 2 Q + 1 and so on, first
-  from the class texts and later from the client's own prompts.
-- The surest images of a class are chosen among those whose likeliest class it is, so that no image has two labels.
-- Weight decay is the code's. Its optimiser serves all clients, so that momentum leaks from one to the next; ours is fresh.
+- Eq. 3 needs the class totals only, so a client computes its share and the server never sees its
+  counts. ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same.
+- "r % Q = 0" leaves the first rounds without labels: they are made before rounds 1, Q + 1, 2 Q + 1
+  and so on, first from the class texts and later from the client's own prompts.
+- The images of a class are chosen among those whose likeliest class it is: no image has two labels.
+- Weight decay is the code's. Its one optimiser leaks momentum between clients; ours is fresh.
 - Prompts go to all layers but the last, 11 of 12 in the code, whatever the model.
 """
 
@@ -30,7 +30,7 @@ from fedvl.methods.parts.selection import Selection
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
-IMAGES_AT_ONCE = 256  # when a client looks over all its images
+IMAGES_AT_ONCE = 256  # when a client predicts all its images
 SETTING = {
     "training": {
         "learning_rate": 0.1,
@@ -48,16 +48,16 @@ SETTING = {
 
 class FedPPOptions(Options):
     visual_prompts: bool = True  # without them images are encoded once, and nothing is shared
-    visual_tokens: int = Field(5, ge=1)  # at each layer
+    visual_tokens: int = Field(5, ge=1)  # prompts per layer
     visual_layers: Literal["all-but-last", "all"] = "all-but-last"
-    text_prompts: bool = True  # without them the class texts stay as they are
+    text_prompts: bool = True  # without them the class texts stay fixed
     context: int = Field(16, ge=1)  # learned tokens before the class name
     interval: int = Field(5, ge=1)  # Q: rounds between selections of labels; training.restart_rounds should be the same
     selection: Literal["cps", "fpl", "upl", "zero-shot"] = "cps"
-    shots: int = Field(16, ge=1)  # labels of each class and client under fpl and upl
+    shots: int = Field(16, ge=1)  # labels per class and client under fpl and upl
     filters: pseudo_labels.Filters = "both"  # which medians an image must pass to be counted, eq. 2
     quota: pseudo_labels.Quota = "quarter"  # M of eq. 3
-    counts: Literal["summed", "sent"] = "summed"  # what the server sees of the clients' counts
+    counts: Literal["summed", "sent"] = "summed"  # whether the server sees the sum of the clients' counts or each one
 
 
 class FedPP(Method):
@@ -113,7 +113,7 @@ class FedPP(Method):
         return self.selection.join(samples) | context
 
     def table(self, round_index: int, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Class probabilities of all images: at first by the class texts, later by the client's own prompts."""
+        """Return class probabilities of all images: first by class texts, later by own prompts."""
         if round_index == 0:
             return pseudo_labels.probabilities(inputs["features"], self.task.text_features, self.scale)
         parts = zip(*(torch.split(tensor, IMAGES_AT_ONCE) for tensor in inputs.values()), strict=True)
@@ -121,7 +121,7 @@ class FedPP(Method):
         return torch.softmax(torch.cat(scores), dim=-1)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """g(P^v, P^t; x), whose cross-entropy is eq. 5; whoever has no context of its own asks with the class texts."""
+        """Return g(P^v, P^t; x), trained by eq. 5; without a context, by the class texts."""
         images = inputs["features"]
         if "visual" in tensors:
             pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["visual"].dtype)

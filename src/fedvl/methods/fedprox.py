@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020): the linear classifier with a pull towards the server's, against drift on skewed clients."""
+"""FedProx (Li et al., 2020): a linear classifier with a proximal term against client drift."""
 
 from pydantic import Field
 from torch import Tensor
@@ -10,7 +10,7 @@ from fedvl.tensors import Tensors
 
 
 class FedProxOptions(LinearOptions):
-    mu: float = Field(0.1, ge=0)  # strength of the pull (CacheFL's comparison uses 0.1)
+    mu: float = Field(0.1, ge=0)  # weight of the proximal term (0.1 in CacheFL's comparison)
 
 
 class FedProx(Linear):

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020) on a whole ResNet: networks pulled towards the server's as they train, averaged."""
+"""FedProx (Li et al., 2020) on a whole ResNet: FedAvg with a proximal term."""
 
 from pydantic import Field
 from torch import Tensor
@@ -10,7 +10,7 @@ from fedvl.tensors import Tensors
 
 
 class FedProxNNOptions(NetworkOptions):
-    mu: float = Field(0.1, ge=0)  # strength of the pull (CacheFL's comparison uses 0.1)
+    mu: float = Field(0.1, ge=0)  # weight of the proximal term (0.1 in CacheFL's comparison)
 
 
 class FedProxNN(FedAvgNN):

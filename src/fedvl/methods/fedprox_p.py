@@ -1,7 +1,7 @@
-"""FedProx-P: FedAvg-P with a pull of all that is trained towards what the server sent; a baseline of Fed-PRIME.
+"""FedProx-P (Fed-PRIME's baseline): FedAvg-P with a proximal term on all that is trained.
 
-The released code's FedProx-P is Fed-PRIME's own model with a pull whose strength is 0 unless set, and no script sets it. Here
-it is the baseline that its name says, with a pull; 0.01 is the strength that the code gives FedMSplit-P.
+The released FedProx-P is Fed-PRIME's model with a proximal weight of 0, which no script changes.
+Here it is the baseline of its name; 0.01 is the weight that the code gives FedMSplit-P.
 """
 
 from pydantic import Field
@@ -14,12 +14,12 @@ from fedvl.tensors import Tensors
 
 
 class PulledOptions(MissingAwareOptions):
-    mu: float = Field(0.01, ge=0)  # strength of the pull
+    mu: float = Field(0.01, ge=0)  # weight of the proximal term
 
 
 class FedProxP(FedAvgP):
     options: PulledOptions
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
-        """Loss + mu/2 |trained - received|^2 (FedProx, eq. 2)."""
+        """Return the loss + mu/2 |trained - received|^2 (FedProx, eq. 2)."""
         return super().loss(tensors, batch) + self.options.mu / 2 * squared_distance(tensors, batch.received)

@@ -1,11 +1,11 @@
-"""FedTPG (Qiu et al., 2024): a small network, averaged over clients, writes the context for any class names.
+"""FedTPG (Qiu et al., 2024): an averaged network generates the context for any class names.
 
-Learned queries attend to the text embeddings of the bare class names, and what comes out is the context that all these
-classes share. A client's context comes from the names of its own classes, among which alone it trains to choose; a user's
-comes from the names that the user asks about. So the network can be asked about classes that nobody trained on.
+Learned queries attend to the text embeddings of the bare class names; the output is the context of
+these classes. A client's comes from the names of its own classes, among which alone it is trained;
+a user's from the queried names. So classes that nobody trained on can be queried.
 
-Where the released code fixes widths to 512, they follow the model here (the text tower's width and the joint one); at 512 the
-network has the same 4,206,080 numbers. Clients are averaged equally, as there. Its 16-bit arithmetic is not repeated.
+The released code fixes widths to 512; here they follow the model (text tower and joint). At 512 the
+network has the same 4,206,080 numbers. Clients count equally, as there; not its 16-bit arithmetic.
 """
 
 from typing import Literal
@@ -29,8 +29,8 @@ TEXTS_AT_ONCE = 256
 
 
 class FedTPGOptions(Options):
-    context: int = Field(4, ge=1)  # tokens that the network writes
-    classes: Literal["own", "all"] = "own"  # whose names a client trains with: those that it has images of, or all
+    context: int = Field(4, ge=1)  # tokens that the network generates
+    classes: Literal["own", "all"] = "own"  # names that a client trains with: of classes that it has images of, or all
 
 
 class FedTPG(Method):
@@ -48,17 +48,17 @@ class FedTPG(Method):
         super().__init__(options, task)
         if task.clip.text_width % HEADS:
             raise FedVLError(
-                f"FedTPG's attention has {HEADS} heads, and the text width of {task.clip.name}, "
-                f"{task.clip.text_width}, cannot be shared out among them; use another model."
+                f"FedTPG's attention has {HEADS} heads, which do not divide the text width of {task.clip.name}, "
+                f"{task.clip.text_width}; use another model."
             )
         self.texts = ClassTexts(task.clip, task.class_names, options.context)
         self.names = bare_names(task)
 
     def roles(self) -> dict[str, Role]:
-        return {"own_classes": Private(lasts=False)}  # it is seen in the client's data
+        return {"own_classes": Private(lasts=False)}  # it follows from the client's data
 
     def start(self, generator: torch.Generator) -> Tensors:
-        """Drawn as PyTorch draws its own layers: attention by Xavier's rule, the others uniform within 1/sqrt(inputs)."""
+        """Draw layers as PyTorch does: attention by Xavier's rule, others within 1/sqrt(inputs)."""
         width, joint = self.task.clip.text_width, self.names.shape[1]
         tensors = {"queries": SPREAD * torch.randn(self.options.context, width, generator=generator)}
         for name, inputs in (("query", width), ("key", joint), ("value", joint)):
@@ -79,7 +79,7 @@ class FedTPG(Method):
         return {"own_classes": torch.ones_like(own) if every else own}
 
     def generated(self, tensors: Tensors, present: Tensor | None = None) -> Tensor:
-        """The context (P x width) for the class names, or for those ``present`` among them."""
+        """Return the context (P x width) for the class names, or for those that are ``present``."""
         attended = attention(
             tensors, norm(tensors, "queries", tensors["queries"]), norm(tensors, "names", self.names), present
         )
@@ -97,7 +97,7 @@ class FedTPG(Method):
 
 
 def bare_names(task: Task) -> Tensor:
-    """Unit text embeddings of the class names alone, without a template."""
+    """Return unit text embeddings of the class names without a template."""
     device = task.clip.positional_embedding.device
     with torch.no_grad():
         parts = [
@@ -112,7 +112,7 @@ def norm(tensors: Tensors, name: str, x: Tensor) -> Tensor:
 
 
 def attention(tensors: Tensors, queries: Tensor, names: Tensor, present: Tensor | None) -> Tensor:
-    """Multi-head attention from the queries to the names (those present), without a residual around it."""
+    """Attend from the queries to the names (those present), with heads but no residual."""
     query, key, value = (
         linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]).reshape(len(x), HEADS, -1).transpose(0, 1)
         for name, x in (("query", queries), ("key", names), ("value", names))

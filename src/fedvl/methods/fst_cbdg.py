@@ -1,11 +1,11 @@
-"""FST-CBDG (Yan and Guo, 2024): a linear head learns without labels, from its own evolving guesses and the class texts.
+"""FST-CBDG (Yan and Guo, 2024): a linear head without labels, from pseudo-labels and class texts.
 
-The head starts at the class texts. Each image keeps a soft pseudo-label that follows the head slowly (eq. 4), and features
-drawn around the texts of classes that the client seldom sees keep it in balance (eq. 5 to 7).
+The head starts at the class texts. Each image's soft pseudo-label follows the head slowly (eq. 4);
+features drawn around the texts of a client's rare classes keep it balanced (eq. 5 to 7).
 
-Algorithm 1 renews the pseudo-labels of *each image* of the client in each iteration, and samples by them. That matters: if only
-the batch's labels are renewed (``update = "batch"``), the class counts of eq. 7 lag behind the head, every client goes on
-pushing the same rare classes, and the head overshoots where clients are alike (iid).
+Algorithm 1 renews *each image's* label in each iteration. This matters: if only the batch's are
+renewed (``update = "batch"``), the counts of eq. 7 lag behind the head, clients keep pushing the
+same rare classes, and the head overshoots where clients are alike (iid).
 """
 
 from typing import Literal
@@ -23,15 +23,15 @@ TRAINING = {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch
 
 
 class FSTOptions(Options):
-    scale: float = Field(1.0, gt=0)  # of the scores; eq. 2 has none
-    beta: float = Field(0.9, ge=0, le=1)  # how much of the old pseudo-label stays, eq. 4
+    scale: float = Field(1.0, gt=0)  # multiplies the scores; eq. 2 has none
+    beta: float = Field(0.9, ge=0, le=1)  # share of the old pseudo-label that is kept, eq. 4
     gamma: float = Field(0.0, ge=0)  # synthetic share of the largest class, eq. 7
     sigma: float = Field(0.02, gt=0)  # spread of synthetic features, eq. 5; the paper gives no value
-    estimate_sigma: bool = False  # take sigma from the client's own pseudo-classes instead
+    estimate_sigma: bool = False  # estimate sigma from the client's pseudo-classes instead
     trade_off: float = Field(1.0, ge=0)  # lambda of eq. 8
     self_training: bool = True  # L_iST, eq. 3
     sampling: Literal["balanced", "equal", "none"] = "balanced"  # L_tSamp: n_k by eq. 7, or the same for every class
-    synthetic: int = Field(50, ge=1)  # features drawn in a step, shared out over the classes as n_k
+    synthetic: int = Field(50, ge=1)  # features drawn per step, distributed over the classes as n_k
     update: Literal["client", "batch"] = "client"  # whose pseudo-labels a step renews
 
 
@@ -50,7 +50,7 @@ class FSTCBDG(Method):
         return {"weight": text.clone(), "bias": text.new_zeros(len(text))}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """q^0 = p, the zero-shot prediction (eq. 2), and the spread of the client's features around their texts."""
+        """Return q^0 = p, the zero-shot prediction (eq. 2), and the features' spread, sigma."""
         text = self.task.text_features
         scores = samples.inputs["features"] @ text.T
         spread = (samples.inputs["features"] - text[scores.argmax(-1)]).pow(2).mean().sqrt()
@@ -70,7 +70,7 @@ class FSTCBDG(Method):
         return loss, {"soft_labels": soft_labels}  # eq. 8
 
     def renewed(self, tensors: Tensors, batch: Batch) -> Tensor:
-        """q^t = beta q^(t-1) + (1 - beta) f(I) (eq. 4); rows of padding stay 0."""
+        """Return q^t = beta q^(t-1) + (1 - beta) f(I) (eq. 4); rows of padding stay 0."""
         old = tensors["soft_labels"]
         fresh = torch.softmax(self.predict(tensors, batch.whole).detach(), dim=-1)
         new = self.options.beta * old + (1 - self.options.beta) * fresh
@@ -79,7 +79,7 @@ class FSTCBDG(Method):
         return torch.where(old.sum(-1, keepdim=True) > 0, new, 0.0)
 
     def synthetic_counts(self, soft_labels: Tensor) -> Tensor:
-        """n_k = (1 + gamma) max m - m_k, where m_k images have k as their likeliest class (eq. 7)."""
+        """Return n_k = (1 + gamma) max m - m_k for m_k images of likeliest class k (eq. 7)."""
         likeliest = soft_labels.argmax(-1, keepdim=True) == torch.arange(
             len(self.task.text_features), device=soft_labels.device
         )
@@ -88,7 +88,7 @@ class FSTCBDG(Method):
         return torch.ones_like(wanted) if self.options.sampling == "equal" else wanted
 
     def sampling_loss(self, tensors: Tensors, soft_labels: Tensor, noise: Tensors) -> Tensor:
-        """Eq. 6 as a mean over features z ~ N(T_k, sigma^2 I) whose classes k are spread as n_k (eq. 5)."""
+        """Return eq. 6 as a mean over z ~ N(T_k, sigma^2 I), with k distributed as n_k (eq. 5)."""
         if self.options.sampling == "none":
             return noise["normal"].new_zeros(())
         counts = self.synthetic_counts(soft_labels)
@@ -99,7 +99,7 @@ class FSTCBDG(Method):
             tensors, {"features": self.task.text_features[classes] + tensors["sigma"] * noise["normal"]}
         )
         log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, classes[:, None]).mean()
-        return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client that sees all classes alike needs none
+        return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client with balanced classes needs none
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.options.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]

@@ -1,4 +1,4 @@
-"""Federated averaging of a linear classifier on frozen features (McMahan et al., 2017): the supervised baseline.
+"""FedAvg of a linear classifier on frozen features (McMahan et al., 2017): the supervised baseline.
 
 The classifier starts at the class texts, so that round 0 is the zero-shot model.
 """
@@ -14,8 +14,8 @@ from fedvl.tensors import Tensors
 
 
 class LinearOptions(Options):
-    initial: Literal["text", "zeros"] = "text"
-    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's own logit scale if absent
+    initial: Literal["text", "zeros"] = "text"  # start at the class texts or at 0
+    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's logit scale if absent
 
 
 class Linear(Method):
@@ -40,6 +40,7 @@ def softmax_gradients(method: Linear, tensors: Tensors, batch: Batch) -> tuple[T
     scores = method.scale * torch.bmm(features, tensors["weight"].mT) + tensors["bias"][:, None]
     likelihood = torch.softmax(scores, dim=-1)
     share = (batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1))[..., None]
-    losses = -(likelihood.gather(-1, labels).log() * share).sum((1, 2))
+    found = likelihood.gather(-1, labels).clamp(min=torch.finfo(likelihood.dtype).tiny)  # a loss stays finite
+    losses = -(found.log() * share).sum((1, 2))
     error = likelihood.mul_(share).scatter_add_(-1, labels, -share)
     return {"weight": torch.bmm(error.mT, method.scale * features), "bias": error.sum(1)}, losses, {}

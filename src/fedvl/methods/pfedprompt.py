@@ -1,11 +1,11 @@
-"""pFedPrompt (Guo et al., 2023): PromptFL's context for all, and for each client a memory of its own images that corrects it.
+"""pFedPrompt (Guo et al., 2023): PromptFL's context and a local memory of each client's images.
 
-No code of it is public, and we have only its description: a consensus prompt on the language side, and personalisation
-without parameters, by attention over local visual features. This is a re-implementation from that description. The
-memory is read as in Tip-Adapter (Zhang et al., 2022): every training image of the client adds exp(-beta (1 - cos)) to the
-score of its class. It is private, never sent, and made anew from the client's data each round, so that it follows its labels.
-In training an image does not read its own entry; it would find its label there, and nothing would be left to learn.
-Where there is no memory (the global model, a new user), it answers as PromptFL does.
+No code is public; this is re-implemented from its description: a consensus prompt for language, and
+personalisation without parameters by attention over local visual features. The memory is read as in
+Tip-Adapter (Zhang et al., 2022): each training image of the client adds exp(-beta (1 - cos)) to the
+score of its class. It is private, never sent, and rebuilt each round, to follow its labels. In
+training an image does not read its own entry, which has its label. Without a memory (the global
+model, a new user) it predicts as PromptFL.
 """
 
 import torch
@@ -20,13 +20,13 @@ from fedvl.tensors import Tensors
 
 
 class PFedPromptOptions(PromptOptions):
-    alpha: float = Field(1.0, ge=0)  # weight of the memory; 1 and 5.5 are Tip-Adapter's own start
-    beta: float = Field(5.5, gt=0)  # how near an image must be to count
+    alpha: float = Field(1.0, ge=0)  # weight of the memory; alpha 1 and beta 5.5 are Tip-Adapter's initial values
+    beta: float = Field(5.5, gt=0)  # sharpness: how near an image must be to count
 
 
 class PFedPrompt(PromptFL):
     vocabulary = "trained"
-    scope = "batch"  # a row reads the memory of the others
+    scope = "batch"  # a row reads the memory of other rows
     options: PFedPromptOptions
 
     def roles(self) -> dict[str, Role]:
@@ -36,11 +36,11 @@ class PFedPrompt(PromptFL):
         return ["pFedPrompt is re-implemented from its description: its authors published no code."]
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """Keys and values: unit features, and classes counted from 1, so that padding (0) is nobody's."""
+        """Return keys and values: unit features, and classes counted from 1, for padding is 0."""
         return {"memory": samples.inputs["features"].clone(), "memory_classes": samples.labels + 1}
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
-        """Cross-entropy of the scores with what the client's other images say."""
+        """Return the loss of the scores with the memory of the client's other images."""
         others = torch.arange(len(tensors["memory"]), device=batch.position.device) != batch.position[:, None]
         scores = super().predict(tensors, batch.inputs) + self.remembered(tensors, batch.inputs, others)
         return label_loss(scores, batch)
@@ -50,7 +50,7 @@ class PFedPrompt(PromptFL):
         return scores + self.remembered(tensors, inputs) if "memory" in tensors else scores
 
     def remembered(self, tensors: Tensors, inputs: Tensors, readable: Tensor | None = None) -> Tensor:
-        """alpha exp(-beta (1 - cos)) summed over each class's entries (rows x classes)."""
+        """Return alpha exp(-beta (1 - cos)) summed over each class's entries (rows x classes)."""
         features, classes = inputs["features"], torch.arange(1, len(self.task.class_names) + 1)
         says = tensors["memory_classes"][:, None] == classes.to(features.device)  # entries x classes
         with torch.autocast(features.device.type, enabled=False):  # sums over many entries

@@ -1,15 +1,15 @@
-"""PromptFL (Guo et al., 2023): clients learn words before the class name, and the server averages them.
+"""PromptFL (Guo et al., 2023): clients learn a context for class names; the server averages it.
 
-The context of CoOp (Zhou et al., 2022): learned vectors, the same for all classes, stand where "a photo of a" would. Both
-towers are frozen; image features are computed once, and class texts once a step for the whole batch. Since it names no
-class, the context answers for any class names.
+The context of CoOp (Zhou et al., 2022): learned vectors, the same for all classes, replace "a photo
+of a". Both towers are frozen; image features are computed once, class texts once per step. The
+context names no class, so any class names can be queried.
 
-Training on some classes does not mend what a context drawn at random does to others: whoever will be asked about new classes
-should begin with words (CoOp's CTX_INIT).
+Training does not repair what a random context does to other classes: to query new classes, start
+with words (CoOp's CTX_INIT).
 
-The released code holds live references instead of copies, so that its "average" is the last client's context, and one
-optimiser serves all clients, so that momentum leaks from one to the next. Neither is repeated: clients are averaged, equally
-as its code means to, and each begins a round with a fresh optimiser. Its crops and flips are not made: features are cached.
+The released code holds references, not copies, so its "average" is the last client's context, and
+momentum leaks between clients through one optimiser. Here clients are averaged, equally as it
+intends, with fresh optimisers each round; crops and flips are left out, as features are cached.
 """
 
 import torch
@@ -25,7 +25,7 @@ TRAINING = {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batc
 
 class PromptOptions(Options):
     context: int = Field(16, ge=1)  # learned tokens before the class name
-    words: str = ""  # what the context begins as, such as "a photo of a", whose length it then has; random if empty
+    words: str = ""  # initial context, such as "a photo of a", which also sets its length; random if empty
 
 
 class PromptFL(Method):

@@ -1,8 +1,8 @@
-"""PromptProx (Guo et al., 2023): PromptFL with a pull towards the server's context, against drift on skewed clients.
+"""PromptProx (Guo et al., 2023): PromptFL with a proximal term, against drift on skewed clients.
 
-The public code that has it (FedOTP, FedPGP) reads the context from ``state_dict()``, whose tensors are detached: there the
-pull adds a number to the loss and nothing to its gradient, and PromptProx is PromptFL. Here it pulls. The papers give no mu;
-0.5 is FedOTP's default.
+Public code (FedOTP, FedPGP) reads the context from ``state_dict()``, which detaches it: the term
+has no gradient there, and PromptProx is PromptFL. Here it has one. The papers give no mu; 0.5 is
+FedOTP's default.
 """
 
 from pydantic import Field
@@ -15,12 +15,12 @@ from fedvl.tensors import Tensors
 
 
 class PromptProxOptions(PromptOptions):
-    mu: float = Field(0.5, ge=0)  # strength of the pull
+    mu: float = Field(0.5, ge=0)  # weight of the proximal term
 
 
 class PromptProx(PromptFL):
     options: PromptProxOptions
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
-        """Loss + mu/2 |context - received|^2 (FedProx, eq. 2)."""
+        """Return the loss + mu/2 |context - received|^2 (FedProx, eq. 2)."""
         return super().loss(tensors, batch) + self.options.mu / 2 * squared_distance(tensors, batch.received)

@@ -1,7 +1,7 @@
-"""The roles of a method's tensors: who holds them, what trains them and what the server needs of them.
+"""The roles of a method's tensors: who holds them, what trains them, what the server needs of them.
 
-A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()`` unless
-:meth:`Method.roles` says otherwise. What travels follows from the roles alone.
+A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()``
+unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,7 +89,7 @@ class Roles:
         return {name: role.shape for name, role in self.sent.items()}
 
     def _find(self, name: str, kind: type[Kind], default: Kind) -> Kind:
-        """Return the declared role of this kind: the name's own, or that of the first pattern that fits."""
+        """Return the declared role of this kind: of the name, or of the first pattern that fits."""
         own = self.declared.get(name)
         if isinstance(own, kind):
             return own

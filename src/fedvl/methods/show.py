@@ -1,4 +1,4 @@
-"""Methods as text for the terminal: what there is, and what one of them can be told."""
+"""Print the methods, and one method's options and presets, in the terminal."""
 
 import inspect
 import re
@@ -43,7 +43,7 @@ def show_method(name: str) -> None:
 
 
 def explained(options: "type[Options]", key: str, annotation: Any) -> str:
-    """The values that an option may have, and the comment that stands beside it in the source: one text for reader and user."""
+    """Return an option's choices and the comment beside it in the source."""
     choices = [str(choice) for choice in get_args(annotation) if isinstance(choice, str)]
     comments = []
     for owner in options.__mro__:

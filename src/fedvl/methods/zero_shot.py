@@ -1,4 +1,4 @@
-"""The pretrained model as it is: an image goes to the class whose text is nearest. Nothing is trained."""
+"""The pretrained model without training: an image has the class of the nearest text."""
 
 from torch import Tensor
 

@@ -4,7 +4,6 @@ A run in progress can be exported too; exporting it again replaces the earlier e
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +45,8 @@ def to_tensorboard(log: Log, folder: Path) -> str:
     except ImportError as error:
         raise FedVLError('This needs TensorBoard; install it with pip install "fedvl[tensorboard]".') from error
     place = folder / log.name
-    shutil.rmtree(place, ignore_errors=True)  # event files are append-only: a second export would duplicate every point
+    for old in place.glob("events.out.tfevents.*"):  # they are append-only: a second export would duplicate every point
+        old.unlink()
     with SummaryWriter(str(place)) as writer:
         for name, value, step in log.scalars:
             writer.add_scalar(f"rounds/{name}", value, step)

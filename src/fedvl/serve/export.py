@@ -1,4 +1,4 @@
-"""A run's model as a folder that needs no FedVL: a Hugging Face CLIP, and what turns its image embeddings into class scores."""
+"""Export a run's model for use without FedVL: a Hugging Face CLIP, and a classifier on it."""
 
 import json
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ GATE = """
     z = z * torch.softmax(gate @ head["gate.1.weight"].T + head["gate.1.bias"], dim=-1)"""
 README = """# {title}
 
-Made by `fedvl export` from a run of {method} on {dataset}. It answers about {count} classes, which `classes.json` lists.
+Made by `fedvl export` from a run of {method} on {dataset}. It predicts {count} classes, which `classes.json` lists.
 `config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
-`classifier.safetensors` is what was learned. This gives the scores of the classes for a picture:
+`classifier.safetensors` is what was learned. This gives the scores of the classes for an image:
 
 ```python
 import json, torch
@@ -45,13 +45,13 @@ print(names[int(scores.argmax())])
 ```
 {memory}"""
 MEMORY = """
-The run remembers images that it is sure of and uses them for the next ones; this folder does not, and each picture is told
-by its class texts alone.
+The run keeps images with confident predictions as examples for later ones; this folder does not, and scores each image by
+its class texts alone.
 """
 
 
 def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, client: int | None = None) -> None:
-    """Write the folder; refuse where the method's scores are no formula of the image embedding alone."""
+    """Write the folder; refuse a method whose scores are no function of the image embedding."""
     user = run.user(names, client=client)
     head = classifier(run, user.conversation)
     config = hugging_face_config(run.encoder)
@@ -81,7 +81,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
 
 
 def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
-    """Weight and bias on unit embeddings, with a gate before them if the method has one, that score as the method does."""
+    """Return weight and bias on unit embeddings, and a gate if any, that score as the method."""
     method, tensors = conversation.method, conversation.tensors
     width = run.encoder.dim
     with torch.no_grad():
@@ -89,7 +89,7 @@ def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
         inputs = {"embeddings": probes, "features": normalize(probes, dim=-1)}
         if not {*run.forms} <= inputs.keys():
             raise FedVLError(
-                f"Method '{run.name}' reads more of an image than its CLIP embedding, so that it cannot be exported."
+                f"Method '{run.name}' reads more of an image than its CLIP embedding, so it cannot be exported."
             )
         if "gate.0.weight" in tensors:
             texts = method.task.text_features
@@ -101,13 +101,13 @@ def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
         wanted = method.predict(tensors, inputs)
         if not torch.allclose(scores(head, probes), wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
             raise FedVLError(
-                f"The scores of method '{run.name}' are no linear function of image features; it cannot be exported."
+                f"The scores of method '{run.name}' are not a linear function of image features; it cannot be exported."
             )
     return head
 
 
 def scores(head: Tensors, embeddings: Tensor) -> Tensor:
-    """The formula of the exported folder's README."""
+    """Score embeddings by the formula of the exported folder's README."""
     if "gate.0.weight" in head:
         embeddings = gated(head, embeddings)
     return normalize(embeddings, dim=-1) @ head["weight"].T + head["bias"]

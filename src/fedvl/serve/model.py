@@ -1,6 +1,7 @@
-"""A finished run, opened to be asked: about any class names that its method can answer, and any images.
+"""A finished run, opened for queries: any images, and any class names that its method can predict.
 
-Questions go through ``evaluation/predict.py``, as those of a test do: the same images in the same batches get the same answers.
+Queries go through ``evaluation/predict.py``, as in a test: the same images in the same batches get
+the same predictions.
 """
 
 from collections.abc import Sequence
@@ -25,21 +26,21 @@ from fedvl.run_folder import RunFolder
 from fedvl.serve.images import Source
 from fedvl.tensors import Tensors, pick_device
 
-BATCH = 32  # images that a method without a memory is asked about together; for one with a memory it is in the run's settings
+BATCH = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
 
 ENCODED_TOGETHER = 64
 
 
 class Reply(NamedTuple):
-    """What is said of one image."""
+    """The prediction for one image."""
 
-    ranked: list[tuple[str, float]]  # the likeliest names first, with their share of the softmax
+    ranked: list[tuple[str, float]]  # likeliest names first, with their softmax probabilities
     entropy: float
-    example_of: str | None  # the class that it is remembered as an example of
-    zero_shot: list[tuple[str, float]]  # what the pretrained model says by itself
+    example_of: str | None  # class that it is remembered as an example of
+    zero_shot: list[tuple[str, float]]  # the pretrained model's prediction
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it, in the service and on the command line."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the prediction as JSON, for the service and the command line."""
         return {
             "ranked": [{"name": name, "score": score} for name, score in self.ranked],
             "entropy": self.entropy,
@@ -49,7 +50,7 @@ class Reply(NamedTuple):
 
 
 class User:
-    """Somebody who asks about some class names: the model made for them, and what it remembers of their images."""
+    """A user who queries some class names: the model for them, and what it remembers."""
 
     def __init__(self, method: Method, tensors: Tensors, client_weights: dict[int, float]) -> None:
         self.names = method.task.class_names
@@ -59,7 +60,7 @@ class User:
         self._zero_shot = Conversation(ZeroShot(Options(), method.task), {})
 
     def ask(self, images: Sequence[Tensors], top: int) -> list[Reply]:
-        """Replies to the next images, which the method sees as one batch; ``top`` names each."""
+        """Predict the next images as one batch, with ``top`` names each."""
         inputs = {form: torch.stack([image[form] for image in images]) for form in images[0]}
         answer = self.conversation.ask(inputs)
         columns = (
@@ -71,7 +72,7 @@ class User:
         return [Reply(*row) for row in zip(*columns, strict=True)]
 
     def _ranked(self, scores: Tensor, top: int) -> list[list[tuple[str, float]]]:
-        """The first class wins a tie, as in evaluation."""
+        """Rank the classes; the first wins a tie, as in evaluation."""
         order = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top]
         shares = scores.softmax(-1).gather(-1, order)
         return [
@@ -81,7 +82,7 @@ class User:
 
 
 class TrainedModel:
-    """The model of a run folder. Files are read once and verified; nothing is written."""
+    """The model of a run folder; files are read once and verified, and nothing is written."""
 
     def __init__(self, folder: RunFolder, device: str | None = None) -> None:
         self.folder, self.result, self.experiment = folder, folder.result, folder.experiment
@@ -89,7 +90,7 @@ class TrainedModel:
         encoder = load_model(self.experiment.model.name, self.device)
         if not isinstance(encoder, DualEncoder):
             raise FedVLError(
-                f"Method '{self.name}' reads an image and a text together, and here images alone are queried; "
+                f"Method '{self.name}' reads an image and a text together, but queries have images only; "
                 "serve a run of a CLIP-like model."
             )
         shared, last = folder.tensors()
@@ -112,12 +113,12 @@ class TrainedModel:
 
     @property
     def name(self) -> str:
-        """The method's, whether it is FedVL's or a file of one's own."""
+        """Name of the method, packaged or from a file."""
         return Path(self.experiment.method.name).stem
 
     @property
     def class_names(self) -> list[str]:
-        """The names that the run itself was asked about."""
+        """Class names that the run was tested with."""
         return list(self.result["class_names"])
 
     @property
@@ -127,14 +128,14 @@ class TrainedModel:
     def user(
         self, names: Sequence[str] | None = None, templates: Sequence[str] | None = None, client: int | None = None
     ) -> User:
-        """A new user who asks about these names (the run's own if none); ``client``: with that client's personal model."""
+        """Return a user of these names (the run's if none), or of a client's personal model."""
         names = list(names or self.class_names)
         if len(set(names)) < len(names):
             raise FedVLError("A class name is given twice; give each once.")
         if not all(name.strip() for name in names):
             raise FedVLError("A class name is empty; leave it out.")
         if any(name != name.encode(errors="replace").decode() for name in (*names, *(templates or []))):
-            raise FedVLError("A class name or template holds half a character (a lone surrogate); mend it.")
+            raise FedVLError("A class name or template has a lone surrogate (half a character); remove it.")
         if any("{}" not in template for template in templates or []):
             raise FedVLError("A template has {} where the class name goes, for example 'a photo of a {}.'.")
         if set(names) == set(self.class_names):
@@ -142,7 +143,7 @@ class TrainedModel:
         if not self.answers_new_classes and (names != self.class_names or templates):
             shown = ", ".join(self.class_names[:20]) + (", ..." if len(self.class_names) > 20 else "")
             raise FedVLError(
-                f"Method '{self.name}' knows only the classes that it was trained on ({shown}), in its own templates; "
+                f"Method '{self.name}' knows only the classes that it was trained on ({shown}), with its own templates; "
                 "leave out names and templates."
             )
         method = self._method(names, self.experiment.evaluation.protocol, templates)
@@ -152,11 +153,11 @@ class TrainedModel:
         return User(method, tensors, method.client_weights(self._last) if self._last else {})
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
-        """An image file as the encoder reads it; raises `BadImage`."""
+        """Return an image file as the encoder's input; raise `BadImage` if it cannot be used."""
         return self.encoder.preprocess(decode(image, name))
 
     def encode(self, pixels: Sequence[Tensor]) -> list[Tensors | BadImage]:
-        """The forms of each image that the method wants, and those that zero-shot does."""
+        """Return the inputs of each image for the method and for zero-shot."""
         if not pixels:
             return []
         embeddings = encode_images(self.encoder, "features", pixels).float().to(self.device)
@@ -185,13 +186,13 @@ class TrainedModel:
         return self._type(self._options, task)
 
     def _private(self, client: int) -> Tensors:
-        """Return what a client of a personal run trained for itself; only a simulated federation has it."""
+        """Return a client's private tensors of a personal run; only a simulation has them."""
         if self.experiment.evaluation.protocol != "personal":
             raise FedVLError("This run's clients have no model of their own; leave out the client.")
         owners = self.folder.state(self.device).private
         if client not in owners:
             known = ", ".join(map(str, owners)) or "none"
-            raise FedVLError(f"This run has kept nothing of client {client}'s own; it has that of: {known}.")
+            raise FedVLError(f"This run has no private tensors of client {client}; it has those of: {known}.")
         return owners[client]
 
     def _placed(self, tensors: Tensors) -> Tensors:
@@ -199,7 +200,7 @@ class TrainedModel:
 
 
 class Batch:
-    """Images that are predicted together, as the run's own evaluation would, and a line of JSON for each."""
+    """Images that are predicted together, as in the run's evaluation, with a line of JSON each."""
 
     def __init__(self, user: User, size: int, top: int) -> None:
         self.user, self.size, self.top = user, size, top
@@ -221,7 +222,7 @@ class Batch:
         self.lines, self._rows = [], []
         replies = self.user.ask([row for _, row in rows], self.top) if rows else []
         for (line, _), reply in zip(rows, replies, strict=True):
-            line |= reply.told()
+            line |= reply.as_json()
         return lines
 
 

@@ -100,7 +100,7 @@ def test_only_admitted_images_join_and_the_old_session_stays():
 
 
 def test_a_session_of_other_classes_is_refused():
-    with pytest.raises(FedVLError, match=r"remembers \(3, 3\), and the question is about \(2, 3\).*new session"):
+    with pytest.raises(FedVLError, match=r"has shape \(3, 3\), but the query has \(2, 3\).*new session"):
         prototypes.check(prototypes.begin(TEXTS), TEXTS[:2])
     with pytest.raises(FedVLError, match="new session"):
         prototypes.check({"something": TEXTS}, TEXTS)

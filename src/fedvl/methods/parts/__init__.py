@@ -1,1 +1,1 @@
-"""Parts that several methods are made of."""
+"""Parts that several methods share."""

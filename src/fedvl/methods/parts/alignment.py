@@ -1,4 +1,4 @@
-"""How far two sets of features lie apart, and how to train against telling them apart."""
+"""Distances between two sets of features, and gradient reversal."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ KERNELS, FACTOR = 5, 2.0
 
 
 def kernel_discrepancy(left: Tensor, right: Tensor, left_mask: Tensor) -> Tensor:
-    """MK-MMD (Long et al., 2015) with 5 Gaussian kernels exp(-d^2 / b), whose b are 1/4, 1/2, 1, 2 and 4 times the mean
-    squared distance between two different rows of both sets together:
+    """Return MK-MMD (Long et al., 2015) with 5 Gaussian kernels exp(-d^2 / b).
 
-    mean k(left, left) + mean k(right, right) - 2 mean k(left, right), summed over the kernels.
+    b is 1/4, 1/2, 1, 2 and 4 times the mean squared distance between two different rows of both
+    sets. Summed over kernels: mean k(left, left) + mean k(right, right) - 2 mean k(left, right).
     """
     rows = torch.cat([left, right])
     left_mask, right_mask = left_mask.to(left.dtype), torch.ones_like(right[:, 0])
@@ -30,11 +30,11 @@ def kernel_discrepancy(left: Tensor, right: Tensor, left_mask: Tensor) -> Tensor
 
 
 def reverse_gradient(x: Tensor, strength: Tensor) -> Tensor:
-    """x itself, with a gradient of -strength (Ganin and Lempitsky, 2015)."""
+    """Return x with a gradient of -strength (Ganin and Lempitsky, 2015)."""
     still = x.detach()
     return still - strength * (x - still)
 
 
 def domain_loss(left_scores: Tensor, right_scores: Tensor, left_mask: Tensor) -> Tensor:
-    """Logistic loss of telling left (score below 0) from right (above 0), both sides counting alike."""
+    """Return the logistic loss of left (score < 0) against right (> 0), equally weighted."""
     return (masked_mean(softplus(left_scores), left_mask) + softplus(-right_scores).mean()) / 2

@@ -1,7 +1,7 @@
-"""What methods on a frozen fused encoder share: its tokens, its answer to prompts, and the pooler and classifier on top.
+"""Tokens, prompts, pooler and classifier of the methods on a frozen fused encoder.
 
-Pooler and classifier are trained by the clients and averaged, weighted by their samples, as the released code of Fed-PRIME
-does: its slides call the classifier "updatable", and a test of one global model needs one. The pooler begins as the encoder's.
+Clients train pooler and classifier, averaged by samples as in Fed-PRIME's code: its slides call the
+classifier "updatable", and one global model needs one. The pooler starts as the encoder's.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -14,9 +14,9 @@ from fedvl.methods.base import Method
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
-ABSENT_IMAGE = 1.0  # every value of an image that is not there, after normalisation (missing-aware prompts)
-SPREAD = 0.02  # of the classifier before training, as in BERT
-SETTING: dict[str, dict[str, Any]] = {  # in which Fed-PRIME and its baselines are compared
+ABSENT_IMAGE = 1.0  # value of a missing image's pixels after normalisation (missing-aware prompts)
+SPREAD = 0.02  # standard deviation of the initial classifier, as in BERT
+SETTING: dict[str, dict[str, Any]] = {  # of the comparison of Fed-PRIME with its baselines
     "data": {"dataset": "emoji-mini", "partition": "iid", "clients": 20, "missing": "both:0.7"},
     "model": {"name": "fedvl-tiny-vilt"},
     "training": {"learning_rate": 0.05, "momentum": 0.0, "batch_size": 8},
@@ -26,7 +26,7 @@ RELEASED_STEPS = {"training": {**SETTING["training"], "batch_size": 64}, "federa
 
 
 class Seen(NamedTuple):
-    """Samples as the first layer sees them."""
+    """Embedded samples, the input of the first layer."""
 
     tokens: Tensor  # text, then image: n x T x width
     mask: Tensor  # n x T: False for padding
@@ -40,7 +40,7 @@ def embed(encoder: FusedEncoder, inputs: Tensors) -> Seen:
 
 
 def classifier_start(encoder: FusedEncoder, classes: int, generator: torch.Generator) -> Tensors:
-    """Pooler, and classifier: a layer of twice the width, LayerNorm, GELU, a layer of the classes."""
+    """Return pooler and classifier: layer of twice the width, LayerNorm, GELU, layer of classes."""
     width = encoder.width
     return {
         "pooler.weight": encoder.pooler.weight.detach().clone(),
@@ -55,7 +55,7 @@ def classifier_start(encoder: FusedEncoder, classes: int, generator: torch.Gener
 
 
 def read(encoder: FusedEncoder, tensors: Tensors, seen: Seen, prompts: Tensor, position: int) -> Tensor:
-    """prompts: layers x n x P x width, in front of the tokens -> the pooled state of one position, n x width.
+    """Return the pooled state (n x width) of a position after ``prompts`` (layers x n x P x width).
 
     The last layer computes that position alone.
     """
@@ -72,7 +72,7 @@ def classify(tensors: Tensors, state: Tensor) -> Tensor:
 
 
 class FusedMethod(Method):
-    """Base of the methods that put prompts into a fused encoder; a method says by ``represent`` how."""
+    """Base of the methods that put prompts into a fused encoder; ``represent`` says how."""
 
     inputs = ("tokens", "pixels", "present")
     scope = "row"
@@ -82,7 +82,7 @@ class FusedMethod(Method):
         return self.placed(classifier_start(self.task.fused, len(self.task.class_names), generator))
 
     def placed(self, tensors: Tensors) -> Tensors:
-        """Drawn on the processor, so that a GPU run sees the same numbers."""
+        """Move tensors to the device; they are drawn on the CPU, so that a GPU has the same."""
         return {name: tensor.to(self.task.fused.text_positions) for name, tensor in tensors.items()}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Of the softmax of each row, in nats."""
+    """Return the entropy of each row's softmax, in nats."""
     log_likelihood = torch.log_softmax(logits, dim=-1)
     return -(log_likelihood.exp() * log_likelihood).sum(-1)  # p log p by itself is NaN where p underflows
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over real rows; 0 for a batch of nothing but padding."""
+    """Return the mean over real rows; 0 for a batch of padding only."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
@@ -29,28 +29,28 @@ def cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 
 def candidate_loss(scores: Tensor, candidates: Tensor, mask: Tensor) -> Tensor:
-    """-log of the probability that the class is among the candidates (rows x classes, 0 or 1); with one, cross-entropy."""
+    """Return -log P(class among the candidates); candidates are 0 or 1, rows x classes."""
     hidden = torch.where(candidates > 0, 0.0, torch.finfo(scores.dtype).min)
     log_likelihood = torch.logsumexp(torch.log_softmax(scores, dim=-1) + hidden, dim=-1)
     return -masked_mean(log_likelihood, mask)
 
 
 def label_loss(scores: Tensor, batch: "Batch") -> Tensor:
-    """The loss of a batch's labels, or of its candidate sets where pseudo-labelling made such (``data.labels = "cpl"``)."""
+    """Return the loss of a batch's labels, or of its candidate sets (``data.labels = "cpl"``)."""
     if "candidates" in batch.inputs:
         return candidate_loss(scores, batch.inputs["candidates"], batch.mask)
     return cross_entropy(scores, batch.labels, batch.mask)
 
 
 def contrastive(images: Tensor, texts: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """CLIP's symmetric loss inside a batch: row i of ``images`` belongs to row i of ``texts``; the two directions averaged."""
+    """Return CLIP's loss, the mean of both directions; equal rows are the pairs."""
     scores = scale * normalize(images, dim=-1) @ normalize(texts, dim=-1).T
-    hidden = (1 - mask) * torch.finfo(scores.dtype).min  # padding is nobody's partner
+    hidden = (1 - mask) * torch.finfo(scores.dtype).min  # padding has no partner
     to_text = torch.log_softmax(scores + hidden, dim=1).diagonal()
     to_image = torch.log_softmax(scores.T + hidden, dim=1).diagonal()
     return -(masked_mean(to_text, mask) + masked_mean(to_image, mask)) / 2
 
 
 def squared_distance(tensors: Tensors, other: Tensors) -> Tensor:
-    """Sum over the names of ``other`` of the squared distance between the two."""
+    """Return the squared distance between both, summed over the names of ``other``."""
     return torch.stack([(tensors[name] - value).pow(2).sum() for name, value in other.items()]).sum()

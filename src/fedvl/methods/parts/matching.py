@@ -1,24 +1,26 @@
-"""Which prompts of different clients mean the same: probabilistic matching, as Fed-PRIME's server does it.
+"""Probabilistic matching of the prompts of different clients, as on Fed-PRIME's server.
 
-``align(pools, generator)``: every client brings some prompts (n x d, n its own); prompts that are noisy copies of one
-another end in one cluster, at most one of each client. The result's centroids are the clusters' means.
+``align(pools, generator)``: every client brings some prompts (n x d, n its own); noisy copies of
+one prompt end in one cluster, at most one per client. The result's centroids are the clusters'
+means.
 
-The model: a centroid m is used by a client with probability f(m), and what the client then has is drawn from N(m, sd(m)^2);
-f and sd are small networks with sigmoid outputs. Every prompt founds a centroid; 5 sweeps then give each client, by the
-Hungarian method, the distinct centroids that explain its prompts best, and fit centroids and networks to that. A prompt that
-no centroid of others explains better than the spread of all prompts does stays with its own; centroids without prompts go.
+The model: a client uses centroid m with probability f(m), and its prompt is drawn from N(m,
+sd(m)^2); f and sd are small networks with sigmoid outputs. Every prompt founds a centroid; 5 sweeps
+assign each client, by the Hungarian method, the distinct centroids that explain its prompts best,
+and fit centroids and networks to that. A prompt that no other centroid explains better than the
+spread of all prompts keeps its own; centroids without prompts are dropped.
 
-Three things differ from the sequential form of the public code (``benchmarks/alignment.py`` has it):
+Three differences from the sequential form of the public code (``benchmarks/alignment.py`` has it):
 
-- A prompt's distance to the centroid that it founded is 0, and there sd is about 0.5 whatever the prompts are: with values
-  near 0.2 noisy copies of a prompt never meet, with values near 0.02 even unrelated prompts do. Here prompts are
-  standardised, so that sd is a share of their spread, and a centroid that nobody else uses explains a prompt no better
-  than N(0, 1), the distribution of all prompts, does.
-- Given the assignment, the best centroid is the mean of its prompts: it is set to that, where Adam at 0.001 would leave it
-  near its founder. Adam moves the networks. A cluster of n counts n - 1 times for sd, or clusters of one would ask for 0.
-- Densities are computed once a sweep, for all clients, as matrix products; only who uses what goes from client to client.
+- A prompt's distance to the centroid it founded is 0, and sd is about 0.5 there: with values near
+  0.2 noisy copies never meet, with values near 0.02 even unrelated prompts do. Here prompts are
+  standardised, so that sd is a share of their spread, and a centroid that nobody else uses explains
+  a prompt no better than N(0, 1), the distribution of all prompts.
+- A centroid is set to the mean of its prompts, the optimum; Adam at 0.001 would leave it near its
+  founder. Adam trains the networks. A cluster of n counts n - 1 times for sd, else singles force 0.
+- Densities are matrix products, once per sweep; only the assignment goes client by client.
 
-Clients and prompts are first put in an order that depends on their values alone, so that permuting either changes nothing.
+Clients and prompts are ordered by their values first, so that permuting either changes nothing.
 """
 
 import math
@@ -34,18 +36,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from fedvl.methods.parts.adapters import linear_layer
 
-SWEEPS, STEPS, RATE = 5, 5, 1e-3  # reassignments; steps of the networks between two of them; Adam's rate
+SWEEPS, STEPS, RATE = 5, 5, 1e-3  # reassignments; network steps between two of them; Adam's rate
 HIDDEN = 128
 
 
 class Alignment(NamedTuple):
     centroids: Tensor  # clusters x d
-    sizes: Tensor  # how many clients' prompts each stands for
-    clusters: list[Tensor]  # for each client, the cluster of each of its prompts
+    sizes: Tensor  # how many clients' prompts are in each
+    clusters: list[Tensor]  # per client, the cluster of each of its prompts
 
 
 class Network:
-    """One hidden layer, trained by Adam."""
+    """A network with one hidden layer, trained by Adam."""
 
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
         drawn = *linear_layer(inputs, HIDDEN, generator), *linear_layer(HIDDEN, outputs, generator)
@@ -70,14 +72,14 @@ class Network:
 
 
 def align(pools: Sequence[Tensor], generator: torch.Generator) -> Alignment:
-    """pools: each client's prompts, n x d; a client may have none, but not all of them."""
+    """Align ``pools``: each client's prompts, n x d; a client may have none, but not all."""
     order = canonical_order(pools)
     rows = torch.cat([pools[client][own].cpu().float() for client, own in order])
     blocks = torch.split(torch.arange(len(rows)), [len(own) for _, own in order])
     centred = rows - rows.mean(0)
     x = centred / centred.pow(2).mean().sqrt().clamp(min=1e-12)
     spread, popularity = Network(x.shape[1], x.shape[1], generator), Network(x.shape[1], 1, generator)
-    assigned, centroids = torch.full((len(x),), -1), x  # nobody uses anything yet
+    assigned, centroids = torch.full((len(x),), -1), x  # none is used yet
     for sweep in range(SWEEPS):
         if sweep:
             centroids = fit(x, assigned, len(blocks), spread, popularity)
@@ -93,14 +95,14 @@ def align(pools: Sequence[Tensor], generator: torch.Generator) -> Alignment:
 
 
 def canonical_order(pools: Sequence[Tensor]) -> list[tuple[int, list[int]]]:
-    """Clients that have prompts, with the order of their prompts, both sorted by the prompts' values."""
+    """Return the clients with prompts and the order of their prompts, both sorted by value."""
     values = [pool.tolist() for pool in pools]
     order = [(client, sorted(range(len(own)), key=own.__getitem__)) for client, own in enumerate(values) if own]
     return sorted(order, key=lambda item: [values[item[0]][row] for row in item[1]])
 
 
 def fit(x: Tensor, assigned: Tensor, clients: int, spread: Network, popularity: Network) -> Tensor:
-    """Centroids at the means of their prompts (one without prompts: at its founder), and some steps of the networks."""
+    """Set centroids to their prompts' means (unused: to the founder), and train the networks."""
     users = torch.bincount(assigned, minlength=len(x)).float()
     means = torch.zeros_like(x).index_add(0, assigned, x) / users.clamp(min=1)[:, None]
     scatter = torch.zeros_like(x).index_add(0, assigned, (x - means[assigned]).pow(2))
@@ -116,15 +118,15 @@ def fit(x: Tensor, assigned: Tensor, clients: int, spread: Network, popularity: 
 
 
 def log_density(x: Tensor, centroids: Tensor, log_sd: Tensor) -> Tensor:
-    """log N(row; centroid, diag sd^2), rows x centroids, without the constant: the square multiplied out."""
+    """Return log N(row; centroid, diag sd^2), rows x centroids, without the constant."""
     precision, centroids = torch.exp(-2 * log_sd.double()), centroids.double()
     cross, squares = x.double() @ (centroids * precision).T, x.double().pow(2) @ precision.T
     return cross - squares / 2 - (centroids.pow(2) * precision).sum(1) / 2 - log_sd.double().sum(1)
 
 
 def reassign(x: Tensor, benefit: Tensor, log_odds: Tensor, blocks: Sequence[Tensor], assigned: Tensor) -> Tensor:
-    """Each client in turn takes the distinct centroids that serve it best, given who uses what."""
-    alone = (log_odds - x.double().pow(2).sum(1) / 2).numpy()  # log N(x; 0, 1): as all prompts are spread
+    """Assign each client in turn the distinct centroids that fit it best, given the others'."""
+    alone = (log_odds - x.double().pow(2).sum(1) / 2).numpy()  # log N(x; 0, 1), the distribution of all prompts
     benefits = benefit.numpy()
     result: NDArray[np.int64] = assigned.numpy().copy()
     users = np.bincount(result[result >= 0], minlength=len(x))

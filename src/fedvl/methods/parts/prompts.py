@@ -1,12 +1,13 @@
-"""Class texts with a learned context: what the text tower makes of "[context] NAME." for every class.
+"""Class texts with a learned context: the text features of "[context] NAME." for every class.
 
-``texts = ClassTexts(encoder, class_names, context=16)``; ``texts.start(generator)`` draws a context (16 x width),
-``texts.features(context)`` gives unit vectors (classes x d) and ``texts.scores(context, images)`` scaled cosines (rows x
-classes), for one client; batching over clients is the engine's affair.
+``texts = ClassTexts(encoder, class_names, context=16)``; ``texts.start(generator)`` draws a context
+(16 x width), ``texts.features(context)`` returns unit vectors (classes x d),
+``texts.scores(context, images)`` scaled cosines (rows x classes), for one client; the engine
+batches over clients.
 
-The tower is causal, so that the start token and the context look the same whatever name follows: they run once, and only
-the names' own tokens run for every class. With 16 context tokens and short names these are a fifth of all tokens.
-Long lists run in chunks, each cut to its own longest name and computed again in the backward pass, so that
+The tower is causal, so start token and context do not depend on the name: they run once, and only
+the names' tokens run for every class: a fifth of all, for 16 context tokens and short names. Long
+lists run in chunks, each cut to its longest name and recomputed in the backward pass, so that
 memory grows with the number of classes by their features alone.
 """
 
@@ -22,15 +23,15 @@ from fedvl.errors import FedVLError
 from fedvl.models.clip import DualEncoder
 from fedvl.models.transformer import Block, take_rows
 
-SPREAD = 0.02  # of a context before training (CoOp)
+SPREAD = 0.02  # standard deviation of a context before training (CoOp)
 CLASSES_AT_ONCE = 100
 
 
 class Chunk(NamedTuple):
-    """Some of the names, of like length."""
+    """Names of similar length."""
 
     words: Tensor  # embedded tokens without the start token, n x T x width
-    ends: Tensor  # where each name's end token stands among them
+    ends: Tensor  # index of each name's end token
 
 
 class ClassTexts:
@@ -42,7 +43,7 @@ class ClassTexts:
         at_once: int = CLASSES_AT_ONCE,
         words: str = "",
     ) -> None:
-        """A context of so many tokens, or one that begins as ``words`` and is as long as they are."""
+        """Prepare a context of so many tokens, or one that starts as ``words``."""
         device = encoder.positional_embedding.device
         tokens = encoder.tokenise([f"{name}." for name in class_names]).to(device)
         end = int(encoder.tokenise([""])[0, -1])
@@ -61,14 +62,14 @@ class ClassTexts:
             ]
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """A context before training: context x width, the words or N(0, 0.02)."""
+        """Draw a context (context x width) from N(0, 0.02), or return the words."""
         if len(self.words):
             return self.words.clone()
         drawn = torch.randn(self.context, self.encoder.text_width, generator=generator)
         return SPREAD * drawn.to(self.first.device)
 
     def features(self, context: Tensor) -> Tensor:
-        """context: P x width, shared by all classes -> the class texts as unit vectors, classes x d."""
+        """Return unit class texts (classes x d) with a ``context`` (P x width) for all classes."""
         prefix = self.read_prefix(context)
         if len(self.chunks) == 1:
             found = self.read_words(self.chunks[0], *prefix)
@@ -77,13 +78,13 @@ class ClassTexts:
         return normalize(found[self.places].to(context.dtype), dim=-1)
 
     def scores(self, context: Tensor, images: Tensor) -> Tensor:
-        """scale cos(image, class text) for unit ``images``: rows x classes."""
+        """Return scale cos(image, class text) for unit ``images``: rows x classes."""
         texts = self.features(context)
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
             return self.encoder.logit_scale * images @ texts.T
 
     def read_prefix(self, context: Tensor) -> list[Tensor]:
-        """Keys and values (heads x (1 + P) x head width) of the start token and the context, layer by layer."""
+        """Return keys and values (heads x (1 + P) x head width) of start and context, by layer."""
         x = torch.cat([self.first, context])
         x = x + self.encoder.positional_embedding[: len(x)]
         visible = causal(len(x), x.device)
@@ -93,11 +94,11 @@ class ClassTexts:
             query, key, value = project(block, x)
             kept += [key, value]
             shares = (query @ key.mT).masked_fill(~visible, float("-inf")).softmax(-1)
-            x = leave(block, x, shares @ value)
+            x = finish_block(block, x, shares @ value)
         return [*kept, *project(last, x)[1:]]
 
     def read_words(self, chunk: Chunk, *prefix: Tensor) -> Tensor:
-        """The text embeddings of a chunk of names that stand behind the prefix, n x d."""
+        """Return the text embeddings (n x d) of a chunk of names behind the prefix."""
         length, before = chunk.words.shape[1], prefix[0].shape[-2]
         x = chunk.words + self.encoder.positional_embedding[before : before + length]
         visible = causal(length, x.device)
@@ -113,7 +114,7 @@ class ClassTexts:
             to_words = (query @ key.mT).masked_fill(~visible, float("-inf"))
             shares = torch.cat([to_prefix, to_words], -1).softmax(-1)
             mixed = torch.einsum("nhtp,hpd->nhtd", shares[..., :before], prefix[2 * layer + 1])
-            x = leave(block, x, mixed + shares[..., before:] @ value)
+            x = finish_block(block, x, mixed + shares[..., before:] @ value)
         embedded: Tensor = self.encoder.ln_final(x)[:, 0] @ self.encoder.text_projection
         return embedded
 
@@ -139,7 +140,7 @@ def causal(length: int, device: torch.device) -> Tensor:
 
 
 def project(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """... x T x width -> queries (scaled), keys and values, ... x heads x T x head width."""
+    """Return scaled queries, keys, values (... x heads x T x head width) of x (... x T x width)."""
     attention = block.attn
     projected = linear(block.ln_1(x), attention.in_proj_weight, attention.in_proj_bias)
     parts = projected.reshape(*x.shape[:-1], 3, attention.heads, -1).movedim(-3, 0).transpose(-3, -2)
@@ -147,17 +148,17 @@ def project(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return query * query.shape[-1] ** -0.5, key, value
 
 
-def leave(block: Block, x: Tensor, mixed: Tensor) -> Tensor:
-    """The rest of a block once attention has mixed the values (... x heads x T x head width)."""
+def finish_block(block: Block, x: Tensor, mixed: Tensor) -> Tensor:
+    """Return a block's output for attention's mixed values (... x heads x T x head width)."""
     x = x + block.attn.out_proj(mixed.transpose(-3, -2).flatten(-2))
     out: Tensor = x + block.mlp(block.ln_2(x))
     return out
 
 
 class Recomputed(torch.autograd.Function):
-    """A function whose inner values are computed again in the backward pass instead of being kept for it.
+    """A function whose inner values are recomputed in the backward pass instead of being kept.
 
-    ``torch.utils.checkpoint`` does the same by hooks, which know nothing of vmap; this has a rule for it.
+    ``torch.utils.checkpoint`` works by hooks, which do not support vmap; this has a rule for it.
     """
 
     generate_vmap_rule = True

@@ -1,17 +1,18 @@
-"""Labels out of a model's own predictions, for data that has none: which images get one, and which.
+"""Pseudo-labels from a model's predictions: which images get one, and which.
 
-A labeller reads one client's table of class probabilities (images x classes) and says the class of each image, or -1 for
-an image that is not to be trained on. Any method can be given such labels (``data.labels``); FedPP makes its own anew
-while it trains.
+A labeller reads one client's class probabilities (images x classes) and returns the class of each
+image, or -1 for one that is not trained on. Any method can use them (``data.labels``); FedPP renews
+its own in training.
 
 - ``zero-shot``: the likeliest class of every image.
 - ``upl`` (Huang et al., 2022): of the images whose likeliest class is c, the ``shots`` surest.
-- ``fpl`` (Menghini et al., 2023): ``shots`` images for *every* class; an image that finds its class full goes to the next
-  likeliest. The released boards depend on the order of images and lose those they displace; if these try on instead, the
-  order no longer matters, and the result is the greedy choice of pairs by their probability.
-- ``cpl`` (Zhang et al., 2024): sets of candidate classes, then boards as for ``fpl``. An image's label is its board.
-- ``cps`` (FedPP): clients count the classes of their reliable images, and the totals say how many each may label, so that
-  all classes are learned alike and nobody labels a class that it hardly has.
+- ``fpl`` (Menghini et al., 2023): ``shots`` images for *every* class; if its class is full, an
+  image goes to the next likeliest. The released boards depend on the order of images and lose
+  displaced ones; here these try the next class: the greedy choice of pairs by probability, in any
+  order.
+- ``cpl`` (Zhang et al., 2024): candidate sets, then boards as for ``fpl``, which give the labels.
+- ``cps`` (FedPP): clients count the classes of their reliable images, and the totals say how many
+  each may label: all classes are learned equally, and no client labels a class it hardly has.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ ROWS_AT_ONCE = 65536
 
 
 class Labelled(NamedTuple):
-    labels: Tensor  # one for each image; -1: not to be trained on
+    labels: Tensor  # one per image; -1: not trained on
     candidates: Tensor | None = None  # images x classes, 0 or 1, where there may be several
 
 
@@ -48,7 +49,7 @@ def fpl(table: Tensor, shots: int) -> Labelled:
 
 
 def cpl(table: Tensor, shots: int) -> Labelled:
-    """Classes that are likely for the image (intra) and for which the image is among the likeliest (inter)."""
+    """Take the classes likely for an image (intra) whose likeliest images include it (inter)."""
     threshold = torch.quantile(table.max(-1).values, INTRA_QUANTILE)
     ordered, classes = table.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
@@ -63,7 +64,7 @@ LABELLERS = {"zero-shot": zero_shot, "upl": upl, "fpl": fpl, "cpl": cpl}
 
 
 def rank_within(classes: Tensor, values: Tensor) -> Tensor:
-    """The place of each row among those of its class, the largest value first (0); the first of equals wins."""
+    """Return each row's rank in its class, the largest value first (0); first of equals wins."""
     order = values.argsort(descending=True, stable=True)
     order = order[classes[order].argsort(stable=True)]
     in_order = classes[order].contiguous()
@@ -72,10 +73,10 @@ def rank_within(classes: Tensor, values: Tensor) -> Tensor:
 
 
 def boards(table: Tensor, size: int) -> Tensor:
-    """Each image on at most one class's board of ``size`` places, which go to the likeliest; -infinity is never placed.
+    """Place each image on at most one class's board of ``size`` places; -infinity is never placed.
 
-    Images ask for a place in the order of their likeliest classes and are displaced by likelier ones (deferred
-    acceptance); since both sides go by one table, this is the greedy choice among all pairs.
+    Images request their classes in order of likelihood and are displaced by likelier ones (deferred
+    acceptance); since both sides rank by one table, this is the greedy choice among all pairs.
     """
     images, classes = table.shape
     preferred = table.argsort(dim=-1, descending=True, stable=True)
@@ -94,7 +95,7 @@ def boards(table: Tensor, size: int) -> Tensor:
 
 
 def reliable(table: Tensor, filters: Filters = "both") -> Tensor:
-    """Which images are surer than the client's median and of less entropy than its median (eq. 2)."""
+    """Return which images are surer and of less entropy than the client's median (eq. 2)."""
     confidence, entropy = table.max(-1).values, torch.special.entr(table).sum(-1)
     kept = torch.ones_like(confidence, dtype=torch.bool)
     if filters in ("both", "confidence"):
@@ -109,10 +110,10 @@ def count_classes(labels: Tensor, classes: int) -> Tensor:
 
 
 def quota(mode: Quota, images: int, totals: Tensor, generation: int) -> int:
-    """M, the labels of each class over all clients. ``images`` is how many they hold, ``totals`` their reliable ones.
+    """Return M, the labels per class over all clients' ``images``; ``totals`` are reliable ones.
 
-    The paper says "one-quarter of the total data", which we read as a quarter shared out over the classes; its successor
-    FedCoPL takes the mean of the totals. ``generation`` counts the selections, from 0.
+    The paper says "one-quarter of the total data", which we divide by the number of classes; its
+    successor FedCoPL takes the mean of the totals. ``generation`` counts selections from 0.
     """
     if mode == "mean-reliable":
         return -(-int(totals.sum()) // len(totals))
@@ -121,21 +122,21 @@ def quota(mode: Quota, images: int, totals: Tensor, generation: int) -> int:
 
 
 def allocation(counts: Tensor, totals: Tensor, most: int, clients: int) -> Tensor:
-    """How many images of each class a client labels: the quota in proportion to its count, rounded up (eq. 3).
+    """Return a client's labels per class: the quota in proportion to its count, rounded up (eq. 3).
 
-    A class that nobody reports is shared out evenly, as FedCoPL does; eq. 3 has 0 / 0 there.
+    A class that no client reports is divided evenly, as in FedCoPL; eq. 3 has 0 / 0 there.
     """
     share = (counts * most + totals - 1) // totals.clamp(min=1)
     return torch.where(totals > 0, share, -(-most // clients))
 
 
 def pick(likeliest: Tensor, confidence: Tensor, allocated: Tensor) -> Tensor:
-    """The surest images of each class, as many as allocated, of those that are likeliest to be of it."""
+    """Label the surest images of each likeliest class, as many as allocated."""
     return torch.where(rank_within(likeliest, confidence) < allocated[likeliest], likeliest, -1)
 
 
 def cps(tables: Sequence[Tensor]) -> list[Labelled]:
-    """One cooperative selection among these clients."""
+    """Select labels once, cooperatively among these clients."""
     classes = tables[0].shape[1]
     counts = [count_classes(table.argmax(-1)[reliable(table)], classes) for table in tables]
     totals = torch.stack(counts).sum(0)
@@ -153,9 +154,9 @@ def cps(tables: Sequence[Tensor]) -> list[Labelled]:
 def relabelled(
     train: Samples, rows: Sequence[Tensor], features: Tensor, texts: Tensor, scale: float, scheme: Scheme, shots: int
 ) -> tuple[Samples, list[Tensor]]:
-    """Samples with the pseudo-labels that each client makes of its own zero-shot predictions, and the rows that got one.
+    """Return samples with each client's zero-shot pseudo-labels, and the rows that have one.
 
-    ``features`` and ``texts`` are unit vectors. Nothing here reads the labels that ``train`` came with.
+    ``features`` and ``texts`` are unit vectors. The labels of ``train`` are not read.
     """
     held = [client for client in rows if len(client)]
     tables = [probabilities(features[client], texts, scale) for client in held]
@@ -176,7 +177,7 @@ def probabilities(features: Tensor, texts: Tensor, scale: float) -> Tensor:
 
 
 def label_figures(labels: Sequence[Tensor], truths: Sequence[Tensor]) -> dict[str, Any]:
-    """How many labels are used and the percent of them that are true (None where no truth is known); FedPP's table 7."""
+    """Return the number of labels and the percentage true (None if unknown); FedPP's table 7."""
     label, truth = torch.cat(list(labels)), torch.cat(list(truths))
     used = label >= 0
     known = used & (truth >= 0)

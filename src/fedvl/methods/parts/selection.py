@@ -1,10 +1,12 @@
-"""Cooperative selection (FedPP, eq. 2 and 3): clients agree, through counts of classes, on which images to label.
+"""Cooperative selection (FedPP, eq. 2 and 3): clients agree through class counts what to label.
 
-A client counts the classes of its reliable images and the server sums the counts; the totals say how many images of each class
-every client labels, so that all classes are learned alike. Eq. 3 needs the totals only, so that a client can work out its own
-share and the server need not learn a client's counts (``summed``); otherwise it sees them and works the shares out itself.
+A client counts the classes of its reliable images and the server sums the counts; the totals say
+how many images of each class every client labels, so that all classes are learned equally. Eq. 3
+needs the totals only: a client can compute its share without showing its counts (``summed``);
+otherwise the server sees them and computes the shares.
 
-It is a :class:`~fedvl.methods.base.Consultation`: any method whose clients keep :meth:`Selection.join` may have it.
+A :class:`~fedvl.methods.base.Consultation` for any method whose clients keep
+:meth:`Selection.join`.
 """
 
 from collections.abc import Callable
@@ -26,8 +28,8 @@ class Selection(NamedTuple):
     classes: int
     clients: int
     interval: int  # Q: rounds between two selections
-    scheme: str = "cps"  # or one of pseudo_labels.LABELLERS, by which each client labels alone
-    shots: int = 16  # labels of each class and client, of such a one
+    scheme: str = "cps"  # or one of pseudo_labels.LABELLERS, with which each client labels alone
+    shots: int = 16  # labels per class and client of such a labeller
     filters: pseudo_labels.Filters = "both"
     quota: pseudo_labels.Quota = "quarter"
     summed: bool = True
@@ -46,7 +48,7 @@ class Selection(NamedTuple):
         return dict.fromkeys(("labels", "likeliest", "confidence"), Private(per_sample=True))
 
     def join(self, samples: Samples) -> Tensors:
-        """What a client keeps: no labels yet."""
+        """Return a client's private tensors, without labels yet."""
         nothing = torch.zeros_like(samples.labels)
         confidence, counts = nothing.to(torch.get_default_dtype()), nothing.new_zeros(self.classes)
         return {"labels": nothing - 1, "likeliest": nothing, "confidence": confidence, "counts": counts}
@@ -55,7 +57,7 @@ class Selection(NamedTuple):
         return round_index % self.interval == 0
 
     def report(self, round_index: int, tensors: Tensors, samples: Samples) -> tuple[Tensors, Tensors]:
-        """The classes of the client's reliable images (eq. 2), counted, and how many images it has."""
+        """Return the counts of the client's reliable images (eq. 2) and its number of images."""
         table = self.predict(round_index, tensors, samples.inputs)
         if self.scheme != "cps":
             return {}, {"labels": pseudo_labels.LABELLERS[self.scheme](table, self.shots).labels}
@@ -65,7 +67,7 @@ class Selection(NamedTuple):
         return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
 
     def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
-        """The totals and the quota M, or what eq. 3 makes of them for a client whose counts the server knows."""
+        """Return the totals and quota M, or a client's share (eq. 3) if its counts are known."""
         if self.scheme != "cps":
             return {}
         totals = total["counts"].long()

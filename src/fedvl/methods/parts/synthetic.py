@@ -1,8 +1,8 @@
-"""The class-balanced set that a server makes up before anyone trains (CacheFL eq. 2 and 3), as embeddings.
+"""The class-balanced synthetic set that a server builds before training (CacheFL, eq. 2 and 3).
 
-It comes from pictures of each class, which a text-to-image model wrote earlier or writes now, or, where there is no
-such model, from the class texts alone. The last is a stand-in: in CLIP-like models images lie off the texts (the
-"modality gap"), so that features drawn around a text are further from real images than generated pictures would be.
+It comes from images of each class, which a text-to-image model wrote earlier or writes now, or,
+without such a model, from the class texts. The latter is an approximation: in CLIP-like models
+images lie off the texts (the "modality gap"), so these features are further from real images.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from fedvl.errors import FedVLError
 from fedvl.files import write_whole
 from fedvl.seeding import torch_generator
 
-PIPELINE = "diffusers:"  # what a text-to-image model's folder or hub name is preceded by
+PIPELINE = "diffusers:"  # prefix of a text-to-image model's folder or hub name
 
 
 def features_around(texts: Tensor, shots: int, sigma: float, generator: torch.Generator) -> Tensor:
-    """``shots`` unit vectors around each unit text feature, class by class: unit(text + sigma * normal)."""
+    """Return ``shots`` vectors per unit text, class by class: unit(text + sigma * normal)."""
     centres = texts.repeat_interleave(shots, dim=0)
     normal = torch.randn(centres.shape, generator=generator).to(centres)
     return normalize(centres + sigma * normal, dim=-1)
@@ -39,10 +39,10 @@ def features_around(texts: Tensor, shots: int, sigma: float, generator: torch.Ge
 def features_of_pictures(
     source: Path, class_names: Sequence[str], shots: int, encoder: ImageEncoder, progress: Progress | None = None
 ) -> Tensor:
-    """Unit features of the first ``shots`` pictures of each class, class by class.
+    """Return unit features of the first ``shots`` images of each class, class by class.
 
-    ``source`` is a folder of class folders (or a parquet file or manifest with labels). A folder belongs to the class
-    of its name, however that is spelled; other folders are left alone.
+    ``source`` is a folder of class folders (or a parquet file or manifest with labels). A folder
+    matches a class name however that is spelled; other folders are ignored.
     """
     if not source.exists():
         raise FedVLError(
@@ -52,11 +52,11 @@ def features_of_pictures(
     rows = _rows_of_classes(table.labels, class_names)
     for name, found in zip(class_names, rows, strict=True):
         if not found:
-            raise FedVLError(f"The synthetic images in {source} lack the class '{name}'; add a folder of that name.")
+            raise FedVLError(f"The synthetic images in {source} have no class '{name}'; add a folder of that name.")
         if len(found) < shots:
             raise FedVLError(
                 f"The synthetic images in {source} have {len(found)} of class '{name}' where {shots} are needed; "
-                f"add some, or ask for fewer with --set method.cache_shots={len(found)}."
+                f"add some, or use fewer with --set method.cache_shots={len(found)}."
             )
     chosen = np.array([row for found in rows for row in found[:shots]], np.int64)
     split = Split(table.store, chosen, np.repeat(np.arange(len(rows)), shots))
@@ -68,7 +68,7 @@ def features_of_pictures(
 
 
 def _rows_of_classes(labels: Sequence[str], class_names: Sequence[str]) -> list[list[int]]:
-    """The rows of each class: those of its very name, or else of one that differs by case, spaces or punctuation."""
+    """Return each class's rows, by exact name or else without case, spaces and punctuation."""
     by_name: dict[str, list[int]] = {}
     by_key: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
@@ -80,7 +80,7 @@ def _rows_of_classes(labels: Sequence[str], class_names: Sequence[str]) -> list[
 
 
 def pictures_folder(model: str, prompt: str) -> Path:
-    """Where the pictures of a text-to-image model for a prompt are kept; delete it to have them made anew."""
+    """Return the cache folder of a model's images for a prompt; delete it to generate anew."""
     known = hashlib.sha256(f"{model}\0{prompt}".encode()).hexdigest()[:8]
     return default_cache_dir() / "synthetic" / f"{Path(model).name}-{known}"
 
@@ -93,10 +93,10 @@ def generate_pictures(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Path:
-    """Have a `diffusers` text-to-image pipeline write the pictures that are not there yet, and say where they all are.
+    """Generate the missing images with a `diffusers` pipeline, and return their folder.
 
-    Picture i of a class is drawn from a seed of its own, so that it is the same whatever else is asked for, and a run
-    that was stopped goes on where it was.
+    Image i of a class has a seed of its own, so that it does not depend on the others, and a
+    stopped run resumes.
     """
     folder = pictures_folder(model, prompt)
     wanted = [
@@ -123,7 +123,7 @@ def generate_pictures(
 
 
 def _folder_name(class_name: str) -> str:
-    """A class name as one folder's name, from which it can be told again."""
+    """Return a class name as a folder name from which it can be recovered."""
     return quote(class_name, safe=" ").replace(".", "%2E")
 
 

@@ -1,9 +1,9 @@
-"""Entropic optimal transport by scaling in the log domain (Cuturi, 2013; Benamou et al., 2015; FedOTP).
+"""Entropic optimal transport by log-domain scaling (Cuturi, 2013; Benamou et al., 2015; FedOTP).
 
-All plans minimise <T, cost> + epsilon <T, log T - 1> over the last two axes of ``cost`` (... x n x m) and differ in what is asked
-of their sums. The number of iterations is fixed, since a stop that depends on the data cannot be batched over clients; in the log
-domain no epsilon makes a plan underflow to NaN (for which the released FedOTP drops the batch). A plan carries no gradient: by
-the envelope theorem it is a constant in the gradient of the transport's value.
+All plans minimise <T, cost> + epsilon <T, log T - 1> over the last two axes of ``cost`` (... x n x
+m) and differ in their constraints. Iterations are fixed in number, as a stop that depends on data
+cannot be batched over clients; in the log domain no epsilon gives NaN (for which the released
+FedOTP drops the batch). By the envelope theorem a plan is a constant in the value's gradient.
 """
 
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 
 
 def balanced_plan(cost: Tensor, rows: Tensor, columns: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """Row sums ``rows`` (n) and column sums ``columns`` (m), which must have the same total."""
+    """Return the plan with row sums ``rows`` (n) and column sums ``columns`` (m); equal totals."""
     return _plan(cost, rows, columns, epsilon, iterations, bounded=False)
 
 
 def partial_plan(cost: Tensor, rows: Tensor, bounds: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """Row sums ``rows`` (n) and column sums of at most ``bounds`` (m), whose total must be no smaller than that of the rows.
+    """Return the plan with row sums ``rows`` (n) and column sums of at most ``bounds`` (m).
 
-    Dykstra's algorithm: a column over its bound is scaled down to it, any other keeps the factor 1 (FedOTP, algorithm 1).
+    The bounds must not total less than the rows. Dykstra's algorithm: a column over its bound is
+    scaled down to it, any other keeps the factor 1 (FedOTP, algorithm 1).
     """
     return _plan(cost, rows, bounds, epsilon, iterations, bounded=True)
 
