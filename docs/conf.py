@@ -18,7 +18,7 @@ version = release = __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "extension"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]
 nb_execution_mode = "force" if os.environ.get("FEDVL_EXECUTE") else "off"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.files import file_sha256
+from fedvl.files import file_sha256, write_whole
 from fedvl.run_folder import RunFolder, process_start, read_rounds
 from fedvl.settings import resolve_experiment
 from fedvl.tensors import load
@@ -176,8 +176,9 @@ def test_a_method_of_ones_own_is_copied_and_the_copy_is_used(tmp_path):
     mine.write_text("from fedvl.methods.linear import Linear\n\n\nclass Mine(Linear):\n    pass\n")
     with RunFolder.create(tmp_path / "run", resolve_experiment({"method": {"name": str(mine)}})):
         pass
-    mine.unlink()
-    experiment = RunFolder(tmp_path / "run").experiment
+    assert RunFolder(tmp_path / "run").experiment.method.name == str(tmp_path / "run" / "mine.py")
+    mine.unlink()  # now nothing says that the copy is the user's own
+    experiment = RunFolder(tmp_path / "run", trust_method=True).experiment
     assert experiment.method.name == str(tmp_path / "run" / "mine.py")
     assert experiment.method.sha256 == file_sha256(tmp_path / "run" / "mine.py")
 
@@ -420,3 +421,53 @@ def test_the_status_is_the_last_that_was_written_and_a_torn_one_is_none(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
     Path(tmp_path / "status.json").write_text('{"round"')
     assert folder.status == {}
+
+
+# --- folders from others
+
+
+LINKED = ["config.toml", "result.json", "examples.json", "federation.json", "metrics.jsonl", "journal", ".lock"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_in_a_run_folder_is_neither_read_nor_written_through(name, tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    folder.mkdir()
+    RunFolder(folder).describe(PLAIN)
+    (folder / "result.json").write_text(json.dumps({"method": "linear", "rounds": 1}))
+    (folder / name).unlink(missing_ok=True)
+    victim.mkdir() if name == "journal" else victim.write_text("precious")
+    (folder / name).symlink_to(victim)
+    run = RunFolder(folder)
+
+    def everything():
+        with run.lock():
+            run.append_round({"round": 1})
+            _ = run.experiment, run.result, run.examples, run.federation, run.rounds, run.state()
+
+    with pytest.raises(FedVLError, match="is a link, which a run folder does not have"):
+        everything()
+    assert list(victim.iterdir()) == [] if name == "journal" else victim.read_text() == "precious"
+
+
+def test_files_that_are_written_whole_do_not_go_through_a_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "page.html").symlink_to(victim)
+    write_whole(tmp_path / "page.html", b"new")
+    assert (victim.read_text(), (tmp_path / "page.html").read_text()) == ("precious", "new")
+    assert not (tmp_path / "page.html").is_symlink()
+
+
+def test_a_methods_file_in_a_folder_is_run_only_if_it_is_trusted(tmp_path):
+    """Tried on version 0.1: ``predict``, ``export`` and ``resume`` ran the code of a folder that somebody sent."""
+    folder, ran = tmp_path / "run", tmp_path / "ran"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')")
+    (folder / "config.toml").write_text('[method]\nname = "evil.py"\n')
+    with pytest.raises(FedVLError, match="is code that this run would execute; read it, then say --trust-method"):
+        _ = RunFolder(folder).experiment
+    assert not ran.exists()
+    with pytest.raises(FedVLError, match="defines 0 subclasses"):
+        _ = RunFolder(folder, trust_method=True).experiment
+    assert ran.exists()

@@ -12,8 +12,9 @@ from fedvl.errors import FedVLError
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file aside, sync it, rename it and sync its folder."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside.unlink(missing_ok=True)
     try:
-        with open(aside, "wb") as file:
+        with open(aside, "xb") as file:  # never through a link that somebody put there
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

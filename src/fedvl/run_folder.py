@@ -36,6 +36,13 @@ class RunFolder:
         self.path = path
         self.trust_method = trust_method  # run a method's file that lies in the folder
 
+    def file(self, name: str) -> Path:
+        """Return a file of the run; refuse a link, by which a folder from others could reach elsewhere."""
+        path = self.path / name
+        if path.is_symlink():
+            raise FedVLError(f"{path} is a link, which a run folder does not have; remove it.")
+        return path
+
     # --- create and lock
 
     @classmethod
@@ -63,12 +70,12 @@ class RunFolder:
         """Write the settings, and a copy of the method where it is the user's own file."""
         if experiment.method.name.endswith(".py"):
             shutil.copyfile(experiment.method.name, self.path / Path(experiment.method.name).name)
-        write_whole(self.path / "config.toml", experiment.to_toml().encode())
+        write_whole(self.file("config.toml"), experiment.to_toml().encode())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder against other processes; the lock ends with this one."""
-        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+        with open(self.file(".lock"), "a+", encoding="utf-8") as file:
             file.seek(0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +96,7 @@ class RunFolder:
     def at_work(self) -> bool:
         """Whether a process of this machine holds the run; asking takes no lock."""
         try:
-            process, _, started = (self.path / ".lock").read_text(encoding="utf-8").partition(" ")
+            process, _, started = self.file(".lock").read_text(encoding="utf-8").partition(" ")
             os.kill(int(process), 0)
         except PermissionError:  # somebody else's process
             return True
@@ -101,13 +108,13 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        return (self.path / "config.toml").is_file()
+        return self.file("config.toml").is_file()
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         if not self.exists:
             raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
-        return read_toml(self.path / "config.toml")
+        return read_toml(self.file("config.toml"))
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -122,7 +129,7 @@ class RunFolder:
 
     def _method_file(self, original: Path) -> Path:
         """Return the folder's copy of a method; refuse one that the user has not at its old place."""
-        copy = self.path / original.name
+        copy = self.file(original.name)
         known = original.is_file() and copy.is_file() and file_sha256(original) == file_sha256(copy)
         if not (self.trust_method or known):
             raise FedVLError(f"{copy} is code that this run would execute; read it, then say --trust-method.")
@@ -131,7 +138,7 @@ class RunFolder:
     @cached_property
     def federation(self) -> dict[str, str] | None:
         """Which federation runs it, where its clients are on other machines."""
-        found = read_json(self.path / "federation.json")
+        found = read_json(self.file("federation.json"))
         return dict(found) if found is not None else None
 
     # --- rounds
@@ -141,7 +148,7 @@ class RunFolder:
         from fedvl.federation.journal import Journal
         from fedvl.settings import resume_key
 
-        return Journal(self.path / "journal", resume_key(self.experiment))
+        return Journal(self.file("journal"), resume_key(self.experiment))
 
     def state(self, device: Any = "cpu") -> "State":
         """Return the tensors of the last round, with private ones of simulated clients."""
@@ -149,14 +156,14 @@ class RunFolder:
         from fedvl.federation.round import read_state
 
         rounds = self.result["rounds"]
-        return read_state(Journal(self.path / "journal").tensors(rounds) if rounds else {}, device)
+        return read_state(Journal(self.file("journal")).tensors(rounds) if rounds else {}, device)
 
     def write_rounds(self, records: Iterable[Record]) -> None:
         """Write the rounds as the journal has them; drop lines of uncommitted rounds."""
-        write_whole(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+        write_whole(self.file("metrics.jsonl"), "".join(json.dumps(record) + "\n" for record in records).encode())
 
     def append_round(self, record: Record) -> None:
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+        with open(self.file("metrics.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     @cached_property
@@ -169,17 +176,17 @@ class RunFolder:
 
     @cached_property
     def _rounds(self) -> tuple[list[Record], int]:
-        return read_rounds(self.path / "metrics.jsonl")
+        return read_rounds(self.file("metrics.jsonl"))
 
     # --- result
 
     @property
     def finished(self) -> bool:
-        return (self.path / "result.json").is_file()
+        return self.file("result.json").is_file()
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        path = self.path / "result.json"
+        path = self.file("result.json")
         result = read_json(path)
         if result is None and not self.exists:
             raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
@@ -192,7 +199,7 @@ class RunFolder:
     @cached_property
     def examples(self) -> dict[str, Any]:
         """Test images that training set right or wrong."""
-        found = read_json(self.path / "examples.json")
+        found = read_json(self.file("examples.json"))
         return found if isinstance(found, dict) else {}
 
     def finish(self, result: dict[str, Any], examples: dict[str, Any], shared: "Tensors", last: "ByClient") -> None:
@@ -200,15 +207,13 @@ class RunFolder:
         from fedvl.tensors import flatten, save
 
         if any(examples.values()):
-            write_whole(self.path / "examples.json", json.dumps(examples).encode())
+            write_whole(self.file("examples.json"), json.dumps(examples).encode())
         described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
-        files = {"model.safetensors": save(self.path / "model.safetensors", shared, described)}
+        files = {"model.safetensors": save(self.file("model.safetensors"), shared, described)}
         if last:
-            files["kept.safetensors"] = save(
-                self.path / "kept.safetensors", flatten(last), {"method": result["method"]}
-            )
+            files["kept.safetensors"] = save(self.file("kept.safetensors"), flatten(last), {"method": result["method"]})
         result["files_sha256"] = files
-        write_whole(self.path / "result.json", json.dumps(result).encode())
+        write_whole(self.file("result.json"), json.dumps(result).encode())
         self.result = result
 
     def tensors(self) -> "tuple[Tensors, ByClient]":
@@ -217,20 +222,20 @@ class RunFolder:
 
         if "files_sha256" not in self.result:
             raise FedVLError(f"The run in {self.path} was made by an older FedVL, without hashes; run it again.")
-        found = {name: load(self.path / name, sha256) for name, sha256 in self.result["files_sha256"].items()}
+        found = {name: load(self.file(name), sha256) for name, sha256 in self.result["files_sha256"].items()}
         return found["model.safetensors"], unflatten(found.get("kept.safetensors", {}))
 
     # --- status
 
     def write_status(self, status: dict[str, Any]) -> None:
-        aside = self.path / ".status.json.part"
+        aside = self.file(".status.json.part")
         aside.write_text(json.dumps(status), encoding="utf-8")
-        os.replace(aside, self.path / "status.json")
+        os.replace(aside, self.file("status.json"))
 
     @property
     def status(self) -> dict[str, Any]:
         try:
-            return dict(json.loads((self.path / "status.json").read_bytes()))
+            return dict(json.loads(self.file("status.json").read_bytes()))
         except (OSError, ValueError):
             return {}
 

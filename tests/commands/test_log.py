@@ -61,3 +61,17 @@ def test_log_wants_a_run_and_a_program(call: Any, run_folder: Path, tmp_path: Pa
         raise call("log", str(tmp_path)).exception
     with pytest.raises(FedVLError, match="--to is tensorboard or mlflow"):
         raise call("log", str(run_folder), "--to", "paper").exception
+
+
+@pytest.mark.parametrize("out", [".", "logs"])
+def test_only_event_files_of_its_own_are_replaced(out: str, call: Any, run_folder: Path, tmp_path: Path) -> None:
+    """Tried on version 0.1: ``fedvl log runs/one --out runs`` deleted the run."""
+    pytest.importorskip("tensorboard")
+    kept = tmp_path / out / "one" / "notes.txt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("mine")
+    for _ in range(2):
+        assert call("log", str(run_folder), "--to", "tensorboard", "--out", out).exit_code == 0
+    assert kept.read_text() == "mine"
+    assert (run_folder / "result.json").is_file()
+    assert len(list(kept.parent.glob("events.out.tfevents.*"))) == 1

@@ -144,7 +144,7 @@ def die_in_file(place: str, number: int) -> None:
 
     def opening(path: Path, mode: str, **options: Any) -> Any:
         nonlocal now
-        now = next(files) if mode == "wb" else now
+        now = next(files) if mode == "xb" else now
         return HalfWritten(path, mode) if (place, now) == (PLACES[0], number) else io.open(path, mode, **options)  # noqa: UP020
 
     def renaming(source: Any, target: Any) -> None:

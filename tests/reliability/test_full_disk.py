@@ -33,9 +33,13 @@ def no_files():
 
 def full_log(folder):
     """The log of rounds on a device that is always full."""
-    log = folder.parent / "metrics.jsonl"
-    log.unlink()
-    log.symlink_to("/dev/full")
+    from fedvl.run_folder import RunFolder
+
+    def append(self, record):
+        with open("/dev/full", "a") as log:
+            log.write("a round\n")
+
+    RunFolder.append_round = append  # type: ignore[method-assign]
 
 
 def read_only(*ignored):

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,9 @@ def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
 
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
-    aside = path.with_name(path.name + ".tmp")
     try:
         # A class name may contain a lone surrogate, which UTF-8 cannot encode.
-        aside.write_bytes(render(template, values).encode("utf-8", errors="replace"))
-        os.replace(aside, path)
+        write_whole(path, render(template, values).encode("utf-8", errors="replace"))
     except OSError as error:
         raise FedVLError(f"Cannot write {path}: {error.strerror}; choose another path with --out.") from error
     return path
