@@ -7,8 +7,7 @@
     result.predict("new-photos/", classes=["cat", "dog"])
 
 Keyword arguments are the flags of the command line (``per_round=5``) and settings as
-``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`, one sentence that says
-what to do.
+``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`: one sentence.
 """
 
 import difflib
@@ -248,7 +247,7 @@ def compare(
     quiet: Given = False,
     **settings: Any,
 ) -> Comparison:
-    """Compare methods over datasets, partitions and seeds; finished runs are not run again.
+    """Compare methods over datasets, partitions and seeds; reuse finished runs.
 
     ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with ``seeds``
     seeds, 3 by default. Further arguments are those of :func:`run`, for every run.

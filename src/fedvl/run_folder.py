@@ -37,7 +37,7 @@ class RunFolder:
         self.trust_method = trust_method  # run a method's file that lies in the folder
 
     def file(self, name: str) -> Path:
-        """Return a file of the run; refuse a link, by which a folder from others could reach elsewhere."""
+        """Return a file of the run; refuse a link, which could lead out of the folder."""
         path = self.path / name
         if path.is_symlink():
             raise FedVLError(f"{path} is a link, which a run folder does not have; remove it.")
@@ -128,7 +128,7 @@ class RunFolder:
         return resolve_experiment(settings)
 
     def _method_file(self, original: Path) -> Path:
-        """Return the folder's copy of a method; refuse one that the user has not at its old place."""
+        """Return the folder's copy of a method, if it is trusted or the user's own file."""
         copy = self.file(original.name)
         known = original.is_file() and copy.is_file() and file_sha256(original) == file_sha256(copy)
         if not (self.trust_method or known):

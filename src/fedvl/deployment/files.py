@@ -118,7 +118,7 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
 
 
 def refuse_method_file(settings: dict[str, Any]) -> None:
-    """Refuse a method that is a file, before anything loads it: a folder from others must not run code."""
+    """Refuse a method that is a file before it is loaded: folders from others run no code."""
     if str(settings.get("method", {}).get("name", "")).endswith(".py"):
         raise FedVLError(
             "A federation between machines runs methods that all parties have installed, never a file; "

@@ -116,7 +116,7 @@ class Party:
                 path.unlink()
 
     def _repeat(self, request: Header, before: dict[str, Any]) -> Message:
-        """Answer as before: two answers to one round, from tensors of a server's choice, give images away."""
+        """Answer as before: two answers to one round would give single images away."""
         told = {name: value for name, value in before.items() if name != "asked"}
         return write(request.model_copy(update=told), self._reply(request).with_suffix(".answer").read_bytes())
 

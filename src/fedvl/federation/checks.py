@@ -65,9 +65,9 @@ def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
 
 
 def foreign(received: Tensors, start: Tensors, roles: Roles) -> str | None:
-    """Return why a hand-out is not what the method declares, or None; ``start`` are its first tensors.
+    """Return why a hand-out is not what the method declares, or None.
 
-    A client would train, and send back, whatever a server names: so it takes the declared names alone.
+    A client trains and sends back what it is handed, so it takes declared tensors alone.
     """
     names = start.keys() | roles.given.keys()
     if received.keys() != names:

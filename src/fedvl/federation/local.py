@@ -108,7 +108,7 @@ class LocalEngine:
         return self.method.start(torch_generator(self.seed, "start"))
 
     def check_received(self, tensors: Tensors) -> None:
-        """Refuse what the method does not declare: a server could ask for private tensors by name."""
+        """Refuse what the method does not declare: a server could name private tensors."""
         if reason := foreign(tensors, self.start, self.method.role):
             raise FedVLError(f"What the server sent is refused: {reason}.")
 

@@ -1,4 +1,4 @@
-"""The one thread that uses the model, encoding the images of all sessions in shared batches."""
+"""Two threads of the model: one encodes images of all sessions in shared batches, one answers."""
 
 import logging
 import threading
@@ -36,10 +36,11 @@ class Worker:
         self.seconds = 0.0  # spent in encoding
         self._run, self._limit = run, pending_limit
         self._images: deque[Image] = deque()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fedvl-read")
+        # a thread of its own, so that what is encoded is answered while the next batch is encoded
+        self._answers = ThreadPoolExecutor(1, thread_name_prefix="fedvl-answer")
         self._thread = threading.Thread(target=self._work, name="fedvl-model", daemon=True)
         self._thread.start()
 
@@ -55,12 +56,8 @@ class Worker:
         return [image.encoded for image in taken]
 
     def call(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Run a function in the model's thread, before the next batch is encoded."""
-        future: Future[Any] = Future()
-        with self._changed:
-            self._calls.append((function, future))
-            self._changed.notify()
-        return future
+        """Run a function of the model; one at a time, in order."""
+        return self._answers.submit(function)
 
     def stop(self) -> None:
         with self._changed:
@@ -68,19 +65,17 @@ class Worker:
             self._changed.notify()
         self._thread.join()
         self._readers.shutdown(cancel_futures=True)
+        self._answers.shutdown(cancel_futures=True)
 
     def _work(self) -> None:
         reading: list[tuple[Image, Future[Any]]] = []  # decoded while the previous batch is encoded
         while True:
             with self._changed:
-                while not (self._stopped or self._calls or self._images or reading):
+                while not (self._stopped or self._images or reading):
                     self._changed.wait()
                 if self._stopped:
                     return
-                calls = [self._calls.popleft() for _ in range(len(self._calls))]
                 taken = [self._images.popleft() for _ in range(min(BATCH, len(self._images)))]
-            for function, future in calls:
-                settle(future, function)
             ahead = [(image, self._readers.submit(self._run.read, image.data)) for image in taken]
             if reading:
                 self._encode(reading)
