@@ -249,8 +249,8 @@ def compare(
 ) -> Comparison:
     """Compare methods over datasets, partitions and seeds; reuse finished runs.
 
-    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with ``seeds``
-    seeds, 3 by default. Further arguments are those of :func:`run`, for every run.
+    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with
+    ``seeds`` seeds, 3 by default. Further arguments are those of :func:`run`, for every run.
     """
     from fedvl.compare.grid import Variant, read_grid
     from fedvl.compare.run import flags_grid, perform_grid, summarise
