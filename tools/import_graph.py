@@ -269,7 +269,8 @@ def arrange(rows: list[list[Node]], paths: Sequence[Sequence[Node]]) -> dict[Nod
     place = {node: 300.0 for row in rows for node in row}
     for sweep in range(600):
         for row in rows if sweep % 2 else reversed(rows):
-            spread(row, [fmean([place[other] for other in around[node]] or [place[node]]) for node in row], place)
+            middle = [place[node] for node in row]  # of what has no arrow of its own
+            spread(row, [fmean([place[other] for other in around[node]] or middle) for node in row], place)
     left = min(place[node] - half(node) for node in place) - TITLES
     return {node: x - left for node, x in place.items()}
 
