@@ -1,8 +1,7 @@
 """Everything that a run needs before its first round, in five steps.
 
-open the dataset and the model -> encode the images -> assign rows to clients and queries -> make
-the method -> take the samples to train on and to test with. A server has only a test, and a party
-may have only training images: ``splits`` says which are here.
+Open the dataset and the model, encode the images, assign rows to clients and queries, make the
+method, take the samples to train on and to test with. ``splits`` are those on this machine.
 """
 
 import time
@@ -22,20 +21,19 @@ from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.partition import few_shot
-from fedvl.data.protocols import PROTOCOLS, Deal, Labels, number_domains, only_test, renumbered
+from fedvl.data.protocols import PROTOCOLS, Assignment, Labels, number_domains, only_test, renumbered
 from fedvl.data.stores import Dataset
 from fedvl.display import Display
-from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import check_labels, check_model
+from fedvl.requirements import check_classes, check_labels, check_model
 from fedvl.tensors import pick_device
 
 Integers = NDArray[np.int64]
-MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
+SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True)
@@ -107,34 +105,26 @@ class Encoded(NamedTuple):
 
 
 def prepare(
-    experiment: Experiment,
-    display: Display,
-    opener: Opener = OPEN_ANEW,
-    splits: Sequence[str] = ("train", "test"),
+    experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW, splits: Sequence[str] = SPLITS
 ) -> Prepared:
     """Prepare a run from its description."""
     began = time.perf_counter()
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, splits, display)
     encode_seconds = time.perf_counter() - began
-    deal = assign(sources, encoded, experiment)
-    test = take_test(sources, encoded, deal, experiment)
-    method, queried = make_methods(sources, encoded, deal, experiment, display)
-    reads = encoded.read
+    assignment = assign(sources, encoded, experiment)
+    test = take_test(sources, encoded, assignment, experiment)
+    method, queried = make_methods(sources, encoded, assignment, experiment, display)
     return Prepared(
         experiment=experiment,
         method=method,
         queried=queried,
-        training=take_training(sources, encoded, deal, experiment, method),
+        training=take_training(sources, encoded, assignment, experiment, method),
         test=test,
         class_names=list(sources.dataset.class_names),
         templates=list(sources.dataset.templates.get(experiment.data.templates, ())),
-        skipped=[
-            {"image": image, "reason": reason, "split": name}
-            for name, read in reads.items()
-            for image, reason in read.bad
-        ],
-        notes=[*sources.dataset.notes, *(note for read in reads.values() for note in read.notes)],
+        skipped=[{"image": i, "reason": r, "split": name} for name, read in encoded.read.items() for i, r in read.bad],
+        notes=[*sources.dataset.notes, *(note for read in encoded.read.values() for note in read.notes)],
         encode_seconds=encode_seconds,
     )
 
@@ -145,10 +135,7 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
     method = load_method(experiment.method.name)
     data = experiment.data
     dataset = opener.dataset(data.dataset, Path(data.root) if data.root else None)
-    if len(dataset.class_names) > MOST_CLASSES:
-        raise FedVLError(
-            f"'{dataset.name}' has {len(dataset.class_names):,} classes, more than {MOST_CLASSES:,}; leave some of them out."
-        )
+    check_classes(dataset)
     options = method.options_type.model_validate(experiment.method.options)
     inputs = [form for form in method.forms(options) if form != "present"]
     encoder = opener.model(experiment.model.name, device)
@@ -172,7 +159,7 @@ def encode(sources: Sources, experiment: Experiment, splits: Sequence[str], disp
     return found
 
 
-def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Deal:
+def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assignment:
     """Assign rows to clients and to queries, by the protocol."""
     domains = None
     if encoded.read.keys() >= {"train", "test"}:
@@ -185,12 +172,12 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Deal:
 
 
 def make_methods(
-    sources: Sources, encoded: Encoded, deal: Deal, experiment: Experiment, display: Display
+    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, display: Display
 ) -> tuple[Method, Method]:
     """Make the method for the trained classes, and for the queried ones."""
     target = None
-    if sources.method.uses_target and len(deal.validation):
-        rows = torch.from_numpy(deal.validation).to(sources.device)
+    if sources.method.uses_target and len(assignment.validation):
+        rows = torch.from_numpy(assignment.validation).to(sources.device)
         target = {form: tensor[rows] for form, tensor in encoded.read["test"].forms.items()}
     embeddings = embed_classes(sources.dataset, experiment.data.templates, sources.encoder, sources.device)
 
@@ -207,22 +194,24 @@ def make_methods(
         )
         return sources.method(sources.options, task)
 
-    return make(deal.trained_classes), make(deal.asked_classes)
+    return make(assignment.trained_classes), make(assignment.queried_classes)
 
 
-def take_training(sources: Sources, encoded: Encoded, deal: Deal, experiment: Experiment, method: Method) -> Training:
+def take_training(
+    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, method: Method
+) -> Training:
     """Take what clients train on: their rows, what is missing of them, and pseudo-labels."""
     device, data = sources.device, experiment.data
     labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)
-    counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in deal.clients])
-    rows = [torch.from_numpy(client).to(device) for client in deal.clients]
-    own = torch.from_numpy(renumbered(labels, deal.trained_classes)).to(device)
+    counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in assignment.clients])
+    rows = [torch.from_numpy(client).to(device) for client in assignment.clients]
+    own = torch.from_numpy(renumbered(labels, assignment.trained_classes)).to(device)
     if "train" not in encoded.read:
-        return Training(Samples({}, own), rows, own, counts, deal.note)
+        return Training(Samples({}, own), rows, own, counts, assignment.note)
     forms = encoded.read["train"].forms
     samples = Samples({form: forms[form] for form in sources.inputs}, own)
     if isinstance(sources.encoder, FusedEncoder):
-        groups = deal.clients if data.missing_by == "client" else None
+        groups = assignment.clients if data.missing_by == "client" else None
         inputs = without_modalities(samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups)
         samples = Samples(inputs, own)
     if data.labels != "true":
@@ -230,18 +219,18 @@ def take_training(sources: Sources, encoded: Encoded, deal: Deal, experiment: Ex
         samples, rows = relabelled(samples, rows, forms["features"], texts, scale, data.labels, data.pseudo_shots)
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
-    return Training(samples, rows, own, counts, deal.note)
+    return Training(samples, rows, own, counts, assignment.note)
 
 
-def take_test(sources: Sources, encoded: Encoded, deal: Deal, experiment: Experiment) -> Test:
+def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment) -> Test:
     """Take what is queried, and the same under each condition of missing modalities."""
     device = sources.device
-    own = torch.from_numpy(renumbered(encoded.labels_of("test"), deal.asked_classes)).to(device)
+    own = torch.from_numpy(renumbered(encoded.labels_of("test"), assignment.queried_classes)).to(device)
     if "test" not in encoded.read:
-        return Test(Samples({}, own), no_image, [], {})
+        return Test(Samples({}, own), dict[int, Image.Image]().__getitem__, [], {})  # no row has an image
     read = encoded.read["test"]
     everything = Samples({form: read.forms[form] for form in sources.wanted}, own)
-    samples, conditions = everything.take(torch.from_numpy(deal.asked).to(device)), dict[str, Samples]()
+    samples, conditions = everything.take(torch.from_numpy(assignment.queried).to(device)), dict[str, Samples]()
     if isinstance(sources.encoder, FusedEncoder):
         specs = conditions_of(experiment.data.missing)
         made = {
@@ -252,14 +241,10 @@ def take_test(sources: Sources, encoded: Encoded, deal: Deal, experiment: Experi
         }
         conditions = {name: made[spec] for name, spec in specs.items()}
         samples = conditions["as trained"]
-    split, images = sources.dataset.splits["test"], read.kept[deal.asked]
+    split, images = sources.dataset.splits["test"], read.kept[assignment.queried]
     return Test(
         samples,
         lambda row: split.read(int(images[row])),
-        [torch.from_numpy(part).to(device) for part in deal.parts],
+        [torch.from_numpy(part).to(device) for part in assignment.parts],
         conditions if experiment.evaluation.protocol == "missing" else {},
     )
-
-
-def no_image(row: int) -> Image.Image:
-    raise IndexError("there are no test images")

@@ -10,6 +10,16 @@ from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method
 
+MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
+
+
+def check_classes(dataset: Dataset) -> None:
+    """Refuse more classes than a result can count pairs of."""
+    if len(dataset.class_names) > MOST_CLASSES:
+        raise FedVLError(
+            f"'{dataset.name}' has {len(dataset.class_names):,} classes, more than {MOST_CLASSES:,}; leave some of them out."
+        )
+
 
 def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
     """Refuse a model of a kind that the method was not written for."""

@@ -1,4 +1,4 @@
-"""Who trains on what and what is asked: the closed and the open-vocabulary protocol."""
+"""Who trains on what and what is queried: the closed and the open-vocabulary protocol."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ def opened(seed=0, train=TRAIN, test=TEST, **data):
 
 
 def test_no_client_has_a_class_of_another_or_of_the_questions():
-    deal = opened()
-    owned = [set(TRAIN[rows].tolist()) for rows in deal.clients]
+    assignment = opened()
+    owned = [set(TRAIN[rows].tolist()) for rows in assignment.clients]
     assert [len(mine) for mine in owned] == [3, 3, 3]  # 12 // (3 + 1)
     together = set.union(*owned)
     assert len(together) == 9
-    assert sorted(together) == deal.trained_classes.tolist()
-    assert sorted({*range(CLASSES)} - together) == deal.asked_classes.tolist()
-    assert set(TEST[deal.asked].tolist()) == set(deal.asked_classes.tolist())
+    assert sorted(together) == assignment.trained_classes.tolist()
+    assert sorted({*range(CLASSES)} - together) == assignment.queried_classes.tolist()
+    assert set(TEST[assignment.queried].tolist()) == set(assignment.queried_classes.tolist())
 
 
 def test_a_client_has_few_images_of_each_class():
@@ -34,22 +34,22 @@ def test_a_client_has_few_images_of_each_class():
 
 
 def test_a_fifth_of_the_questions_is_for_validation():
-    deal = opened()
-    assert (len(deal.validation), len(deal.asked)) == (15, 60)  # of 3 x 25
-    everything = np.flatnonzero(np.isin(TEST, deal.asked_classes))
-    assert np.array_equal(np.sort(np.concatenate([deal.validation, deal.asked])), everything)
+    assignment = opened()
+    assert (len(assignment.validation), len(assignment.queried)) == (15, 60)  # of 3 x 25
+    everything = np.flatnonzero(np.isin(TEST, assignment.queried_classes))
+    assert np.array_equal(np.sort(np.concatenate([assignment.validation, assignment.queried])), everything)
 
 
 def test_questions_come_in_a_mixed_order_that_the_seed_fixes():
-    deal, again, other = opened(), opened(), opened(seed=1)
-    assert np.array_equal(deal.asked, again.asked)
-    assert not np.array_equal(deal.asked, np.sort(deal.asked))
-    assert not np.array_equal(deal.asked_classes, other.asked_classes)
+    assignment, again, other = opened(), opened(), opened(seed=1)
+    assert np.array_equal(assignment.queried, again.queried)
+    assert not np.array_equal(assignment.queried, np.sort(assignment.queried))
+    assert not np.array_equal(assignment.queried_classes, other.queried_classes)
 
 
 def test_a_client_without_images_stays_in_its_place():
-    deal = opened()
-    lost = TRAIN[deal.clients[1]]
+    assignment = opened()
+    lost = TRAIN[assignment.clients[1]]
     fewer = opened(train=TRAIN[~np.isin(TRAIN, lost)])
     assert [len(rows) for rows in fewer.clients] == [30, 0, 30]
 
@@ -64,15 +64,15 @@ def test_too_few_classes_or_no_question():
     with pytest.raises(FedVLError, match="12 clients and 12 classes; use between 1 and 11 clients"):
         opened(clients=12)
     with pytest.raises(FedVLError, match="No test image belongs to the classes held out for the queries"):
-        opened(test=TEST[~np.isin(TEST, opened().asked_classes)])
+        opened(test=TEST[~np.isin(TEST, opened().queried_classes)])
 
 
 def test_closed_asks_the_whole_test_about_all_classes():
-    deal = closed(Labels(TRAIN, TEST, CLASSES), DataConfig(clients=5, shots=8, partition="iid"), 0)
-    assert np.array_equal(deal.asked, np.arange(len(TEST)))
-    assert np.array_equal(deal.trained_classes, deal.asked_classes)
-    assert np.bincount(TRAIN[np.concatenate(deal.clients)]).tolist() == [8] * CLASSES
-    assert len(deal.validation) == 0
+    assignment = closed(Labels(TRAIN, TEST, CLASSES), DataConfig(clients=5, shots=8, partition="iid"), 0)
+    assert np.array_equal(assignment.queried, np.arange(len(TEST)))
+    assert np.array_equal(assignment.trained_classes, assignment.queried_classes)
+    assert np.bincount(TRAIN[np.concatenate(assignment.clients)]).tolist() == [8] * CLASSES
+    assert len(assignment.validation) == 0
 
 
 def test_by_domains_every_client_holds_and_asks_about_one_domain():
@@ -80,12 +80,12 @@ def test_by_domains_every_client_holds_and_asks_about_one_domain():
     domains = number_domains(["b"] * 20 + ["a"] * 10, ["b"] * 6 + ["a"] * 4)
     assert domains is not None
     data = DataConfig(clients=3, partition="domains")
-    deal = personal(Labels(train, test, 2, domains), data, 0)
-    assert sorted(np.concatenate(deal.clients)) == list(range(30))
+    assignment = personal(Labels(train, test, 2, domains), data, 0)
+    assert sorted(np.concatenate(assignment.clients)) == list(range(30))
     # Domains by name: "a" has the first two of three clients, "b" the last.
-    assert [set(domains.train[rows]) for rows in deal.clients] == [{0}, {0}, {1}]
-    assert [len(rows) for rows in deal.clients] == [5, 5, 20]
-    assert [set(domains.test[rows]) for rows in deal.parts] == [{0}, {0}, {1}]
+    assert [set(domains.train[rows]) for rows in assignment.clients] == [{0}, {0}, {1}]
+    assert [len(rows) for rows in assignment.clients] == [5, 5, 20]
+    assert [set(domains.test[rows]) for rows in assignment.parts] == [{0}, {0}, {1}]
 
 
 def test_domains_are_asked_for_where_there_are_none_or_too_few_clients():

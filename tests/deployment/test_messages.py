@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedvl.deployment.messages import MOST_HEADER_BYTES, decode, encode
+from fedvl.deployment.messages import MOST_HEADER_BYTES, pack_tensors, unpack_tensors
 from fedvl.errors import FedVLError
 
 TENSORS = {
@@ -35,7 +35,7 @@ def described(dtype="F32", shape=(1,), offsets=(0, 4)):
 def attempt(payload, limit=LIMIT):
     """The tensors or the reason; anything else that is raised fails the test."""
     try:
-        tensors = decode(payload, limit)
+        tensors = unpack_tensors(payload, limit)
     except FedVLError as error:
         return str(error)[:400]
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) <= len(payload)
@@ -44,7 +44,7 @@ def attempt(payload, limit=LIMIT):
 
 @pytest.mark.parametrize("tensors", [TENSORS, {}, {"ключ 🔑": torch.ones(1)}], ids=["several", "none", "any name"])
 def test_what_is_sent_arrives(tensors):
-    arrived = decode(encode(tensors), LIMIT)
+    arrived = unpack_tensors(pack_tensors(tensors), LIMIT)
     assert arrived.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert arrived[name].dtype == tensor.dtype
@@ -52,7 +52,7 @@ def test_what_is_sent_arrives(tensors):
 
 
 def test_the_same_tensors_are_the_same_bytes_in_any_order():
-    assert encode(TENSORS) == encode(dict(reversed(TENSORS.items())))
+    assert pack_tensors(TENSORS) == pack_tensors(dict(reversed(TENSORS.items())))
 
 
 REFUSED = {
@@ -135,7 +135,7 @@ def damaged(generator, payload):
 
 def test_ten_thousand_damaged_messages_are_tensors_or_our_own_error():
     """Without hypothesis, which would take a minute."""
-    generator, whole = random.Random(0), encode(TENSORS)
+    generator, whole = random.Random(0), pack_tensors(TENSORS)
     outcomes = Counter(type(attempt(damaged(generator, whole))) for _ in range(10_000))
     assert outcomes[str] > 5_000
     assert outcomes[dict] > 100  # damage to the data alone is for the checks, and for a hash where there is one
@@ -149,7 +149,7 @@ def test_a_header_full_of_empty_tensors_takes_bounded_memory():
     ).encode()
     assert MOST_HEADER_BYTES // 2 < len(header) <= MOST_HEADER_BYTES
     tracemalloc.start()
-    tensors = decode(payload_of(header), 2 * MOST_HEADER_BYTES)
+    tensors = unpack_tensors(payload_of(header), 2 * MOST_HEADER_BYTES)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(tensors) == MOST_HEADER_BYTES // 70

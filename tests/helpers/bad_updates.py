@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedvl.deployment.messages import decode, encode
+from fedvl.deployment.messages import pack_tensors, unpack_tensors
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal
 from fedvl.methods.base import Update
@@ -99,7 +99,7 @@ def bad_message(kind: str, update: Update) -> Message:
         tensors |= {} if sent is None else {name: sent}
     if kind == "extra key":
         tensors["backdoor"] = torch.ones(1)
-    payload = encode(tensors)
+    payload = pack_tensors(tensors)
     return Message(update.client, PAYLOADS[kind](payload) if kind in PAYLOADS else payload, weight)
 
 
@@ -108,11 +108,11 @@ def received(messages: Iterable[Message]) -> tuple[list[Update], list[Refusal]]:
     updates, refusals = [], []
     for message in messages:
         try:
-            updates.append(Update(message.client, decode(message.payload, LIMIT), message.weight))
+            updates.append(Update(message.client, unpack_tensors(message.payload, LIMIT), message.weight))
         except FedVLError as error:
             refusals.append(Refusal(message.client, str(error)))
     return updates, refusals
 
 
 def honest(tensors: Tensors, client: int, weight: float) -> Message:
-    return Message(client, encode(tensors), weight)
+    return Message(client, pack_tensors(tensors), weight)

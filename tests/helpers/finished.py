@@ -44,7 +44,7 @@ def asked_rows(result: dict[str, Any]) -> list[int]:
     dataset = open_dataset(experiment.data.dataset, None)
     train, test = (dataset.splits[name].labels for name in ("train", "test"))
     protocol = PROTOCOLS[experiment.evaluation.protocol]
-    return protocol(Labels(train, test, len(dataset.class_names)), experiment.data, experiment.seed).asked.tolist()
+    return protocol(Labels(train, test, len(dataset.class_names)), experiment.data, experiment.seed).queried.tolist()
 
 
 def png(row: int) -> bytes:

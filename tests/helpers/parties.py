@@ -3,7 +3,7 @@
 import json
 from functools import cache
 
-from fedvl.deployment.messages import Header, Message, decode, encode
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.party import Party
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.federation.local import LocalEngine
@@ -165,7 +165,7 @@ def with_payload(change):
 
 
 def tensors_changed(change):
-    return with_payload(lambda payload: encode(change(decode(payload, 2**28))))
+    return with_payload(lambda payload: pack_tensors(change(unpack_tensors(payload, 2**28))))
 
 
 def twice(message, party):

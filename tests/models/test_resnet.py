@@ -240,7 +240,7 @@ def test_clients_train_plain_resnets_batched() -> None:
 
     def loss(tensors: dict[str, Tensor], images: Tensor) -> Tensor:
         features, _ = resnet.forward(tensors, images, training=True)
-        return F.cross_entropy(resnet.classify(tensors, features), labels)
+        return F.cross_entropy(resnet.head_scores(tensors, features), labels)
 
     batched = vmap(grad(loss))(stacked, images)
     for client in range(2):

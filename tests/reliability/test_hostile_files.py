@@ -93,7 +93,7 @@ def as_tensors(content, folder):
 
 
 def as_message(content, folder):
-    messages.decode(content, 2**20)
+    messages.unpack_tensors(content, 2**20)
 
 
 def as_settings(content, folder):

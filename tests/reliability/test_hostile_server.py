@@ -19,7 +19,7 @@ if find_spec("flwr") is None:
 
 from helpers.parties import METHODS, local_federation, party_of, request
 
-from fedvl.deployment.messages import MOST_HEADER_CHARACTERS, Message, decode, encode, write
+from fedvl.deployment.messages import MOST_HEADER_CHARACTERS, Message, pack_tensors, unpack_tensors, write
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator
 from fedvl.tensors import digest
@@ -38,11 +38,11 @@ def start_of(party):
 
 def ask(party, tensors, **changes):
     header = {"round": 0, "client": CLIENT, **changes}
-    return party.answer(write(request(**header), encode(tensors)))
+    return party.answer(write(request(**header), pack_tensors(tensors)))
 
 
 def sent(reply):
-    return decode(reply.payload, LIMIT) if reply.payload else {}
+    return unpack_tensors(reply.payload, LIMIT) if reply.payload else {}
 
 
 def first_kind(method):

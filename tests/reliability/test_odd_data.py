@@ -12,8 +12,8 @@ from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.preparation import MOST_CLASSES
 from fedvl.report.page import write_report
+from fedvl.requirements import MOST_CLASSES
 from fedvl.settings import resolve_experiment
 
 OPENER = Opener(open_dataset, SMALL.model)

@@ -41,36 +41,38 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
 
 
 @dataclass(frozen=True)
-class Deal:
+class Assignment:
     """Rows and classes for training and for the test queries; classes are numbers."""
 
     clients: list[Integers]  # rows of the training split that each client holds
     trained_classes: Integers
-    asked: Integers  # rows of the test split, in the order of the queries
-    asked_classes: Integers
+    queried: Integers  # rows of the test split, in the order of the queries
+    queried_classes: Integers
     validation: Integers  # rows of the test split for choosing settings
     note: str
-    parts: list[Integers] = field(default_factory=list)  # rows of ``asked`` by client, if each has its own test images
+    parts: list[Integers] = field(
+        default_factory=list
+    )  # rows of ``queried`` by client, if each has its own test images
 
 
-def closed(labels: Labels, data: DataConfig, seed: int) -> Deal:
+def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Partition the training split among the clients and query the whole test split."""
     return _closed(labels, data, seed)[0]
 
 
-def personal(labels: Labels, data: DataConfig, seed: int) -> Deal:
+def personal(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Query each client's own test images, split by the draw that split the training images."""
-    deal, drawn = _closed(labels, data, seed)
-    return replace(deal, parts=partition_test(drawn, _partition_by(labels, data).test).clients)
+    assignment, drawn = _closed(labels, data, seed)
+    return replace(assignment, parts=partition_test(drawn, _partition_by(labels, data).test).clients)
 
 
-def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Deal, Partition]:
+def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Partition]:
     kept = _kept(labels, data, seed)
     drawn = partition(_partition_by(labels, data).train[kept], data.partition, data.clients, seed, data.minimum)
     everything = np.arange(labels.classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
-    return Deal(rows, everything, np.arange(len(labels.test)), everything, nothing, drawn.note), drawn
+    return Assignment(rows, everything, np.arange(len(labels.test)), everything, nothing, drawn.note), drawn
 
 
 def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
@@ -86,21 +88,21 @@ def _partition_by(labels: Labels, data: DataConfig) -> Labels | Domains:
     return labels.domains
 
 
-def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Deal:
+def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Give each client its own classes and query classes that none holds (Fed-MP, section 5.1)."""
-    owned, asked_classes = open_split(labels.classes, data.clients, seed)
+    owned, queried_classes = open_split(labels.classes, data.clients, seed)
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
-    pool = np.flatnonzero(np.isin(labels.test, asked_classes))
+    pool = np.flatnonzero(np.isin(labels.test, queried_classes))
     if not len(pool):
         raise FedVLError("No test image belongs to the classes held out for the queries; use more test images.")
     pool = numpy_generator(seed, "questions").permutation(pool)
-    validation, asked = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
+    validation, queried = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
     note = (
         f"open vocabulary: each of {data.clients} clients holds {len(owned[0])} classes of its own, "
-        f"and {len(asked_classes)} classes that no client holds are queried"
+        f"and {len(queried_classes)} classes that no client holds are queried"
     )
-    return Deal(rows, np.sort(np.concatenate(owned)), asked, np.sort(asked_classes), validation, note)
+    return Assignment(rows, np.sort(np.concatenate(owned)), queried, np.sort(queried_classes), validation, note)
 
 
 def renumbered(labels: Integers, classes: Integers) -> Integers:
@@ -110,10 +112,10 @@ def renumbered(labels: Integers, classes: Integers) -> Integers:
     return position[labels]  # a label of -1 finds the last place, which is -1
 
 
-def only_test(labels: Labels, clients: int) -> Deal:
+def only_test(labels: Labels, clients: int) -> Assignment:
     """All test images are queried; who holds training images, the parties of a federation know."""
     everything, nothing = np.arange(labels.classes), np.array([], dtype=np.int64)
-    return Deal([nothing] * clients, everything, np.arange(len(labels.test)), everything, nothing, "")
+    return Assignment([nothing] * clients, everything, np.arange(len(labels.test)), everything, nothing, "")
 
 
 # Missing modalities do not change which client holds a sample.

@@ -17,7 +17,7 @@ from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower
-from fedvl.deployment.messages import Header, Kind, Message, decode, encode, write
+from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
 from fedvl.display import Display
@@ -167,13 +167,13 @@ class Client:
                 header = Header(
                     run="0", experiment=identity, round=0, attempt=0, kind=kind, client=self.file.number, state=state
                 )
-                reply = party.answer(write(header, encode(payload)))
+                reply = party.answer(write(header, pack_tensors(payload)))
                 answer = reply.read_header()
                 if answer.problem:
                     raise FedVLError(answer.problem)
                 state = answer.state or state
                 if reply.payload:
-                    sent[kind] = decode(reply.payload, engine.federation.max_message_bytes)
+                    sent[kind] = unpack_tensors(reply.payload, engine.federation.max_message_bytes)
         return {
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,
@@ -204,14 +204,14 @@ class Supervised:
     def check(self) -> bool:
         if self.process.ended:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
-            reason = refusal(self.process.log.read_text(encoding="utf-8", errors="replace"))
+            reason = refusal_in_log(self.process.log.read_text(encoding="utf-8", errors="replace"))
             if self.short_lives >= (MOST_REFUSALS if reason else MOST_SHORT):
                 raise FedVLError(f"{reason or 'It cannot stay connected.'} {self.process.log} has the details.")
             self._start()
         return True
 
 
-def refusal(log: str) -> str | None:
+def refusal_in_log(log: str) -> str | None:
     """Why the server would not let a SuperNode in, by the last words of its log."""
     last = log[-3000:]
     if "CERTIFICATE_VERIFY_FAILED" in last:

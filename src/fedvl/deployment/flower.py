@@ -103,7 +103,7 @@ class GridTransport:
         self.clients = {node: client for client, node in nodes.items()}
 
     def connected(self) -> set[int]:
-        with explained():
+        with link_errors_explained():
             return {self.clients[node] for node in self.grid.get_node_ids() if node in self.clients}
 
     def send(self, messages: Mapping[int, Message], seconds: float) -> dict[str, int]:
@@ -113,7 +113,7 @@ class GridTransport:
             FlowerMessage(pack(messages[client]), dst_node_id=self.nodes[client], message_type="train", ttl=seconds)
             for client in order
         ]
-        with explained():
+        with link_errors_explained():
             tickets = list(self.grid.push_messages(envelopes))
         return {ticket: client for ticket, client in zip(tickets, order, strict=True) if ticket}
 
@@ -121,7 +121,7 @@ class GridTransport:
         """Yield what has come: ticket, sender by its key, and the message or why there is none."""
         for ticket in tickets:  # one at a time, so that what Flower cannot read takes no other's answer along
             try:
-                with explained():
+                with link_errors_explained():
                     envelopes = list(self.grid.pull_messages([ticket]))
             except FedVLError:
                 raise
@@ -137,7 +137,7 @@ class GridTransport:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def link_errors_explained() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
@@ -162,7 +162,7 @@ class Secret:
 
 def register(address: str, authority: bytes, secret: str, public_keys: list[bytes]) -> list[int]:
     """Make these OpenSSH public keys known to the SuperLink; the node of each."""
-    with explained():
+    with link_errors_explained():
         control = ControlHttpClient.from_server_address(
             address, False, authority, [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), Secret(secret)]
         )
@@ -175,7 +175,7 @@ def register(address: str, authority: bytes, secret: str, public_keys: list[byte
 @contextmanager
 def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridTransport]:
     """Start a Flower run with this process as its ServerApp; start one at a time."""
-    with explained():
+    with link_errors_explained():
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         control = ControlHttpClient.from_server_address(address, False, authority, [version, Secret(secret)])
         content, _ = build_fab_from_files({"pyproject.toml": BUNDLE})

@@ -2,7 +2,7 @@
 safetensors.
 
 A reply repeats the header of its request, so that one of another run, round or attempt is
-recognised. What is received is read as something that a stranger wrote: :func:`decode` bounds its
+recognised. What is received is read as something that a stranger wrote: :func:`unpack_tensors` bounds its
 size and checks its form, and ``federation/checks.py`` says whether it is what a client should
 have sent.
 """
@@ -76,11 +76,11 @@ def write(header: Header, payload: bytes = b"") -> Message:
     return Message(header.model_dump_json(), payload)
 
 
-def encode(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return to_bytes(tensors)
 
 
-def decode(payload: bytes, limit: int) -> Tensors:
+def unpack_tensors(payload: bytes, limit: int) -> Tensors:
     """Return the tensors of a payload of at most ``limit`` bytes, or raise a FedVLError."""
     if len(payload) > limit:
         raise FedVLError(f"its message has {len(payload):,} bytes, more than the {limit:,} that it may have")

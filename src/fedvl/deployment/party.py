@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from fedvl.deployment.messages import Header, Message, decode, encode, write
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.files import read_json, write_whole
@@ -48,13 +48,13 @@ class Party:
         if before is not None and before["asked"] != asked:
             return self._repeat(request, before)
         self._begin(request)
-        received = {name: t.to(self.device) for name, t in decode(payload, self.limit).items()}
+        received = {name: t.to(self.device) for name, t in unpack_tensors(payload, self.limit).items()}
         if request.kind == "finish":
             self.engine.check_received(received)
             self.finished = received
             return write(request)
         header, tensors = self._work(request, received)
-        content = encode(tensors) if tensors is not None else b""
+        content = pack_tensors(tensors) if tensors is not None else b""
         self._note(header, content, asked)
         return write(header, content)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedvl.config import FederationConfig
-from fedvl.deployment.messages import Header, Kind, Message, decode, encode, write
+from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
 from fedvl.federation.local import Trained
@@ -44,7 +44,7 @@ class Identity(NamedTuple):
     experiment: str
 
 
-class Answer(NamedTuple):
+class Received(NamedTuple):
     header: Header
     tensors: Tensors
 
@@ -77,7 +77,11 @@ class RemoteEngine:
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]:
-        sent = {client: encode(own[client]) for client in cohort} if own else dict.fromkeys(cohort, encode(shared))
+        sent = (
+            {client: pack_tensors(own[client]) for client in cohort}
+            if own
+            else dict.fromkeys(cohort, pack_tensors(shared))
+        )
         answers = self._exchange("train", round_index, sent)
         trained = []
         for client in cohort:
@@ -99,7 +103,7 @@ class RemoteEngine:
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect reports, and sum them if that is enough; this process sees each of them."""
-        answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), encode(shared)))
+        answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), pack_tensors(shared)))
         consultation = self.method.consultation()
         assert consultation is not None
         reports = [Report(client, answers[client].tensors) for client in sorted(answers)]
@@ -112,14 +116,14 @@ class RemoteEngine:
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
         answers = {client: settlements.get(client, settlements.get(None)) for client in self.reporters}
-        payloads = {client: encode(answer) for client, answer in answers.items() if answer is not None}
+        payloads = {client: pack_tensors(answer) for client, answer in answers.items() if answer is not None}
         for answer in self._exchange("adopt", self.round, payloads).values():
             self._note_state(answer.header)
 
     def finish(self, shared: Tensors, rounds: int) -> None:
         """Send everyone the final tensors; a client that misses them loses nothing else."""
         limited = min(self.config.deadline, NOTICE_SECONDS)
-        self._exchange("finish", rounds, dict.fromkeys(self.transport.connected(), encode(shared)), limited)
+        self._exchange("finish", rounds, dict.fromkeys(self.transport.connected(), pack_tensors(shared)), limited)
 
     def private_of(self, client: int) -> Tensors:
         """Private tensors stay with their client."""
@@ -149,7 +153,7 @@ class RemoteEngine:
 
     def _exchange(
         self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], seconds: float | None = None
-    ) -> dict[int, Answer]:
+    ) -> dict[int, Received]:
         """Send requests and wait for the answers until the deadline; note what is no answer."""
         end = time.monotonic() + (seconds or self.config.deadline)
         there = self._wait_for(payloads, end)
@@ -159,7 +163,7 @@ class RemoteEngine:
         messages = {client: write(request, payloads[client]) for client, request in requests.items()}
         tickets = self.transport.send(messages, max(end - time.monotonic(), 1.0)) if messages else {}
         waiting = {ticket: requests[client] for ticket, client in tickets.items()}
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Received] = {}
         while waiting:
             for ticket, sender, message in self.transport.collect([*waiting, *self.late]):
                 request = waiting.pop(ticket, None)
@@ -184,14 +188,14 @@ class RemoteEngine:
                 return there
             time.sleep(PAUSE_SECONDS)
 
-    def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Answer]) -> bool:
+    def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Received]) -> bool:
         """Tell whether there is a quorum and everyone still awaited has disconnected."""
         if len(answers) < self.config.quorum or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS
         return not self.transport.connected() & {request.client for request in waiting.values()}
 
-    def _open(self, request: Header, sender: int | None, message: Message | FedVLError) -> Answer | None:
+    def _open(self, request: Header, sender: int | None, message: Message | FedVLError) -> Received | None:
         try:
             if isinstance(message, FedVLError):
                 raise message
@@ -203,11 +207,11 @@ class RemoteEngine:
                 raise FedVLError(f"it says: {header.problem}")
             if header.idle:
                 return None
-            tensors = decode(message.payload, self.config.max_message_bytes) if message.payload else {}
+            tensors = unpack_tensors(message.payload, self.config.max_message_bytes) if message.payload else {}
         except FedVLError as error:
             self._refuse(request.client, str(error))
             return None
-        return Answer(header, {name: tensor.to(self.device) for name, tensor in tensors.items()})
+        return Received(header, {name: tensor.to(self.device) for name, tensor in tensors.items()})
 
     def _refuse_late(self, ticket: str, sender: int | None, message: Message | FedVLError) -> None:
         request = self.late.pop(ticket, None)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
-from fedvl.evaluation.predict import classify
+from fedvl.evaluation.predict import predict_classes
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.tensors import ByClient, Tensors
@@ -60,7 +60,7 @@ class Judge:
     def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
         classes = len(method.task.class_names)
         if not self.parts:
-            answers = classify(method, for_all, self.test, self.batch_size)
+            answers = predict_classes(method, for_all, self.test, self.batch_size)
             matrix = confusion_matrix(self.test.labels.cpu().numpy(), answers, classes)
             return Judged(matrix, summary(matrix), answers)
         answers = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedvl.evaluation.metrics import confusion_matrix, summary
-from fedvl.evaluation.predict import classify
+from fedvl.evaluation.predict import predict_classes
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
 
@@ -26,7 +26,7 @@ def personal_answers(
     answers = np.full(len(test), -1)
     for client, rows in enumerate(parts):
         if len(rows):
-            answers[rows.cpu().numpy()] = classify(method, tensors_of(client), test.take(rows), batch_size)
+            answers[rows.cpu().numpy()] = predict_classes(method, tensors_of(client), test.take(rows), batch_size)
     return answers
 
 

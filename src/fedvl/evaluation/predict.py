@@ -37,7 +37,7 @@ def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: i
     return torch.cat(answers).numpy()
 
 
-def classify(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
+def predict_classes(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """Predict the class of each row; a method that clusters is matched to the true labels."""
     if not method.clusters:
         return answer_all(method, tensors, samples, batch_size)
@@ -48,7 +48,7 @@ def classify(method: Method, tensors: Tensors, samples: Samples, batch_size: int
 
 def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """Return the confusion matrix of one session over labelled samples."""
-    answers = classify(method, tensors, samples, batch_size)
+    answers = predict_classes(method, tensors, samples, batch_size)
     return confusion_matrix(samples.labels.cpu().numpy(), answers, len(method.task.class_names))
 
 

@@ -17,7 +17,7 @@ from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.losses import cross_entropy
 from fedvl.methods.roles import Private, Role, Shared
-from fedvl.models.resnet import classify, forward, initial
+from fedvl.models.resnet import forward, head_scores, initial
 from fedvl.tensors import Tensors, load
 
 HEAD = ("fc.weight", "fc.bias")
@@ -77,7 +77,7 @@ class FedAvgNN(Method):
     def learn(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensor, Tensors]:
         """Return the cross-entropy, the pooled features and the new running statistics."""
         features, changed = forward(tensors, self._images(batch.inputs), training=True, present=batch.mask)
-        scores = classify(tensors, features)
+        scores = head_scores(tensors, features)
         if self.clusters:
             scores = torch.where(tensors["mine"] > 0, scores, NOT_MINE)
         return cross_entropy(scores, batch.labels, batch.mask), features, changed
@@ -90,7 +90,7 @@ class FedAvgNN(Method):
             raise FedVLError(
                 "A network without a head for these classes cannot name them; use a method that reads names, as fed-mp."
             )
-        return classify(tensors, self.represent(tensors, inputs))
+        return head_scores(tensors, self.represent(tensors, inputs))
 
     @property
     def feature_width(self) -> int:

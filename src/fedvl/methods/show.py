@@ -31,7 +31,9 @@ def show_method(name: str) -> None:
     console.print(Markdown((sys.modules[method.__module__].__doc__ or "").replace("``", "`")))
     table = Table("option", "default", "what it is", box=None, pad_edge=False)
     for key, field in method.options_type.model_fields.items():
-        table.add_row(f"method.{key}", toml_value(field.default), explained(method.options_type, key, field.annotation))
+        table.add_row(
+            f"method.{key}", toml_value(field.default), describe_option(method.options_type, key, field.annotation)
+        )
     if table.row_count:
         console.print()
         console.print(table)
@@ -42,7 +44,7 @@ def show_method(name: str) -> None:
         console.print(f"\npreset [bold]{preset}[/bold]: {'  '.join(settings) or 'the defaults'}", highlight=False)
 
 
-def explained(options: "type[Options]", key: str, annotation: Any) -> str:
+def describe_option(options: "type[Options]", key: str, annotation: Any) -> str:
     """Return an option's choices and the comment beside it in the source."""
     choices = [str(choice) for choice in get_args(annotation) if isinstance(choice, str)]
     comments = []

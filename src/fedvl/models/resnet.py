@@ -224,6 +224,6 @@ def forward(tensors: Tensors, images: Tensor, training: bool, present: Tensor | 
     return x.mean((2, 3)), changed
 
 
-def classify(tensors: Tensors, features: Tensor) -> Tensor:
+def head_scores(tensors: Tensors, features: Tensor) -> Tensor:
     """Return n x classes logits of the features."""
     return F.linear(features, tensors["fc.weight"], tensors["fc.bias"])
