@@ -79,7 +79,7 @@ def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample
     browser.screen(width, 800, phone=width == 390)
     folders = [save(tmp_path / name, *sample_of(classes=45, clients=60, seed=seed)) for seed, name in enumerate("ab")]
     (tmp_path / "grid").mkdir()
-    (tmp_path / "grid" / "result.json").write_text(
+    (tmp_path / "grid" / "comparison.json").write_text(
         json.dumps(make_grid("radar", columns=["a very long column name"] * 3))
     )
     pages = [

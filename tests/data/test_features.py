@@ -242,7 +242,7 @@ def test_every_damage_is_found_and_mended(tmp_path, suffix):
         encoder.asked = 0
         mended = encode_split(split, encoder, "features", tmp_path)
         assert encoder.asked == 5, what
-        assert mended.note.startswith(f"The features in {good.path} were made again because "), what
+        assert mended.note.startswith(f"The features in {good.path} were computed again because "), what
         assert torch.equal(mended.tensor, expected([0, 1, 3, 4, 5])), what
         assert mended.bad == good.bad
         assert path.read_bytes() == original, what
@@ -276,7 +276,7 @@ def test_missing_files_other_data_and_other_versions_are_mended(tmp_path):
     for damage in damages:
         damage()
         mended = encode_split(split, encoder, "features", tmp_path)
-        assert "were made again because" in mended.note
+        assert "were computed again because" in mended.note
         assert torch.equal(mended.tensor, expected(range(6)))
     shutil.rmtree(tmp_path)
     assert encode_split(split, encoder, "features", tmp_path).note == ""

@@ -190,7 +190,7 @@ def test_the_report_says_where_the_cache_came_from():
     assert "alpha is 3 and beta 1" in note
     assert "images in my/pictures" in small_method("cachefl", synthetic="my/pictures").notes()[0]
     made = small_method("cachefl", synthetic="diffusers:models/painter").notes()[0]
-    assert "models/painter made" in made
+    assert "models/painter generated" in made
     assert "painter-" in made
 
 

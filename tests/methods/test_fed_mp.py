@@ -323,7 +323,7 @@ def test_the_threshold_is_the_papers_for_its_datasets_unless_set():
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Runs on cifar10-mini: 3 clients of 2 classes each, 4 classes asked about; three seeds."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)  # as a run does: texts depend on it
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDVL_CACHE", str(tmp_path_factory.mktemp("cache")))
         runs = []

@@ -2,9 +2,9 @@
 safetensors.
 
 A reply repeats the header of its request, so that one of another run, round or attempt is
-recognised. What is received is read as something that a stranger wrote: :func:`unpack_tensors` bounds its
-size and checks its form, and ``federation/checks.py`` says whether it is what a client should
-have sent.
+recognised. What is received is read as something that a stranger wrote: :func:`unpack_tensors`
+bounds its size and checks its form, and ``federation/checks.py`` says whether it is what a client
+should have sent.
 """
 
 from collections.abc import Mapping
