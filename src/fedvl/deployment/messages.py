@@ -1,5 +1,4 @@
-"""Messages between server and clients: a header that says what they belong to, and tensors as
-safetensors.
+"""Messages between server and clients: a header, and tensors as safetensors.
 
 A reply repeats the header of its request, so that one of another run, round or attempt is
 recognised. What is received is read as something that a stranger wrote: :func:`unpack_tensors`
