@@ -19,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedvl.config import Experiment, toml_value
 from fedvl.methods import load_method, method_summaries
-from fedvl.methods.show import explained
+from fedvl.methods.show import describe_option
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -34,7 +34,7 @@ def option_rows(options: Any, prefix: str, only: Sequence[str] = ()) -> list[tup
         if only and key not in only:
             continue
         default = "" if field.default in (None, PydanticUndefined) else f"`{toml_value(field.default)}`"
-        rows.append((f"`{prefix}{key}`", default, explained(options, key, field.annotation)))
+        rows.append((f"`{prefix}{key}`", default, describe_option(options, key, field.annotation)))
     return rows
 
 
