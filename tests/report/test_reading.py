@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fedvl.errors import FedVLError
-from fedvl.report.reading import accuracy_series, count_of, difference, flatten, number, series
+from fedvl.report.reading import count_of, difference, flatten, number, series
 from fedvl.run_folder import RunFolder
 
 
@@ -64,8 +64,9 @@ def test_series_without_a_list_in_the_result_reads_the_metrics(tmp_path):
 def test_without_metrics_the_configuration_tells_which_rounds_were_evaluated(tmp_path):
     result = {"method": "linear", "rounds": 5, "per_round": [60.0, 62.0, 63.0], "config": {"evaluation": {"every": 2}}}
     expected = [(2, 60.0), (4, 62.0), (5, 63.0)]
-    assert accuracy_series(result) == series(run_of(tmp_path, result, []), "per_round", "accuracy") == expected
-    assert accuracy_series({"method": "linear", "per_round": [60.0, 61.0]}) == [(1, 60.0), (2, 61.0)]
+    assert series(run_of(tmp_path, result, []), "per_round", "accuracy") == expected
+    bare = run_of(tmp_path, {"method": "linear", "per_round": [60.0, 61.0]}, [])
+    assert series(bare, "per_round", "accuracy") == [(1, 60.0), (2, 61.0)]
 
 
 def test_difference_is_accuracy_above_zero_shot():

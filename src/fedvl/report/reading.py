@@ -28,12 +28,6 @@ def series(run: RunFolder, result_key: str, metrics_key: str) -> list[tuple[int,
     return _known(evaluated_rounds(run.result, len(values)), values)
 
 
-def accuracy_series(result: dict[str, Any]) -> list[tuple[int, float]]:
-    """Return (round, accuracy) pairs from result.json alone."""
-    values = result.get("per_round") or []
-    return _known(evaluated_rounds(result, len(values)), values)
-
-
 def evaluated_rounds(result: dict[str, Any], count: int) -> list[int]:
     """Return the rounds of `count` values: as `evaluation.every` says, or else counted from 1."""
     evaluation = (result.get("config") or {}).get("evaluation") or {}
