@@ -69,7 +69,7 @@ class RunFolder:
     def describe(self, experiment: Experiment) -> None:
         """Write the settings, and a copy of the method where it is the user's own file."""
         if experiment.method.name.endswith(".py"):
-            shutil.copyfile(experiment.method.name, self.path / Path(experiment.method.name).name)
+            shutil.copyfile(experiment.method.name, self.file(Path(experiment.method.name).name))
         write_whole(self.file("config.toml"), experiment.to_toml().encode())
 
     @contextmanager

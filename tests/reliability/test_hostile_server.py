@@ -150,6 +150,21 @@ def test_a_round_has_one_answer(tmp_path):
     assert ask(restarted, other, round=1).payload != first.payload  # the next round is another question
 
 
+def test_a_round_whose_answer_was_forgotten_is_not_answered_again(tmp_path):
+    """Answers of old rounds are removed; asking many rounds must not buy a second answer to the first."""
+    victim = party("linear", tmp_path, rounds=100)
+    start = start_of(victim)
+    first = ask(victim, start, round=5)
+    other = {name: tensor + 0.1 for name, tensor in start.items()}
+    for number in (6, 7, 99):
+        assert ask(victim, start, round=number).payload
+    again = ask(victim, other, round=5)
+    assert first.payload
+    assert again.payload == b""
+    assert "long over" in again.read_header().problem
+    assert ask(victim, other, round=8).payload  # a round that it was never asked is
+
+
 def test_a_report_and_an_adoption_happen_once_too(tmp_path):
     victim = party("fedpp", tmp_path, {"visual_prompts": False})
     report = ask(victim, {}, kind="report")

@@ -96,6 +96,9 @@ class Party:
         reported = self._reply(request.model_copy(update={"kind": "report"}))
         if request.kind == "adopt" and not reported.is_file():
             raise FedVLError("It was asked to adopt an answer to what it never reported.")
+        answered = sorted({int(path.name[:6]) for path in self.folder.glob("[0-9]*-*.answer")})
+        if len(answered) >= ROUNDS_KEPT and request.round < answered[0]:  # its answer may have been forgotten
+            raise FedVLError(f"Round {request.round + 1} is long over for this client.")
 
     def _reply(self, request: Header) -> Path:
         return self.folder / f"{request.round:06d}-{request.kind}.json"

@@ -80,7 +80,7 @@ class Federation:
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
             exchange = self._consult(round_index)
-            cohort, trained, good, refusals = self._gather(round_index)
+            cohort, trained, good, refusals, handed = self._gather(round_index)
             merged, last = merge(self.method, self.shared, good), last_updates(self.method, self.last, good)
             merged_clients = {update.client for update in good}
             counted = [result for result in trained if result.update.client in merged_clients]
@@ -93,10 +93,7 @@ class Federation:
                 "refused": [refusal._asdict() for refusal in (*exchange.refusals, *refusals)],
                 "loss": sum(result.loss for result in counted) / len(counted),
                 "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
-                # a client that was consulted has the shared tensors already
-                "bytes_down": exchange.bytes_down
-                + count_bytes(self.shared) * (exchange.consulted or len(cohort))
-                + self._bytes_given(cohort),
+                "bytes_down": exchange.bytes_down + self._bytes_handed(handed, exchange.consulted),
                 "seconds": time.perf_counter() - began,
                 **moved,
                 **evaluate(merged, last, round_index + 1),
@@ -151,17 +148,18 @@ class Federation:
         shared = [name for name in self.shared if role.shared(name).trained]
         return drift(before, after, [*shared, *(name for name in role.trained_private if name not in shared)])
 
-    def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal]]:
+    def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal], ByClient]:
         """Redraw clients until a quorum gives usable updates, then fail."""
         refusals: list[Refusal] = []
         for attempt in range(self.config.attempts):
             cohort = self._choose(round_index, attempt)
-            trained = self._train(round_index, self._answering(cohort, round_index, attempt))
+            handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
+            trained = self._train(round_index, self._answering(cohort, round_index, attempt), handed)
             updates = [result.update for result in trained]
             good, refused = sort_out(updates, cohort, self.shared, self.method.role.sent_shapes, self.config)
             refusals += [*self.engine.refused(), *refused]
             if len(good) >= self.config.quorum:
-                return cohort, trained, good, refusals
+                return cohort, trained, good, refusals, handed
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
         raise FedVLError(
             f"Round {round_index + 1} got {len(good)} usable updates in its last of {self.config.attempts} attempts, fewer than "
@@ -169,18 +167,17 @@ class Federation:
             f"then resume.{reasons}"
         )
 
-    def _train(self, round_index: int, cohort: list[int]) -> list[Trained]:
+    def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> list[Trained]:
         """Train from the shared tensors, or from what the method hands out to each client."""
-        own = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
-        if all(given is self.shared for given in own.values()):
+        if all(tensors is self.shared for tensors in handed.values()):
             return self.engine.train(round_index, cohort, self.shared)
-        return self.engine.train(round_index, cohort, self.shared, own)
+        return self.engine.train(round_index, cohort, self.shared, {client: handed[client] for client in cohort})
 
-    def _bytes_given(self, cohort: list[int]) -> int:
-        """Count what clients were given beside the shared tensors."""
+    def _bytes_handed(self, handed: ByClient, consulted: int) -> int:
+        """Count what went down; a client that was consulted has the shared tensors already."""
         given = self.method.role.given
-        handed = [self.method.hand_out(self.shared, self.last, client) for client in cohort] if given else []
-        return sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed)
+        extra = sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed.values())
+        return count_bytes(self.shared) * (consulted or len(handed)) + extra
 
     def _choose(self, round_index: int, attempt: int) -> list[int]:
         generator = numpy_generator(self.seed, "choose", round_index, attempt)
