@@ -5,25 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from fedvl.cli import app
 from fedvl.errors import FedVLError
 
 SMALL = ["--set", "federation.rounds=2", "--set", "data.shots=4", "--set", "data.clients=2", "--quiet"]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def run(*words: str) -> Result:
-        monkeypatch.setattr("sys.argv", ["fedvl", *words])
-        return CliRunner().invoke(app, words)
-
-    return run
 
 
 def test_compare_three_methods(call: Any, tmp_path: Path) -> None:
