@@ -24,8 +24,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.deployment.client import free_port
-from fedvl.deployment.files import FederationFile, create, read_file, resolve_for_parties
+from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.link import SWITCHES, flower, opened_link
+from fedvl.deployment.membership import create, read_federation
 from fedvl.deployment.messages import Message
 
 NAMES = ["a", "b", "c"]
@@ -103,9 +104,9 @@ def floor(folder: Path, rounds: int) -> dict[str, Any]:
         for name in NAMES:
             words = [sys.executable, "-m", "benchmarks.deployment", "--echo", str(clinic / "parties" / name)]
             stack.enter_context(process(*words, str(free_port()), log=folder / f"floor-{name}.log"))
-        known = read_file(clinic / "federation.json", FederationFile, "")
+        known = read_federation(clinic)
         link = stack.enter_context(opened_link(clinic, known))
-        nodes = dict(enumerate(link.nodes))
+        nodes = link.nodes
         authority = (clinic / "ca.crt").read_bytes()
         transport = stack.enter_context(flower().flower_run(link.address, authority, link.secret, nodes))
         while len(transport.connected()) < len(NAMES):

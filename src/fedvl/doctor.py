@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,15 +15,18 @@ from rich.markup import escape
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
+SOON_DAYS = 60  # before a certificate expires
 Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
-def examine() -> bool:
-    """Print all findings; return whether everything that a run needs works."""
+def examine(folder: Path | None = None) -> bool:
+    """Print all findings; return whether everything that a run, or a federation, needs works."""
     console = Console()
     marks = {"good": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
     sound = True
-    for check in (python, torch_build, torchvision, embedded_models, embedded_images, cache_folder, npm, extras):
+    checks: list[Callable[[], list[Finding]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
+    checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
+    for check in checks:
         for kind, sentence in guarded(check):
             console.print(f"{marks[kind]} {escape(sentence)}", highlight=False, soft_wrap=True)
             sound = sound and kind != "bad"
@@ -104,4 +109,29 @@ def extras() -> list[Finding]:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
         except importlib.metadata.PackageNotFoundError:
             findings.append(("note", f'extra {extra} is not installed: pip install "fedvl[{extra}]" if you want it'))
+    return findings
+
+
+def federation_folder(folder: Path) -> list[Finding]:
+    """Say how long certificates are valid, and whether keys are there and nobody else's."""
+    from fedvl.deployment.keys import days_left
+    from fedvl.deployment.membership import check_key, read_federation
+
+    names = {"ca.crt": "the authority's", "server.crt": "the server's"}
+    findings: list[Finding] = []
+    for name, whose in names.items():
+        if name == "ca.crt" or (folder / name).exists():
+            days = days_left(folder / name)
+            kind, what = ("bad", "has expired") if days < 0 else ("note" if days < SOON_DAYS else "good", "is valid")
+            hint = f"; fedvl federation renew {folder}" if days < SOON_DAYS and name == "server.crt" else ""
+            findings.append((kind, f"{whose} certificate {what} for {abs(days)} days{hint}"))
+    if (folder / "federation.json").exists():
+        parties = read_federation(folder).parties
+        waiting = [member.name for member in parties if not member.public_key]
+        findings.append(("good", f"{len(parties) - len(waiting)} of {len(parties)} parties are admitted"))
+        if waiting:
+            findings.append(("note", f"not admitted: {', '.join(waiting)} (fedvl federation join, then admit)"))
+    else:
+        check_key(folder)
+        findings.append(("good", "this party's key is there and readable by its owner only"))
     return findings

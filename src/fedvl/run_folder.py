@@ -58,7 +58,7 @@ class RunFolder:
             with folder.lock():
                 folder.describe(experiment)
                 if federation is not None:
-                    write_whole(path / "federation.json", json.dumps(federation).encode())
+                    folder.write_federation(federation)
                 yield folder
         except (FedVLError, OSError):
             # no round to go on from: leave no half-written run; but parties may come to one between machines
@@ -136,10 +136,14 @@ class RunFolder:
         return copy
 
     @cached_property
-    def federation(self) -> dict[str, str] | None:
-        """Which federation runs it, where its clients are on other machines."""
+    def federation(self) -> dict[str, Any] | None:
+        """Which federation runs it, if one does, and which clients were told of its end."""
         found = read_json(self.file("federation.json"))
         return dict(found) if found is not None else None
+
+    def write_federation(self, federation: dict[str, Any]) -> None:
+        write_whole(self.file("federation.json"), json.dumps(federation).encode())
+        self.federation = federation
 
     # --- rounds
 

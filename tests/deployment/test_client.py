@@ -24,7 +24,11 @@ class Ending:
 @pytest.mark.parametrize(
     ("says", "sentence"),
     [
-        ("[code: 2004] Failed to activate SuperNode.", "does not know this party's key"),
+        ("[code: 401] The server does not know this party's key.", "ask its operator to admit"),
+        (
+            "[code: 401] This party's clock is 400 seconds behind the server's.",
+            "400 seconds behind .* Set this machine",
+        ),
         ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "not one of this federation"),
     ],
 )
@@ -44,3 +48,12 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(t
     assert all(node.check() for _ in range(9))
     with pytest.raises(FedVLError, match="cannot stay connected"):
         node.check()
+
+
+def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):
+    (tmp_path / "says").write_text("The SuperLink ended")
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
+    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret")
+    for _ in range(30):  # a message comes in each of its short lives
+        node.connected()
+        assert node.check()

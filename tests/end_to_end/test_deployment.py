@@ -21,8 +21,9 @@ if find_spec("flwr") is None:
 import httpx
 
 from fedvl.deployment.client import free_port
-from fedvl.deployment.files import add_experiment, create, resolve_for_parties
-from fedvl.deployment.keys import make_certificates
+from fedvl.deployment.files import add_experiment, resolve_for_parties
+from fedvl.deployment.keys import make_authority
+from fedvl.deployment.membership import create
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import local_engine
@@ -175,7 +176,7 @@ def refuse_strangers(folder, elsewhere):
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     elsewhere.mkdir()
-    make_certificates(elsewhere, "127.0.0.1")
+    make_authority(elsewhere)
     authority, other = (folder / "ca.crt").read_bytes(), (elsewhere / "ca.crt").read_bytes()
     address = json.loads((folder / "link.json").read_bytes())["address"]
     private, public = generate_key_pairs()

@@ -19,19 +19,20 @@ Examples:
 
   fedvl federation init clinic --clients a,b --host fed.example.org --dataset skin/ experiment.toml
 
-Then hand clinic/parties/NAME to each party (over a channel that you trust: it holds that party's key), and start
+Then hand clinic/parties/NAME to each party. It makes its own key, and you admit it:
 
-  fedvl server clinic                                on the server
+  fedvl federation join hospital-a                             on each party's machine
 
-  fedvl client hospital-a --data IMAGES              on each party's machine
+  fedvl federation admit clinic hospital-a.request.json        on the server, for each request
+
+  fedvl server clinic                                          on the server
+
+  fedvl client hospital-a --data IMAGES                        on each party's machine
 """
 
 federation_app = typer.Typer(no_args_is_help=True, help="A federation between real machines: make its folders.")
 
-
-@federation_app.callback()
-def federation_options() -> None:
-    """Keep ``init`` a subcommand: typer merges an only command into its app."""
+Federation = Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")]
 
 
 @federation_app.command("init", epilog=INIT_EXAMPLES)
@@ -48,9 +49,11 @@ def init(
     seed: SeedFlag = None,
     settings: Assignments = None,
 ) -> None:
-    """Make certificates, keys, the experiment, and a folder to hand to each party."""
+    """Make certificates, the experiment, and a folder to hand to each party."""
     from fedvl.config import gather_settings
-    from fedvl.deployment.files import create, resolve_for_parties
+    from fedvl.deployment.files import LOOPBACK, resolve_for_parties
+    from fedvl.deployment.keys import authority_fingerprint
+    from fedvl.deployment.membership import create
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
@@ -62,14 +65,82 @@ def init(
     flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
     given = gather_settings(experiment, flags, settings or [])
     create(folder, names, host, port, resolve_for_parties(given, len(names)))
-    print(f"{folder} is the server's. Hand each party its folder, over a channel that you trust (it holds a key):")
+    print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")
+    print("Hand each party its folder:")
     for name in names:
         print(f"  {folder / 'parties' / name}")
-    print(f"Then: fedvl server {folder}, and on each machine: fedvl client {names[0]} --data IMAGES")
+    if host in LOOPBACK:
+        print("All parties are on this machine, so their keys are made already.")
+        print(f"Then: fedvl server {folder}, and for each party: fedvl client {folder / 'parties' / names[0]}")
+    else:
+        print(f"Each party runs: fedvl federation join {names[0]}, and sends you the request that it makes.")
+        print(f"Then: fedvl federation admit {folder} {names[0]}.request.json, for each of them.")
+
+
+@federation_app.command("join")
+def join_federation(
+    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
+    again: Annotated[bool, typer.Option("--renew", help="Replace the key that this party has.")] = False,
+) -> None:
+    """Make this party's key on its own machine, and a request to be admitted with it."""
+    from fedvl.deployment.keys import fingerprint
+    from fedvl.deployment.membership import join, request_path
+
+    request = join(folder, again)
+    print(f"The key is in {folder / 'key'}. It stays there; never send it to anyone.")
+    print(f"Send {request_path(folder, request.name)} to the server's operator. Then compare by telephone:")
+    print(f"  this party's key        {fingerprint(request.public_key)}")
+    print(f"  the server's authority  {request.authority}")
+
+
+@federation_app.command("admit")
+def admit_party(
+    folder: Federation,
+    requests: Annotated[list[Path], typer.Argument(help="Requests that parties sent.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; the fingerprints were compared.")] = False,
+) -> None:
+    """Admit parties by the requests that they sent, after comparing fingerprints."""
+    from fedvl.deployment.keys import fingerprint
+    from fedvl.deployment.membership import admit, find_member, read_federation, read_request
+
+    for path in requests:
+        request = read_request(path)
+        before = find_member(read_federation(folder), request.name).public_key
+        print(f"{request.name} asks to be admitted with the key\n  {fingerprint(request.public_key)}")
+        if before:
+            print(f"in place of\n  {fingerprint(before)}")
+        if not yes and not typer.confirm("Did the party read you the same fingerprint?"):
+            raise FedVLError(f"{request.name} is not admitted.")
+        admit(folder, request)
+        print(f"{request.name} is admitted, from the next start of fedvl server on.")
+
+
+@federation_app.command("revoke")
+def revoke_party(
+    words: Annotated[list[str], typer.Argument(metavar="[FOLDER] NAME", help="Federation (default: here) and party.")],
+) -> None:
+    """Take a party's key out of the federation; a server at work refuses it from now on."""
+    from fedvl.deployment.membership import revoke
+
+    if len(words) > 2:
+        raise FedVLError("Give one party's name, after the federation's folder: fedvl federation revoke FOLDER NAME.")
+    name, folder = words[-1], Path(words[0] if len(words) == 2 else ".")
+    revoke(folder, name)
+    print(f"{name} is revoked. It can join again: fedvl federation join --renew there, fedvl federation admit here.")
+
+
+@federation_app.command("renew")
+def renew_certificate(folder: Federation) -> None:
+    """Make the server's certificate anew, before it expires; parties need nothing."""
+    from fedvl.deployment.keys import days_left
+    from fedvl.deployment.membership import renew
+
+    renew(folder)
+    print(f"The server's certificate is valid for {days_left(folder / 'server.crt')} days, from its next start on.")
 
 
 def server(
-    folder: Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")],
+    folder: Federation,
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
     out: Out = None,
     as_json: Json = False,

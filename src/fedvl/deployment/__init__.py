@@ -1,8 +1,13 @@
 """A federation between real machines: the folders of its parties, the server, the clients."""
 
+import importlib.metadata
 import importlib.util
 
 from fedvl.errors import FedVLError
 
+FLOWER = "1.41.0"  # flower.py uses parts of it that another version may not have
+
 if importlib.util.find_spec("flwr") is None:
     raise FedVLError('A federation between machines needs Flower; install it with pip install "fedvl[flower]".')
+if (installed := importlib.metadata.version("flwr")) != FLOWER:
+    raise FedVLError(f"FedVL works with Flower {FLOWER}, and {installed} is installed; pip install flwr=={FLOWER}.")

@@ -1,5 +1,6 @@
 """The process on a client's machine: encode its images once, then answer messages."""
 
+import re
 import secrets
 import socket
 import time
@@ -17,6 +18,7 @@ from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower
+from fedvl.deployment.membership import check_key
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
@@ -124,12 +126,18 @@ class Client:
 
     def serve(self, stay: bool) -> None:
         """Answer the server until the run is over, or for ever."""
+        check_key(self.folder)
         secret, port = secrets.token_hex(32), free_port()
         with self._secret_file(secret) as secret_file:
             node = Supervised(self.folder, self.file.server, port, secret_file)
+
+            def answer(message: Message) -> Message:
+                node.connected()
+                return self.answer(message)
+
             try:
                 flower().answer_messages(
-                    f"127.0.0.1:{port}", secret, self.answer, lambda: node.check() and (stay or not self.finished)
+                    f"127.0.0.1:{port}", secret, answer, lambda: node.check() and (stay or not self.finished)
                 )
                 time.sleep(SENDING_SECONDS)
             finally:
@@ -201,6 +209,10 @@ class Supervised:
         self.process = Process("supernode", self.options, self.folder / "flower")
         self.began = time.monotonic()
 
+    def connected(self) -> None:
+        """Forget earlier ends: a server between two runs is no reason to give up."""
+        self.short_lives = 0
+
     def check(self) -> bool:
         if self.process.ended:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
@@ -216,8 +228,12 @@ def refusal_in_log(log: str) -> str | None:
     last = log[-3000:]
     if "CERTIFICATE_VERIFY_FAILED" in last:
         return "The server's certificate is not one of this federation; check the address, and ca.crt."
-    if "[code: 200" in last:
-        return "The server does not know this party's key; ask its operator for the folder of this federation."
+    if clock := re.findall(r"This party's clock is \d+ seconds (?:behind|ahead of) the server's\.", last):
+        return f"{clock[-1]} Set this machine's clock."
+    if "[code: 401]" in last:
+        return (
+            "The server does not know this party's key; ask its operator to admit the request of fedvl federation join."
+        )
     return None
 
 

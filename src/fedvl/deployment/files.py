@@ -5,20 +5,18 @@
     DIR/experiments/      NAME.toml: what may be run
     DIR/parties/NAME/     a folder to hand to each party
 
-A party's folder has its key, the authority's certificate, party.json and the experiments: it takes
-part in these and no other. Its private tensors, logs and runs are kept there too.
+A party's folder has the authority's certificate, party.json and the experiments: it takes part in
+these and no other. It makes its key there (``membership.py``), which stays there, as do its private
+tensors, logs and runs.
 """
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.config import Experiment
-from fedvl.data.sources import open_dataset
-from fedvl.deployment.keys import make_certificates, make_party_key
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
@@ -26,6 +24,7 @@ from fedvl.models.vilt import FusedEncoder
 from fedvl.settings import resolve_experiment
 
 THIS_MACHINE = "127.0.0.1"
+LOOPBACK = (THIS_MACHINE, "localhost")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -35,7 +34,8 @@ class Frozen(BaseModel):
 
 class Member(Frozen):
     name: str
-    public_key: str
+    public_key: str = ""  # as one line of OpenSSH; empty until the party is admitted, and once it is revoked
+    certificate: str = ""  # of this key, by the federation's authority
 
 
 class FederationFile(Frozen):
@@ -46,9 +46,14 @@ class FederationFile(Frozen):
     templates: dict[str, tuple[str, ...]]
 
     @property
+    def admitted(self) -> dict[int, Member]:
+        """The parties that may take part, by their number."""
+        return {number: member for number, member in enumerate(self.parties) if member.public_key}
+
+    @property
     def listen(self) -> str:
         """The address to listen on: all of the machine's, unless the federation is within it."""
-        return THIS_MACHINE if self.host in (THIS_MACHINE, "localhost") else "0.0.0.0"
+        return THIS_MACHINE if self.host in LOOPBACK else "0.0.0.0"
 
 
 class PartyFile(Frozen):
@@ -58,26 +63,6 @@ class PartyFile(Frozen):
     server: str  # host:port
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]
-
-
-def create(folder: Path, names: list[str], host: str, port: int, experiment: Experiment) -> None:
-    """Make the folder of a federation, with one to hand to each party."""
-    dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
-    for taken in folder, *(folder / "parties" / name for name in names):
-        taken.mkdir(parents=True, mode=0o700)
-    make_certificates(folder, host)
-    keys = {name: make_party_key(folder / "parties" / name / "key") for name in names}
-    common: dict[str, Any] = {"class_names": dataset.class_names, "templates": dataset.templates}
-    members = tuple(Member(name=name, public_key=key) for name, key in keys.items())
-    whole = FederationFile(host=host, port=port, parties=members, **common)
-    (folder / "federation.json").write_text(whole.model_dump_json(indent=1), encoding="utf-8")
-    add_experiment(folder, experiment)
-    for number, name in enumerate(names):
-        place = folder / "parties" / name
-        party = PartyFile(name=name, number=number, parties=len(names), server=f"{host}:{port}", **common)
-        (place / "party.json").write_text(party.model_dump_json(indent=1), encoding="utf-8")
-        shutil.copyfile(folder / "ca.crt", place / "ca.crt")
-        shutil.copytree(folder / "experiments", place / "experiments")
 
 
 def add_experiment(folder: Path, experiment: Experiment) -> None:

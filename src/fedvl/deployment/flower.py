@@ -9,18 +9,18 @@ code that Flower bundles with a run.
     python -m fedvl.deployment.flower superlink|supernode PARENT_PID OPTIONS...
 
 is Flower's own command, made to end with its parent. Flower lets anyone who reaches the
-SuperLink's port register keys and start code on all nodes; here its control interface answers
-only to who knows the secret of the server's folder.
+SuperLink's port register keys and start code on all nodes; ``door.py`` stands before it.
 """
 
 import hashlib
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,12 +29,15 @@ from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.cli.build import build_fab_from_files
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import TIMESTAMP_HEADER, ErrorCode, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.serverapp import Grid
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER as PUBLIC_KEY_HEADER
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER as SIGNATURE_HEADER
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -49,12 +52,15 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from google.protobuf.message import DecodeError
 
+from fedvl.deployment.door import SECRET_HEADER, Door, Signed
 from fedvl.deployment.messages import Message
 from fedvl.errors import FedVLError
 
-SECRET_HEADER = "fedvl-secret"
-SECRET_VARIABLE = "FEDVL_LINK_SECRET"
+SECRET_VARIABLE, FOLDER_VARIABLE = "FEDVL_LINK_SECRET", "FEDVL_LINK_FOLDER"
+MOST_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
+MOST_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
 POLL_SECONDS = 0.05
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
 RECORD = "message"
@@ -271,20 +277,54 @@ def answer_messages(
 # --- Flower's own processes
 
 
-class Door:
-    """The SuperLink's outermost layer: control only with the secret."""
+def door_settings(folder: Path, secret: str, most_bytes: int) -> dict[str, str]:
+    """Return the variables that tell the SuperLink's process how to keep its door."""
+    return {
+        SECRET_VARIABLE: secret,
+        FOLDER_VARIABLE: str(folder.absolute()),
+        MOST_BYTES_VARIABLE: str(most_bytes),
+    }
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(("/v1/fleet/", "/v1/runtime/", "/health")):
-            given = dict(scope["headers"]).get(SECRET_HEADER.encode(), b"")
-            if not compare_digest(given, os.environ[SECRET_VARIABLE].encode()):
-                await send({"type": "http.response.start", "status": 403, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
-                return
-        await self.app(scope, receive, send)
+class PartyKeys:
+    """The keys of a federation's parties as its file has them now, without the revoked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.version, self.keys = path, 0, dict[bytes, Any]()
+
+    def __call__(self) -> dict[bytes, Any]:
+        version = self.path.stat().st_mtime_ns
+        if version != self.version:
+            members = json.loads(self.path.read_bytes())["parties"]
+            found = [load_ssh_public_key(member["public_key"].encode()) for member in members if member["public_key"]]
+            self.keys = {public_key_to_bytes(key): key for key in found}  # type: ignore[arg-type]
+            self.version = version
+        return self.keys
+
+
+def forged(body: bytes) -> str | None:
+    """Return why a pushed message is in another's name or larger than ours can be, or None."""
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return "The request is none of Flower's."
+    if any(message.metadata.src_node_id != pushed.node.node_id for message in pushed.messages_list):
+        return "The message is in another party's name."
+    if sum(objects_in(tree) for tree in pushed.message_object_trees) > MOST_OBJECTS:
+        return "The message has more parts than ours have."
+    return None
+
+
+def objects_in(tree: Any) -> int:
+    return 1 + sum(objects_in(child) for child in tree.children)
+
+
+def take_over(app: Any, key: bytes) -> None:
+    """Let a party's SuperNode connect again at once after a crash."""
+    state = app.state.linkstate_factory.state()
+    node = state.get_node_id_by_public_key(key)
+    if node is not None:
+        state.deactivate_node(node)
 
 
 def start(command: str, parent: int, options: list[str]) -> None:
@@ -299,7 +339,10 @@ def start(command: str, parent: int, options: list[str]) -> None:
         from flwr.superlink.cli.flower_superlink import flower_superlink
         from starlette.middleware import Middleware
 
-        extensions.get_middleware = lambda: (Middleware(Door),)
+        signed = Signed(*(name.encode() for name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)))
+        folder, most = Path(os.environ[FOLDER_VARIABLE]), int(os.environ[MOST_BYTES_VARIABLE])
+        keys, secret = PartyKeys(folder / "federation.json"), os.environ[SECRET_VARIABLE]
+        extensions.get_middleware = lambda: (Middleware(Door, secret, keys, most, signed, forged, take_over),)
         flower_superlink()
 
 

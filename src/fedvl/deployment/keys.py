@@ -1,5 +1,7 @@
-"""Certificates and keys: an authority, the server's certificate, a key pair per party."""
+"""Certificates and keys: an authority, the server's certificate, each party's key pair."""
 
+import base64
+import hashlib
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
@@ -7,50 +9,88 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from cryptography.x509.oid import NameOID
 
+from fedvl.errors import FedVLError
+from fedvl.files import write_whole
+
 CURVE = ec.SECP384R1
-DAYS = 825  # a certificate's life; init again before it ends
+SIGNATURE = ec.ECDSA(hashes.SHA384())
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825  # lives of certificates; fedvl federation renew makes the server's anew
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on, whatever the umask."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
         file.write(content)
 
 
-def make_certificates(folder: Path, host: str) -> None:
-    """ca.crt and ca.key, and server.crt and server.key for this host and for the machine itself."""
-    authority_key, server_key = ec.generate_private_key(CURVE()), ec.generate_private_key(CURVE())
-    authority_name, server_name = named("FedVL federation authority"), named(host)
-    authority = (
-        certificate(authority_name, authority_name, authority_key.public_key())
+# --- the authority and the server
+
+
+def make_authority(folder: Path) -> None:
+    """Make ca.crt, which all parties trust, and ca.key, which signs."""
+    key, name = ec.generate_private_key(CURVE()), named("FedVL federation authority")
+    made = (
+        certificate(name, name, key.public_key(), AUTHORITY_DAYS, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(authority_key, hashes.SHA384())
+        .sign(key, hashes.SHA384())
     )
+    write_private(folder / "ca.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_whole(folder / "ca.crt", made.public_bytes(Encoding.PEM))
+
+
+def make_server_certificate(folder: Path, host: str) -> None:
+    """Make server.crt and server.key for this host and for the machine itself."""
+    key, authority = ec.generate_private_key(CURVE()), read_certificate(folder / "ca.crt")
     hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
-    server = (
-        certificate(server_name, authority_name, server_key.public_key())
+    made = (
+        certificate(named(host), authority.subject, key.public_key(), SERVER_DAYS, authority.public_key())
         .add_extension(x509.SubjectAlternativeName([general_name(item) for item in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .sign(authority_key, hashes.SHA384())
+        .sign(authority_key(folder), hashes.SHA384())
     )
-    for name, key, made in (("ca", authority_key, authority), ("server", server_key, server)):
-        (folder / f"{name}.crt").write_bytes(made.public_bytes(Encoding.PEM))
-        write_private(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "server.key").unlink(missing_ok=True)
+    write_private(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_whole(folder / "server.crt", made.public_bytes(Encoding.PEM))
 
 
-def make_party_key(path: Path) -> str:
-    """A key pair in OpenSSH form: the private key in a file, the public one as a line of text."""
-    key = ec.generate_private_key(CURVE())
-    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+def certify_party(folder: Path, name: str, public_key: str) -> str:
+    """Return the authority's certificate that this key is this party's, as PEM."""
+    key, authority = load_ssh_public_key(public_key.encode()), read_certificate(folder / "ca.crt")
+    made = (
+        certificate(named(name), authority.subject, key, AUTHORITY_DAYS, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(authority_key(folder), hashes.SHA384())
+    )
+    return made.public_bytes(Encoding.PEM).decode()
 
 
-def certificate(subject: x509.Name, issuer: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+def authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{folder / 'ca.key'} is needed to sign; put it back for the moment.") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def certificate(
+    subject: x509.Name, issuer: x509.Name, public_key: Any, days: int, issuer_key: Any
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -59,8 +99,62 @@ def certificate(subject: x509.Name, issuer: x509.Name, public_key: Any) -> x509.
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
     )
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{path} is not there or no certificate; restore the folder.") from error
+
+
+def days_left(path: Path) -> int:
+    """Return for how many days a certificate is still valid; below 0 once it is over."""
+    return (read_certificate(path).not_valid_after_utc - datetime.now(UTC)).days
+
+
+# --- the parties
+
+
+def make_party_key(path: Path) -> str:
+    """Make a key pair in OpenSSH form; write the private key, return the public one."""
+    key = ec.generate_private_key(CURVE())
+    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def sign(path: Path, content: bytes) -> str:
+    """Sign with a party's private key."""
+    key = load_ssh_private_key(path.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return base64.b64encode(key.sign(content, SIGNATURE)).decode()
+
+
+def signed_by(public_key: str, content: bytes, signature: str) -> bool:
+    """Tell whether the owner of a party's key signed this; never raise on what a stranger wrote."""
+    try:
+        key = load_ssh_public_key(public_key.encode())
+        if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != CURVE.name:
+            return False
+        key.verify(base64.b64decode(signature, validate=True), content, SIGNATURE)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def fingerprint(public_key: str) -> str:
+    """Return a key's fingerprint as ssh-keygen -l shows it."""
+    blob = base64.b64decode(public_key.split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def authority_fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the authority's certificate, as browsers and openssl show it."""
+    return read_certificate(folder / "ca.crt").fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def named(name: str) -> x509.Name:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from pydantic import BaseModel
 
+from fedvl.config import FederationConfig, read_toml
 from fedvl.deployment.files import THIS_MACHINE, FederationFile
 from fedvl.deployment.keys import write_private
 from fedvl.errors import FedVLError
@@ -24,6 +25,7 @@ SWITCHES = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+ENVELOPE_BYTES = 2**16  # Flower's, and our header
 STARTING_SECONDS = 60.0  # for the SuperLink's port to open
 
 
@@ -69,7 +71,7 @@ class Link(BaseModel):
 
     address: str
     secret: str
-    nodes: tuple[int, ...]  # by client
+    nodes: dict[int, int]  # by client, of those who are admitted
 
 
 @contextmanager
@@ -109,15 +111,23 @@ def started_link(folder: Path, federation: FederationFile) -> Iterator[Link]:
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
     check_port_free(federation.listen, federation.port)
-    process = Process("superlink", options, folder / "flower", **{flower().SECRET_VARIABLE: secret})
+    process = Process(
+        "superlink", options, folder / "flower", **flower().door_settings(folder, secret, most_bytes(folder))
+    )
     try:
         wait_for_port(federation.port, process)
         address = f"{THIS_MACHINE}:{federation.port}"
-        keys = [member.public_key.encode() for member in federation.parties]
+        keys = [member.public_key.encode() for member in federation.admitted.values()]
         nodes = flower().register(address, (folder / "ca.crt").read_bytes(), secret, keys)
-        yield Link(address=address, secret=secret, nodes=tuple(nodes))
+        yield Link(address=address, secret=secret, nodes=dict(zip(federation.admitted, nodes, strict=True)))
     finally:
         process.stop()
+
+
+def most_bytes(folder: Path) -> int:
+    """Return what a message may have in any of the federation's experiments, with its envelope."""
+    settings = [read_toml(path) for path in folder.glob("experiments/*.toml")]
+    return ENVELOPE_BYTES + max(FederationConfig(**found["federation"]).max_message_bytes for found in settings)
 
 
 def check_port_free(host: str, port: int) -> None:

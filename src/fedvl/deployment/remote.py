@@ -120,10 +120,11 @@ class RemoteEngine:
         for answer in self._exchange("adopt", self.round, payloads).values():
             self._note_state(answer.header)
 
-    def finish(self, shared: Tensors, rounds: int) -> None:
-        """Send everyone the final tensors; a client that misses them loses nothing else."""
+    def finish(self, shared: Tensors, rounds: int, told: Collection[int] = ()) -> set[int]:
+        """Send all who are there and were not told yet the final tensors; return who answered."""
         limited = min(self.config.deadline, NOTICE_SECONDS)
-        self._exchange("finish", rounds, dict.fromkeys(self.transport.connected(), pack_tensors(shared)), limited)
+        left = self.transport.connected() - set(told)
+        return set(self._exchange("finish", rounds, dict.fromkeys(left, pack_tensors(shared)), limited))
 
     def private_of(self, client: int) -> Tensors:
         """Private tensors stay with their client."""

@@ -3,20 +3,24 @@
 import fcntl
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from fedvl.deployment.files import FederationFile, experiment_id, read_file
+from fedvl.deployment.files import experiment_id
+from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
+from fedvl.deployment.membership import read_federation
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import run_rounds
 from fedvl.preparation import Prepared, prepare
 from fedvl.run_folder import RunFolder
+
+FAREWELL_SECONDS = 60.0  # for parties to come that have not heard that a run is over; a SuperNode returns within 30
 
 
 def describe_federation(folder: Path) -> dict[str, str]:
@@ -25,21 +29,27 @@ def describe_federation(folder: Path) -> dict[str, str]:
 
 
 def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any]:
-    """Return the result of a run between machines; bring it to its end first."""
-    if folder.finished:
-        return folder.result
+    """Return the result of a run between machines; first bring it to its end and tell all."""
     assert folder.federation is not None
     place, experiment = Path(folder.federation["federation"]), folder.experiment
-    federation = read_file(place / "federation.json", FederationFile, "make it with fedvl federation init.")
+    if folder.finished and not place.is_dir():  # the federation was given up; the run is what it is
+        return folder.result
+    federation = read_federation(place)
+    told = set(folder.federation.get("told", []))
+    if folder.finished and told >= federation.admitted.keys():
+        return folder.result
+    if not federation.admitted:
+        raise FedVLError(
+            "No party has been admitted; each runs fedvl federation join, and you fedvl federation admit its request."
+        )
     prepared = prepare_server(folder, display)
     identity = Identity(folder.federation["run"], experiment_id(experiment, prepared.method.task.encoder))
     names = [member.name for member in federation.parties]
+    shown = {"parties": names, "certificate_days": days_left(place / "server.crt")}
     with opened_link(place, federation) as link, ExitStack() as stack:
         with held(place / ".begin"):
             authority = (place / "ca.crt").read_bytes()
-            transport = stack.enter_context(
-                flower().flower_run(link.address, authority, link.secret, dict(enumerate(link.nodes)))
-            )
+            transport = stack.enter_context(flower().flower_run(link.address, authority, link.secret, link.nodes))
         engine = RemoteEngine(
             transport,
             prepared.method,
@@ -47,12 +57,23 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             len(names),
             identity,
             prepared.device,
-            lambda status: folder.write_status({**status, "parties": names}),
+            lambda status: folder.write_status({**status, **shown}),
         )
-        wait_for_parties(engine, names, display)
-        result = run_rounds(folder, prepared, engine, display)
-        engine.finish(folder.tensors()[0], experiment.federation.rounds)
-    return result
+        if folder.finished:  # it ended before all had heard of it
+            wait_for_parties(engine, names, federation.admitted.keys() - told, display, FAREWELL_SECONDS, quorum=0)
+        else:
+            wait_for_parties(
+                engine,
+                names,
+                federation.admitted,
+                display,
+                experiment.federation.deadline,
+                experiment.federation.quorum,
+            )
+            run_rounds(folder, prepared, engine, display)
+        told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
+        folder.write_federation({**folder.federation, "told": sorted(told)})
+    return folder.result
 
 
 def prepare_server(folder: RunFolder, display: Display) -> Prepared:
@@ -66,21 +87,23 @@ def prepare_server(folder: RunFolder, display: Display) -> Prepared:
     return replace(prepared, notes=notes, training=replace(prepared.training, note=note))
 
 
-def wait_for_parties(engine: RemoteEngine, names: list[str], display: Display) -> None:
-    """Wait until all parties are connected, or the deadline is over and there is a quorum."""
+def wait_for_parties(
+    engine: RemoteEngine, names: list[str], awaited: Collection[int], display: Display, seconds: float, quorum: int
+) -> None:
+    """Wait until these parties are connected, or time is up and there is a quorum."""
     show = display.stage("Clients")
-    end = time.monotonic() + engine.config.deadline
-    while len(there := engine.transport.connected()) < len(names):
-        show(len(there), len(names))
+    end = time.monotonic() + seconds
+    while len(there := engine.transport.connected() & set(awaited)) < len(awaited):
+        show(len(there), len(awaited))
         if time.monotonic() >= end:
-            if len(there) >= engine.config.quorum:
+            if len(there) >= quorum:
                 break
-            missing = ", ".join(name for number, name in enumerate(names) if number not in there)
+            missing = ", ".join(names[number] for number in sorted(set(awaited) - there))
             raise FedVLError(
-                f"Too few clients came in {engine.config.deadline:g} seconds; start those that are missing ({missing}), then resume."
+                f"Too few clients came in {seconds:g} seconds; start those that are missing ({missing}), then resume."
             )
         time.sleep(0.2)
-    show(len(there), len(names))
+    show(len(there), len(awaited))
 
 
 @contextmanager

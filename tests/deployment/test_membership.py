@@ -1,0 +1,233 @@
+"""Parties join with keys of their own making; what is not theirs is not admitted, and what is revoked is gone."""
+
+import json
+import os
+import shutil
+import stat
+from importlib.util import find_spec
+
+import pytest
+from typer.testing import CliRunner
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
+
+from cryptography import x509
+
+from fedvl.cli import app
+from fedvl.deployment.files import resolve_for_parties
+from fedvl.deployment.keys import (
+    authority_fingerprint,
+    days_left,
+    fingerprint,
+    make_party_key,
+    read_certificate,
+    sign,
+    signed_by,
+)
+from fedvl.deployment.membership import (
+    admit,
+    check_key,
+    create,
+    find_member,
+    join,
+    read_federation,
+    read_request,
+    request_path,
+    revoke,
+)
+from fedvl.doctor import federation_folder
+from fedvl.errors import FedVLError
+
+NAMES = ["north", "south"]
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory):
+    """A federation between machines that nobody has joined yet."""
+    folder = tmp_path_factory.mktemp("founded") / "clinic"
+    settings = {"method": {"name": "linear"}, "data": {"dataset": "cifar10-mini"}}
+    create(folder, NAMES, "fed.example.org", 9443, resolve_for_parties(settings, len(NAMES)))
+    return folder
+
+
+@pytest.fixture
+def clinic(founded, tmp_path):
+    return shutil.copytree(founded, tmp_path / "clinic")
+
+
+def keys_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("key*"))
+
+
+def test_the_server_makes_no_partys_key_and_a_party_makes_its_own(clinic):
+    assert keys_in(clinic) == []
+    request = join(clinic / "parties" / "north")
+    assert keys_in(clinic) == ["parties/north/key"]
+    assert stat.S_IMODE((clinic / "parties/north/key").stat().st_mode) == 0o600
+    admit(clinic, read_request(request_path(clinic / "parties/north", "north")))
+    assert list(read_federation(clinic).admitted) == [0]
+    member = read_federation(clinic).parties[0]
+    assert member.public_key == request.public_key
+    certificate = x509.load_pem_x509_certificate(member.certificate.encode())
+    certificate.verify_directly_issued_by(read_certificate(clinic / "ca.crt"))
+    assert certificate.subject.rfc4514_string() == "CN=north"
+
+
+def test_on_one_machine_keys_are_made_at_once(tmp_path):
+    settings = {"method": {"name": "linear"}, "data": {"dataset": "cifar10-mini"}}
+    create(tmp_path / "clinic", NAMES, "127.0.0.1", 9443, resolve_for_parties(settings, len(NAMES)))
+    assert list(read_federation(tmp_path / "clinic").admitted) == [0, 1]
+    for name in NAMES:
+        check_key(tmp_path / "clinic" / "parties" / name)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o077, 0o277, 0o777])
+def test_a_key_is_0600_under_any_umask(mask, tmp_path):
+    before = os.umask(mask)
+    try:
+        make_party_key(tmp_path / "key")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_the_fingerprint_is_that_of_ssh(tmp_path):
+    keygen = shutil.which("ssh-keygen")
+    public = make_party_key(tmp_path / "key")
+    assert fingerprint(public).startswith("SHA256:")
+    assert len(fingerprint(public)) == 50
+    if keygen:
+        import subprocess
+
+        (tmp_path / "key.pub").write_text(public)
+        said = subprocess.run([keygen, "-l", "-f", tmp_path / "key.pub"], capture_output=True, text=True, check=True)
+        assert said.stdout.split()[1] == fingerprint(public)
+
+
+def test_a_second_key_needs_renew_and_replaces_the_first_when_it_is_admitted(clinic):
+    party = clinic / "parties" / "north"
+    first = join(party)
+    admit(clinic, first)
+    with pytest.raises(FedVLError, match="--renew makes another"):
+        join(party)
+    second = join(party, renew=True)
+    assert find_member(read_federation(clinic), "north").public_key == first.public_key  # until the operator agrees
+    admit(clinic, second)
+    assert find_member(read_federation(clinic), "north").public_key == second.public_key != first.public_key
+
+
+def test_a_revoked_party_is_out_and_can_join_again(clinic):
+    admit(clinic, join(clinic / "parties" / "north"))
+    admit(clinic, join(clinic / "parties" / "south"))
+    revoke(clinic, "north")
+    assert list(read_federation(clinic).admitted) == [1]
+    with pytest.raises(FedVLError, match="no key that could be revoked"):
+        revoke(clinic, "north")
+    with pytest.raises(FedVLError, match="its parties are north, south"):
+        revoke(clinic, "east")
+    admit(clinic, join(clinic / "parties" / "north", renew=True))
+    assert list(read_federation(clinic).admitted) == [0, 1]
+
+
+def forge(request, **changes):
+    return {**request.model_dump(), **changes}
+
+
+@pytest.mark.parametrize(
+    "case", ["name", "key", "signature", "type", "extra", "not json", "large", "absent", "other curve"]
+)
+def test_a_request_that_is_not_whole_is_not_admitted(case, clinic, tmp_path):
+    request, path = join(clinic / "parties" / "north"), tmp_path / "request.json"
+    stranger = make_party_key(tmp_path / "stranger")
+    contents = {
+        "name": forge(request, name="south"),
+        "key": forge(request, public_key=stranger),
+        "signature": forge(request, signature="AAAA"),
+        "type": forge(request, name=7),
+        "extra": forge(request, number=1),
+        "not json": "{",
+        "large": forge(request, name="n" * 10_000),
+        "other curve": forge(
+            request, public_key="ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJlbm90YWtleWJlbm90YWtleWJlbm90YWtleTAw"
+        ),
+    }
+    if case != "absent":
+        path.write_text(contents[case] if case == "not json" else json.dumps(contents[case]))
+    before = (clinic / "federation.json").read_bytes()
+    said = CliRunner().invoke(app, ["federation", "admit", str(clinic), str(path), "--yes"])
+    assert isinstance(said.exception, FedVLError)
+    assert "ask the party for it again" in str(said.exception)
+    assert (clinic / "federation.json").read_bytes() == before
+
+
+def test_a_request_counts_for_one_federation_and_one_party(clinic, founded, tmp_path):
+    request = join(clinic / "parties" / "north")
+    other = tmp_path / "other"
+    settings = {"method": {"name": "linear"}, "data": {"dataset": "cifar10-mini"}}
+    create(other, NAMES, "fed.example.org", 9443, resolve_for_parties(settings, len(NAMES)))
+    with pytest.raises(FedVLError, match="for another federation"):
+        admit(other, request)
+    admit(clinic, request)
+    twin = request.model_copy(update={"name": "south"})
+    twin = twin.model_copy(update={"signature": sign(clinic / "parties/north/key", twin.signed_part)})
+    assert signed_by(twin.public_key, twin.signed_part, twin.signature)
+    with pytest.raises(FedVLError, match="shows the key of another party"):
+        admit(clinic, twin)
+
+
+def test_the_commands_of_joining_show_both_fingerprints_and_ask(clinic):
+    runner, party = CliRunner(), clinic / "parties" / "north"
+    said = runner.invoke(app, ["federation", "join", str(party)], catch_exceptions=False)
+    request = read_request(request_path(party, "north"))
+    assert fingerprint(request.public_key) in said.stdout
+    assert authority_fingerprint(clinic) in said.stdout
+    asked = ["federation", "admit", str(clinic), str(request_path(party, "north"))]
+    refused = runner.invoke(app, asked, input="n\n")
+    assert isinstance(refused.exception, FedVLError)
+    assert not read_federation(clinic).admitted
+    agreed = runner.invoke(app, asked, input="y\n", catch_exceptions=False)
+    assert fingerprint(request.public_key) in agreed.stdout
+    assert list(read_federation(clinic).admitted) == [0]
+    runner.invoke(app, ["federation", "revoke", str(clinic), "north"], catch_exceptions=False)
+    assert not read_federation(clinic).admitted
+
+
+def test_revoke_takes_the_federation_of_the_present_folder(clinic, monkeypatch):
+    admit(clinic, join(clinic / "parties" / "north"))
+    monkeypatch.chdir(clinic)
+    CliRunner().invoke(app, ["federation", "revoke", "north"], catch_exceptions=False)
+    assert not read_federation(clinic).admitted
+
+
+def test_a_renewed_certificate_has_the_same_authority(clinic):
+    before = (clinic / "server.crt").read_bytes()
+    CliRunner().invoke(app, ["federation", "renew", str(clinic)], catch_exceptions=False)
+    assert (clinic / "server.crt").read_bytes() != before
+    read_certificate(clinic / "server.crt").verify_directly_issued_by(read_certificate(clinic / "ca.crt"))
+    (clinic / "ca.key").unlink()
+    said = CliRunner().invoke(app, ["federation", "renew", str(clinic)])
+    assert isinstance(said.exception, FedVLError)
+    assert "needed to sign" in str(said.exception)
+
+
+def test_a_key_that_others_can_read_is_not_used(clinic):
+    party = clinic / "parties" / "north"
+    with pytest.raises(FedVLError, match="fedvl federation join"):
+        check_key(party)
+    join(party)
+    check_key(party)
+    (party / "key").chmod(0o640)
+    with pytest.raises(FedVLError, match="Others can read"):
+        check_key(party)
+
+
+def test_doctor_shows_how_long_certificates_are_valid_and_who_is_missing(clinic, monkeypatch):
+    assert days_left(clinic / "server.crt") in (824, 825)
+    findings = federation_folder(clinic)
+    assert ("note", "not admitted: north, south (fedvl federation join, then admit)") in findings
+    assert any(kind == "good" and "the server's certificate is valid for 82" in said for kind, said in findings)
+    monkeypatch.setattr("fedvl.deployment.keys.days_left", lambda path: 10 if path.name == "server.crt" else -3)
+    findings = federation_folder(clinic)
+    assert ("bad", "the authority's certificate has expired for 3 days") in findings
+    assert ("note", f"the server's certificate is valid for 10 days; fedvl federation renew {clinic}") in findings
