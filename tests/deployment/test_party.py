@@ -11,7 +11,8 @@ if find_spec("flwr") is None:
 
 from helpers.parties import local_federation, party_of, remote_federation, request
 
-from fedvl.deployment.messages import Message, write
+from fedvl.deployment.messages import Message, pack_tensors, write
+from fedvl.deployment.party import Party
 from fedvl.errors import FedVLError
 
 
@@ -36,3 +37,25 @@ def test_everyone_gets_the_final_tensors_and_has_its_own(tmp_path):
     assert final.keys() == remote.shared.keys()
     assert all(torch.equal(final[name], remote.shared[name]) for name in remote.shared)
     assert grid.parties[3].engine.private_of(3).keys() == {"soft_labels", "sigma"}
+
+
+@pytest.mark.parametrize("name", ["fed-mp", "linear"])  # residuals; the order of batches
+def test_what_a_party_draws_comes_from_its_own_secret_and_lasts_through_a_restart(name, tmp_path):
+    """The server knows the experiment's seed: with it, it could draw residuals and batches again."""
+    template = local_federation(name, training={"batch_size": 2}).engine
+
+    def answer(folder, rehearsal):
+        engine = party_of(small_method(name), 3, folder, template).engine
+        party = Party(3, engine, folder / "3", rehearsal)
+        reply = party.answer(write(request(round=0), pack_tensors(engine.start)))
+        assert reply.read_header().problem == ""
+        return reply.payload
+
+    public = answer(tmp_path / "rehearsal", True)
+    assert answer(tmp_path / "another rehearsal", True) == public
+    first, second = answer(tmp_path / "first", False), answer(tmp_path / "second", False)
+    assert len({public, first, second}) == 3
+    for path in (tmp_path / "first").rglob("*.answer"):  # it starts again, and has forgotten what it answered
+        path.with_suffix(".json").unlink()
+        path.unlink()
+    assert answer(tmp_path / "first", False) == first

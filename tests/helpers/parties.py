@@ -92,7 +92,7 @@ def fake_grid(parties, faults=None):
 def party_of(method, client, folder, template):
     rows = [rows if number == client else rows[:0] for number, rows in enumerate(template.rows)]
     engine = LocalEngine(method, template.data, rows, template.training, template.federation, 0)
-    return Party(client, engine, folder / str(client))
+    return Party(client, engine, folder / str(client), rehearsal=True)
 
 
 def remote_federation(name, folder, faults=None, options=None, training=None, **settings):

@@ -48,6 +48,7 @@ class Ready(NamedTuple):
 class Client:
     def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
+        self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
         self.file = read_file(
             folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
         )
@@ -99,7 +100,7 @@ class Client:
             prepared = self.ready[header.experiment].prepared
             torch.set_num_threads(prepared.experiment.federation.threads)
             folder = self.folder / "runs" / header.run
-            self.parties[header.run] = Party(self.file.number, local_engine(prepared), folder)
+            self.parties[header.run] = Party(self.file.number, local_engine(prepared), folder, self.rehearsal)
         return self.parties[header.run]
 
     def _finish(self, prepared: Prepared, header: Header, party: Party) -> None:

@@ -2,7 +2,9 @@
 
 Private tensors are files named after their SHA-256, salted so that the server cannot try out
 guesses. Every request names those to begin with, so nothing is lost or counted twice when either
-side is killed; files that no request can name any more are removed.
+side is killed; files that no request can name any more are removed. What a party draws at random
+(batches, residuals, noise) comes from a secret of its own: whoever knows the experiment's seed could
+draw the same otherwise.
 """
 
 import hashlib
@@ -23,7 +25,7 @@ ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to t
 class Party:
     """One client in one run; its engine holds the data of this client alone."""
 
-    def __init__(self, number: int, engine: LocalEngine, folder: Path) -> None:
+    def __init__(self, number: int, engine: LocalEngine, folder: Path, rehearsal: bool = False) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
         self.limit = engine.federation.max_message_bytes
@@ -32,6 +34,8 @@ class Party:
         if not (folder / "salt").is_file():
             write_whole(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
+        if not rehearsal:
+            engine.private_seed = int.from_bytes(hashlib.sha256(b"randomness" + self.salt).digest())
 
     def answer(self, message: Message) -> Message:
         """The answer to a request; what goes wrong here is told, and ends nothing."""

@@ -62,6 +62,7 @@ class LocalEngine:
         self.training = training
         self.federation = federation
         self.seed = seed
+        self.private_seed = seed  # of what clients draw for themselves; a party has one that nobody else knows
         self.private: dict[int, Tensors] = {}
         self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
@@ -155,7 +156,7 @@ class LocalEngine:
         kept = self.private.get(client, {})
         if (kept and not self.method.role.renews_private) or not self._joins or not len(self.rows[client]):
             return kept
-        joined = self.method.join(self.data.take(self.rows[client]), torch_generator(self.seed, "join", client))
+        joined = self.method.join(self.data.take(self.rows[client]), torch_generator(self.private_seed, "join", client))
         self._joins = bool(joined)  # a method that keeps nothing is not asked again: that copies a client's data
         return {**joined, **kept}
 
@@ -205,7 +206,7 @@ class LocalEngine:
         rates = self._rates(round_index, used, max(steps))
         optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
         gradient_step = self._gradient_step(same)
-        generators = [torch_generator(self.seed, "noise", round_index, client) for client in clients]
+        generators = [torch_generator(self.private_seed, "noise", round_index, client) for client in clients]
         losses = torch.zeros(len(clients), dtype=torch.float64)
         padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
         whole = (
@@ -270,7 +271,7 @@ class LocalEngine:
         width = min(self.training.batch_size, len(used[0]))
         orders = []
         for client, own in zip(clients, used, strict=True):
-            generator = torch_generator(self.seed, "order", round_index, client)
+            generator = torch_generator(self.private_seed, "order", round_index, client)
             rest = torch.full((-len(own) % width,), filler)
             epochs = [
                 torch.cat([own[torch.randperm(len(own), generator=generator)], rest])
