@@ -17,7 +17,7 @@ from fedvl.config import Experiment, read_toml
 from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
 from fedvl.deployment.keys import write_private
-from fedvl.deployment.link import Process, flower
+from fedvl.deployment.link import Process, flower, most_bytes
 from fedvl.deployment.membership import check_key
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.own_images import open_own
@@ -26,6 +26,7 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
+from fedvl.files import write_whole
 from fedvl.preparation import Prepared, prepare
 from fedvl.result import describe
 from fedvl.run_folder import RunFolder
@@ -35,6 +36,7 @@ from fedvl.tensors import Tensors
 
 SHORT_SECONDS, MOST_SHORT = 60.0, 10  # a SuperNode that ends as soon as this, as often as this, will not live
 MOST_REFUSALS = 2  # the first may be of a server that is just starting
+MOST_RUNS = 200  # in a party's folder
 SENDING_SECONDS = 2.0  # for the SuperNode to pass on the last answer
 
 
@@ -63,6 +65,7 @@ class Client:
             raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
         self.parties: dict[str, Party] = {}
         self.finished = False
+        self.stay = False  # for further runs when one is over
 
     def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
         """Prepare the client's own images, or its share of the dataset for a rehearsal."""
@@ -80,13 +83,10 @@ class Client:
 
     def answer(self, message: Message) -> Message:
         header = message.read_header()
-        if header.experiment not in self.ready:
-            return write(
-                header.model_copy(
-                    update={"problem": "Its folder has no such experiment, or its model has other weights."}
-                )
-            )
-        party = self.party(header)
+        try:
+            party = self.party(header)
+        except FedVLError as error:
+            return write(header.model_copy(update={"problem": str(error)[:500]}))
         self.say(f"round {header.round + 1}: {header.kind}")
         reply = party.answer(message)
         if party.finished is not None:
@@ -96,12 +96,27 @@ class Client:
 
     def party(self, header: Header) -> Party:
         """Return the client in this run; several runs share its images, and nothing else."""
+        if header.experiment not in self.ready:
+            raise FedVLError("Its folder has no such experiment, or its model has other weights.")
+        folder = self.folder / "runs" / header.run
+        agreed = folder / "experiment"
+        if agreed.is_file() and agreed.read_text(encoding="utf-8") != header.experiment:
+            raise FedVLError("It takes part in this run with another experiment.")
         if header.run not in self.parties:
+            self._check_room(folder)
             prepared = self.ready[header.experiment].prepared
             torch.set_num_threads(prepared.experiment.federation.threads)
-            folder = self.folder / "runs" / header.run
             self.parties[header.run] = Party(self.file.number, local_engine(prepared), folder, self.rehearsal)
+            write_whole(agreed, header.experiment.encode())
         return self.parties[header.run]
+
+    def _check_room(self, folder: Path) -> None:
+        """Refuse further runs: each tells the server more about the same images, and takes disk."""
+        if not self.stay and self.parties:
+            raise FedVLError("It takes part in one run; with --stay it would in others.")
+        kept = [path for path in folder.parent.glob("*") if path != folder]
+        if len(kept) >= MOST_RUNS:
+            raise FedVLError(f"Its folder holds {len(kept)} runs; remove old ones from runs/ to take part in more.")
 
     def _finish(self, prepared: Prepared, header: Header, party: Party) -> None:
         """Leave a finished run: shared and own tensors, judged on its own test images."""
@@ -127,10 +142,11 @@ class Client:
 
     def serve(self, stay: bool) -> None:
         """Answer the server until the run is over, or for ever."""
+        self.stay = stay
         check_key(self.folder)
         secret, port = secrets.token_hex(32), free_port()
         with self._secret_file(secret) as secret_file:
-            node = Supervised(self.folder, self.file.server, port, secret_file)
+            node = Supervised(self.folder, self.file.server, port, secret_file, most_bytes(self.folder))
 
             def answer(message: Message) -> Message:
                 node.connected()
@@ -195,8 +211,9 @@ class Client:
 class Supervised:
     """The SuperNode of this machine, restarted when it ends, as the server may have been."""
 
-    def __init__(self, folder: Path, server: str, port: int, secret_file: Path) -> None:
+    def __init__(self, folder: Path, server: str, port: int, secret_file: Path, most_bytes: int) -> None:
         self.folder = folder
+        self.most_bytes = most_bytes
         self.options = [
             *("--superlink", server, "--port", str(port), "--isolation", "process"),
             *("--root-certificates", str(folder / "ca.crt")),
@@ -207,7 +224,8 @@ class Supervised:
         self._start()
 
     def _start(self) -> None:
-        self.process = Process("supernode", self.options, self.folder / "flower")
+        limits = flower().node_settings(self.most_bytes)
+        self.process = Process("supernode", self.options, self.folder / "flower", **limits)
         self.began = time.monotonic()
 
     def connected(self) -> None:

@@ -15,6 +15,7 @@ SuperLink's port register keys and start code on all nodes; ``door.py`` stands b
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -60,6 +61,7 @@ from fedvl.errors import FedVLError
 
 SECRET_VARIABLE, FOLDER_VARIABLE = "FEDVL_LINK_SECRET", "FEDVL_LINK_FOLDER"
 MOST_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
+NODE_BYTES, COPIES = 2**30, 4  # what a SuperNode needs, and how often it holds a message
 MOST_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
 POLL_SECONDS = 0.05
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
@@ -286,6 +288,11 @@ def door_settings(folder: Path, secret: str, most_bytes: int) -> dict[str, str]:
     }
 
 
+def node_settings(most_bytes: int) -> dict[str, str]:
+    """Return the variables that bound what a SuperNode may hold of the messages that it is sent."""
+    return {MOST_BYTES_VARIABLE: str(most_bytes)}
+
+
 class PartyKeys:
     """The keys of a federation's parties as its file has them now, without the revoked."""
 
@@ -333,6 +340,9 @@ def start(command: str, parent: int, options: list[str]) -> None:
     if command == "supernode":
         from flwr.supernode.cli import flower_supernode
 
+        # Flower reads a message of any size; this process ends instead, and is started again
+        most = NODE_BYTES + COPIES * int(os.environ[MOST_BYTES_VARIABLE])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         flower_supernode()
     else:
         from flwr.superlink import extensions
