@@ -16,11 +16,11 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.federation.checks import sort_out
-from fedvl.methods.base import Update
+from fedvl.methods.base import Method, Options, Update
 from fedvl.tensors import Tensors, digest, weighted_mean
 from tests.helpers.bad_updates import KINDS, bad_message, honest, received
 from tests.helpers.kills import AT_RANDOM, PLACES, Campaign, kill_runs
-from tests.helpers.small import PAPERS
+from tests.helpers.small import PAPERS, small_task
 
 BAD = 2  # the client that sends an invalid update
 
@@ -50,7 +50,8 @@ def ours(kind: str) -> str:
     shared, updates = trial_updates()
     messages = [bad_message(kind, u) if u.client == BAD else honest(u.tensors, u.client, u.weight) for u in updates]
     readable, unreadable = received(messages)
-    good, refused = sort_out(readable, range(4), shared, {}, FederationConfig())
+    method = Method(Options(), small_task())
+    good, refused = sort_out(readable, dict.fromkeys(range(4), 20), shared, method, FederationConfig())
     merged = weighted_mean([update.tensors for update in good], [update.weight for update in good])
     [refusal] = unreadable + refused
     same = digest(merged) == digest(without_bad(updates)) and refusal.client == BAD

@@ -85,7 +85,8 @@ class FederationConfig(Section):
     one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
     threads: int = Field(2, ge=1)  # of the CPU in training; a setting, since it changes the order of sums
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
-    max_examples: float = Field(1e9, gt=0)  # a client that claims more examples is refused
+    max_norm_ratio: float = Field(6.0, gt=1)  # an update that moves so many times farther than others is refused
+    max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
     # across machines only
     deadline: float = Field(600.0, gt=0)  # seconds for clients to answer; later ones are left out of the round
     max_message_bytes: int = Field(2**28, ge=2**16)  # a larger message is not read

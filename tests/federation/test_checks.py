@@ -2,13 +2,25 @@ import math
 
 import pytest
 import torch
+from helpers.small import small_task
 
 from fedvl.config import FederationConfig
-from fedvl.federation.checks import sort_out
-from fedvl.methods.base import Update
+from fedvl.federation.checks import Report, compare_moves, mean_loss, sort_out, sound_reports
+from fedvl.methods.base import Method, Options, Update
+from fedvl.methods.roles import Sent
 
 SHARED = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
 LIMITS = FederationConfig(max_update_norm=100.0)
+PLAIN = Method(Options(), small_task())
+
+
+class Equal(Method):
+    weighting = "clients"
+
+
+class WithText(Method):
+    def roles(self):
+        return {"text": Sent(lambda tensors, samples: None, (range(1, 8), 5))}
 
 
 def good(client=0, weight=1.0, **changes):
@@ -46,7 +58,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_update_is_refused_and_named_and_the_good_ones_stay(kind):
-    accepted, refusals = sort_out([good(2), BAD[kind], good(0)], [0, 1, 2], SHARED, {}, LIMITS)
+    accepted, refusals = sort_out([good(2), BAD[kind], good(0)], dict.fromkeys([0, 1, 2], 9), SHARED, PLAIN, LIMITS)
     assert [update.client for update in accepted] == [0, 2]
     assert [refusal.client for refusal in refusals] == [BAD[kind].client]
     assert refusals[0].reason
@@ -54,7 +66,7 @@ def test_a_bad_update_is_refused_and_named_and_the_good_ones_stay(kind):
 
 def test_a_second_answer_is_refused_and_the_first_stays():
     first = good(0, weight=2.0)
-    accepted, refusals = sort_out([first, good(0, weight=9.0)], [0], SHARED, {}, LIMITS)
+    accepted, refusals = sort_out([first, good(0, weight=9.0)], {0: 9}, SHARED, PLAIN, LIMITS)
     assert accepted == [first]
     assert refusals[0].reason == "answered twice"
 
@@ -62,14 +74,16 @@ def test_a_second_answer_is_refused_and_the_first_stays():
 def test_the_norm_limit_is_on_the_move_not_on_the_value():
     shared = {"weight": torch.full((2, 3), 1e6), "bias": torch.zeros(2)}
     near = Update(0, {"weight": torch.full((2, 3), 1e6 + 1), "bias": torch.zeros(2)}, 1.0)
-    assert sort_out([near], [0], shared, {}, LIMITS) == ([near], [])
+    assert sort_out([near], {0: 9}, shared, PLAIN, LIMITS) == ([near], [])
 
 
 @pytest.mark.parametrize(
     "sent, reason",
     [
-        (torch.ones(3, 5), None),
+        (torch.ones(1, 5), None),
         (torch.ones(7, 5), None),
+        (torch.ones(0, 5), "has shape"),
+        (torch.ones(8, 5), "has shape"),
         (torch.ones(3, 4), "has shape"),
         (torch.ones(5), "has shape"),
         (torch.full((3, 5), math.nan), "not finite"),
@@ -79,6 +93,93 @@ def test_the_norm_limit_is_on_the_move_not_on_the_value():
 )
 def test_extras_are_checked_too(sent, reason):
     update = Update(0, {**good().tensors, **({} if sent is None else {"text": sent})}, 1.0)
-    accepted, refusals = sort_out([update], [0], SHARED, {"text": (None, 5)}, LIMITS)
+    accepted, refusals = sort_out([update], {0: 9}, SHARED, WithText(Options(), small_task()), LIMITS)
     assert len(accepted) == (reason is None)
     assert all(reason in refusal.reason for refusal in refusals)
+
+
+@pytest.mark.parametrize("weight, examples, accepted", [(9.0, 9, 1), (9.5, 9, 0), (1.0, 0, 0), (2e6, 2_000_000, 0)])
+def test_a_weight_is_at_most_what_was_declared(weight, examples, accepted):
+    assert len(sort_out([good(weight=weight)], {0: examples}, SHARED, PLAIN, LIMITS)[0]) == accepted
+
+
+def test_where_all_clients_count_equally_no_weight_is_above_one():
+    equal = Equal(Options(), small_task())
+    assert len(sort_out([good(weight=1.0)], {0: 9}, SHARED, equal, LIMITS)[0]) == 1
+    assert len(sort_out([good(weight=1.5)], {0: 9}, SHARED, equal, LIMITS)[0]) == 0
+
+
+def refused(moves, examples=None, before=0.0):
+    """The clients that are refused when clients move by so much."""
+    examples = dict(enumerate(examples or [10] * len(moves)))
+    start = {"weight": torch.zeros(1)}
+    updates = [Update(client, {"weight": torch.tensor([float(move)])}, 1.0) for client, move in enumerate(moves)]
+    compared = compare_moves(updates, examples, start, PLAIN.role, 6.0, before)
+    far = [refusal.client for refusal in compared.refusals]
+    assert [update.client for update in compared.good] == [client for client in examples if client not in far]
+    return far
+
+
+@pytest.mark.parametrize(
+    "moves, expected",
+    [
+        ([1] * 9 + [10], [9]),
+        ([1] * 9 + [-10], [9]),
+        ([1] * 9 + [5.9], []),
+        ([1] * 9 + [6.1], [9]),
+        ([1, 1, 1, 1, 47], []),  # of five clients less is known: 6 x 2^3 times is allowed
+        ([1, 1, 1, 1, 49], [4]),
+        ([1, 1, 1000], [2]),
+        ([1, 1000], []),  # of two nobody can say which is right
+        ([0, 0, 1], []),  # those who stand still say nothing
+        ([0, 0, 0, 1, 1.1, 500], [5]),
+        ([0.001] + [1] * 9, []),  # who sends next to nothing does not make the others suspect
+        ([1] * 8 + [100] * 2, [8, 9]),  # a fifth of liars
+    ],
+)
+def test_a_move_far_beyond_the_others_is_refused(moves, expected):
+    assert refused(moves) == expected
+
+
+def test_a_client_of_many_examples_may_move_farther():
+    assert refused([1] * 9 + [50], [10] * 9 + [100]) == []
+    assert refused([1] * 9 + [61], [10] * 9 + [100]) == [9]
+    assert refused([1] * 9 + [7], [100] * 9 + [10]) == [9]
+
+
+def test_where_two_of_three_have_nothing_to_learn_the_third_may():
+    start = {"weight": torch.full((1,), 2.0)}
+
+    def far(move, clients):
+        moves = [*[0.001] * (clients - 1), move]
+        updates = [Update(client, {"weight": start["weight"] + own}, 1.0) for client, own in enumerate(moves)]
+        examples = dict.fromkeys(range(clients), 10)
+        return [r.client for r in compare_moves(updates, examples, start, PLAIN.role, 6.0, 0.0).refusals]
+
+    assert far(1.9, 3) == []
+    assert far(2.1, 3) == [2]
+    assert far(1.9, 5) == [4]
+
+
+def test_what_was_usual_stays_usual_when_most_have_learned_all():
+    learned = [0.01] * 9 + [1]
+    assert refused(learned) == [9]
+    assert refused(learned, before=0.5) == []
+    assert refused([0.01] * 9 + [10], before=0.5) == [9]
+
+
+def test_the_mean_loss_leaves_out_what_is_far_beyond_the_others():
+    assert mean_loss([1.0, 2.0, 6.0]) == 3.0
+    assert mean_loss([1.0, 2.0, 1e6]) == 1.5
+    assert mean_loss([1.0, 2.0, -1e6]) == 1.5
+    assert mean_loss([0.0, 0.0, 9.0]) == 3.0
+    assert mean_loss([300.0, 200.0, 100.0]) == 200.0
+    assert mean_loss([1.0, 5.0]) == 3.0
+    assert math.isnan(mean_loss([1.0, math.nan, 2.0]))
+
+
+def test_a_report_of_more_than_can_be_counted_is_refused():
+    reports = [Report(0, {"counts": torch.tensor([3e38, 1.0])}), Report(1, {"counts": torch.tensor([3.0, 1.0])})]
+    accepted, refusals = sound_reports(reports, {"counts": (2,)})
+    assert [report.client for report in accepted] == [1]
+    assert "values above 1e+09" in refusals[0].reason

@@ -18,3 +18,10 @@ def test_drift_diversity_and_cosine_distance_by_hand():
     assert figures["cosine_distance_visual"] == pytest.approx(1 - 2 / math.sqrt(8))
     assert figures["cosine_distance_context"] == pytest.approx(0)
     assert drift(before[:1], after[:1], ["visual", "context"]) == {}
+
+
+def test_moves_that_cancel_out_have_no_diversity_and_stay_numbers():
+    before = [{"visual": torch.zeros(2)}] * 2
+    after = [{"visual": torch.tensor([1.0, 0.0])}, {"visual": torch.tensor([-1.0, 0.0])}]
+    assert drift(before, after, ["visual"]) == {"cosine_distance_visual": pytest.approx(2)}
+    assert all(math.isfinite(value) for value in drift(before, before, ["visual"]).values())

@@ -26,7 +26,8 @@ UNREADABLE = object()  # what Flower itself fails on
 class FakeGrid:
     """Of a Grid of Flower's what is our own (:func:`fake_grid`).
 
-    Parties answer at once, unless ``faults[client, round, kind]`` (round from 0) does something else with request and party.
+    Parties answer at once, unless ``faults[client, round, kind]`` (round from 0) does something else with request and party;
+    an answer may be a pair of the client that really sends it (None: a stranger) and the message.
     """
 
     def __init__(self, parties, faults=None):
@@ -56,10 +57,14 @@ class FakeGrid:
     def as_message(self, answer, envelope):
         if answer is UNREADABLE:
             return answer
+        node = envelope.metadata.dst_node_id
+        if type(answer) is tuple:
+            sender, answer = answer
+            node = 1 if sender is None else NODE + sender
         if isinstance(answer, Message):
             answer = flower.pack(answer)
         reply = flower_app.Message(answer, reply_to=envelope)
-        reply.metadata.__dict__["_src_node_id"] = envelope.metadata.dst_node_id
+        reply.metadata.__dict__["_src_node_id"] = node
         return reply
 
     def pull_messages(self, tickets):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from helpers.small import run_quietly, small_federation, small_method
+from helpers.small import RAGGED, run_quietly, small_federation, small_method
 
 from fedvl.federation.checks import Report, sort_out, sound_reports, sum_of_reports
 from fedvl.methods.base import Update
+from fedvl.methods.roles import Shapes
 from fedvl.tensors import digest
 
 COHORT = (0, 2, 3)
@@ -49,8 +50,9 @@ INTRUDERS = {
 @pytest.mark.parametrize("what", INTRUDERS)
 def test_an_intruder_is_refused_and_changes_nothing(federation, updates, what):
     wanted = [of(client, updates["now"]) for client in COHORT]
+    asked = dict.fromkeys(COHORT, max(RAGGED))
     intruders, reason = INTRUDERS[what][0](updates), INTRUDERS[what][1]
-    good, refusals = sort_out([*wanted, *intruders], COHORT, federation.shared, {}, federation.config)
+    good, refusals = sort_out([*wanted, *intruders], asked, federation.shared, federation.method, federation.config)
     assert [(refusal.client, refusal.reason) for refusal in refusals] == [(u.client, reason) for u in intruders]
     merged = federation.method.merge(federation.shared, good)
     assert digest(merged) == digest(federation.method.merge(federation.shared, wanted))
@@ -58,7 +60,10 @@ def test_an_intruder_is_refused_and_changes_nothing(federation, updates, what):
 
 def test_another_runs_update_is_refused_even_if_it_comes_first(federation, updates):
     intruder = of(2, updates["elsewhere"])
-    good, refusals = sort_out([intruder, *updates["now"]], range(5), federation.shared, {}, federation.config)
+    asked = dict.fromkeys(range(5), max(RAGGED))
+    good, refusals = sort_out(
+        [intruder, *updates["now"]], asked, federation.shared, federation.method, federation.config
+    )
     assert [update.client for update in good] == [0, 2, 3, 4]
     assert refusals[0].client == 2
     assert "missing or not asked for" in refusals[0].reason
@@ -67,7 +72,7 @@ def test_another_runs_update_is_refused_even_if_it_comes_first(federation, updat
 def test_a_client_reports_once_and_the_order_of_reports_cannot_be_seen():
     generator = torch.Generator().manual_seed(0)
     reports = [Report(client, {"counts": torch.rand(5, generator=generator)}) for client in range(7)]
-    shapes: dict[str, tuple[int | None, ...]] = {"counts": (5,)}
+    shapes: Shapes = {"counts": (5,)}
     good, refusals = sound_reports([*reversed(reports), Report(3, {"counts": torch.full((5,), 9.0)})], shapes)
     assert good == reports
     assert refusals == [(3, "in its report answered twice")]

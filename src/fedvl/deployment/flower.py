@@ -94,9 +94,9 @@ def unpack(envelope: FlowerMessage) -> Message:
     if len(envelope.content) != 1:
         raise FedVLError("its message is none of ours")
     record = envelope.content.get(RECORD)
-    header, payload = (
-        (record.get("header"), record.get("payload")) if isinstance(record, ConfigRecord) else (None, None)
-    )
+    if not isinstance(record, ConfigRecord) or record.keys() != {"header", "payload"}:
+        raise FedVLError("its message is none of ours")
+    header, payload = record["header"], record["payload"]
     if not isinstance(header, str) or not isinstance(payload, bytes):
         raise FedVLError("its message is none of ours")
     return Message(header, payload)

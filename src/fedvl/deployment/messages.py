@@ -43,6 +43,7 @@ class Header(BaseModel):
         ""  # request: those to begin with; reply: those that resulted
     )
     # replies only
+    examples: Annotated[int, Field(ge=0, lt=2**31)] = 0  # that the client has, whatever it trains on in this round
     weight: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     loss: Annotated[FiniteFloat, Field(ge=-MOST_LOSS, le=MOST_LOSS)] = 0.0
     idle: bool = False  # the client has nothing to do in this round
@@ -53,6 +54,14 @@ class Header(BaseModel):
             getattr(self, field) == getattr(request, field)
             for field in ("run", "experiment", "round", "attempt", "kind", "client")
         )
+
+    def misplaced(self, payload: bytes) -> str | None:
+        """Return what an answer of this kind has no place for, or None."""
+        if (self.kind != "train" or self.idle) and (self.weight or self.loss or self.examples):
+            return "a weight, a loss or a number of examples"
+        if payload and (self.kind not in ("train", "report") or self.idle):
+            return "tensors"
+        return None
 
 
 class Message(NamedTuple):

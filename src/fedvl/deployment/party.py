@@ -78,8 +78,8 @@ class Party:
             return request.model_copy(update={"idle": True}), None
         self.engine.keep(trained)
         result = trained[0]
-        reply = {"state": self._keep(request.round), "weight": result.update.weight, "loss": result.loss}
-        return request.model_copy(update=reply), result.update.tensors
+        reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
+        return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
 
     # --- what may be asked
 
@@ -109,7 +109,7 @@ class Party:
 
     def _note(self, header: Header, content: bytes, asked: str) -> None:
         """Keep what was answered, so that a round has one answer; older ones are removed."""
-        told = header.model_dump(include={"state", "weight", "loss", "idle", "problem"})
+        told = header.model_dump(include={"state", "examples", "weight", "loss", "idle", "problem"})
         write_whole(self._reply(header).with_suffix(".answer"), content)
         write_whole(self._reply(header), json.dumps({**told, "asked": asked}).encode())
         self._forget((".json", ".answer"))

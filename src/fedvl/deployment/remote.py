@@ -24,6 +24,7 @@ from fedvl.tensors import Tensors
 STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
+MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
 NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
 
 
@@ -88,7 +89,8 @@ class RemoteEngine:
             if client in answers:
                 header, tensors = answers[client]
                 private = {STATE: name_as_tensor(header.state)} if header.state else {}
-                trained.append(Trained(Update(client, tensors, header.weight), private, header.loss))
+                update = Update(client, tensors, header.weight)
+                trained.append(Trained(update, private, header.loss, header.examples))
         return trained
 
     def keep(self, trained: Iterable[Trained]) -> None:
@@ -140,6 +142,9 @@ class RemoteEngine:
         if header.state:
             self.private[header.client] = {STATE: name_as_tensor(header.state)}
 
+    def _states_of_others(self, client: int) -> set[str]:
+        return {read_name(held[STATE]) for other, held in self.private.items() if other != client}
+
     def _request(self, kind: Kind, round_index: int, client: int) -> Header:
         private = self.private.get(client)
         return Header(
@@ -149,7 +154,7 @@ class RemoteEngine:
             attempt=self.attempt,
             kind=kind,
             client=client,
-            state=bytes(private[STATE].cpu().numpy()).hex() if private else "",
+            state=read_name(private[STATE]) if private else "",
         )
 
     def _exchange(
@@ -167,11 +172,13 @@ class RemoteEngine:
         answers: dict[int, Received] = {}
         while waiting:
             for ticket, sender, message in self.transport.collect([*waiting, *self.late]):
+                if self._is_forged(waiting.get(ticket) or self.late.get(ticket), sender, message):
+                    continue
                 request = waiting.pop(ticket, None)
                 if request is None:
                     self._refuse_late(ticket, sender, message)
                     continue
-                answer = self._open(request, sender, message)
+                answer = self._open(request, message)
                 if answer is not None:
                     answers[request.client] = answer
                 self._show(kind, round_index, [late.client for late in waiting.values()])
@@ -196,16 +203,28 @@ class RemoteEngine:
         self.next_look = time.monotonic() + LOOK_SECONDS
         return not self.transport.connected() & {request.client for request in waiting.values()}
 
-    def _open(self, request: Header, sender: int | None, message: Message | FedVLError) -> Received | None:
+    def _is_forged(self, request: Header | None, sender: int | None, message: Message | FedVLError) -> bool:
+        """Tell whether another party, or none, answers in a client's name; its own answer is still awaited."""
+        if request is None or sender == request.client or (sender is None and isinstance(message, FedVLError)):
+            return False
+        if sender is not None:
+            self._refuse(sender, f"it answered in the name of client {request.client}")
+        return True
+
+    def _open(self, request: Header, message: Message | FedVLError) -> Received | None:
         try:
             if isinstance(message, FedVLError):
                 raise message
             self.last_seen[request.client] = time.time()
             header = message.read_header()
-            if sender != request.client or not header.answers(request):
+            if not header.answers(request):
                 raise FedVLError("it answers a request of another run, round or client")
             if header.problem:
                 raise FedVLError(f"it says: {header.problem}")
+            if odd := header.misplaced(message.payload):
+                raise FedVLError(f"there is no place for {odd} in its answer")
+            if header.state and header.state in self._states_of_others(request.client):
+                raise FedVLError("it names the private tensors of another client")
             if header.idle:
                 return None
             tensors = unpack_tensors(message.payload, self.config.max_message_bytes) if message.payload else {}
@@ -225,6 +244,8 @@ class RemoteEngine:
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""
+        if sum(problem.client == client for problem in self.problems) >= MOST_NOTED:
+            return
         self.problems.append(
             refusal(client, "".join(character if character.isprintable() else "?" for character in reason))
         )
@@ -239,6 +260,10 @@ class RemoteEngine:
                 "last_seen": {str(client): moment for client, moment in self.last_seen.items()},
             }
         )
+
+
+def read_name(tensor: torch.Tensor) -> str:
+    return bytes(tensor.cpu().numpy()).hex()
 
 
 def name_as_tensor(name: str) -> torch.Tensor:

@@ -1,17 +1,23 @@
 """Check updates and reports before they count; each refusal is named and recorded."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from fedvl.config import FederationConfig
-from fedvl.methods.base import Update
-from fedvl.methods.roles import Roles, Shapes
+from fedvl.methods.base import Method, Update
+from fedvl.methods.roles import Roles, Shape, Shapes
 from fedvl.tensors import Tensors
 
 MOST_REASON = 300  # characters
+MOST_REPORTED = 1e9  # so that the sum over any number of clients is a number, and whole numbers stay whole
+# A move of this share of the shared tensors is lost in rounding: clients of one class may have no gradient at all,
+# and say nothing of how far others move.
+STILL = 1e-5
+LOSSES_APART = 10.0  # times what is usual, and at least this many nats, before a loss is left out of the mean
 
 
 class Refusal(NamedTuple):
@@ -61,6 +67,8 @@ def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
             return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not torch.float32 of {shapes[name]}"
         if not bool((torch.isfinite(tensor) & (tensor >= 0)).all()):
             return f"'{name}' holds values that are not finite or below 0"
+        if not bool((tensor <= MOST_REPORTED).all()):
+            return f"'{name}' holds values above {MOST_REPORTED:g}"
     return None
 
 
@@ -76,7 +84,7 @@ def foreign(received: Tensors, start: Tensors, roles: Roles) -> str | None:
     for name, tensor in received.items():
         declared = start.get(name)
         dtype = torch.float32 if declared is None else declared.dtype
-        shape: tuple[int | None, ...] = roles.given[name] if declared is None else tuple(declared.shape)
+        shape: Shape = roles.given[name] if declared is None else tuple(declared.shape)
         shape = (roles.shared(name).shape or shape) if declared is not None else shape
         if tensor.dtype != dtype or not fits(tensor, shape):
             return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}"
@@ -85,25 +93,30 @@ def foreign(received: Tensors, start: Tensors, roles: Roles) -> str | None:
     return None
 
 
-def fits(tensor: torch.Tensor, shape: tuple[int | None, ...]) -> bool:
+def fits(tensor: torch.Tensor, shape: Shape) -> bool:
     return len(tensor.shape) == len(shape) and all(
-        want in (None, has) for want, has in zip(shape, tensor.shape, strict=True)
+        has in want if isinstance(want, range) else want in (None, has)
+        for want, has in zip(shape, tensor.shape, strict=True)
     )
 
 
 def sort_out(
-    updates: Iterable[Update], cohort: Collection[int], shared: Tensors, extras: Shapes, limits: FederationConfig
+    updates: Iterable[Update], asked: Mapping[int, int], shared: Tensors, method: Method, limits: FederationConfig
 ) -> tuple[list[Update], list[Refusal]]:
-    """The updates fit to be merged, by client, and the refusals."""
+    """The updates fit to be merged, by client, and the refusals.
+
+    ``asked`` has the clients that were asked, and how many examples each has declared.
+    """
     good: dict[int, Update] = {}
     refusals = []
     for update in updates:
-        if update.client not in cohort:
+        if update.client not in asked:
             reason: str | None = "was not asked this round"
         elif update.client in good:
             reason = "answered twice"
         else:
-            reason = fault(update, shared, extras, limits)
+            reason = unfounded(update.weight, asked[update.client], method.weighting, limits)
+            reason = reason or fault(update, shared, method.role.sent_shapes, limits)
         if reason is None:
             good[update.client] = update
         else:
@@ -111,19 +124,26 @@ def sort_out(
     return [good[client] for client in sorted(good)], refusals
 
 
+def unfounded(weight: float, examples: int, weighting: str, limits: FederationConfig) -> str | None:
+    """Why a client may not have this weight, or None: it declared its examples before it trained."""
+    if not 0 < examples <= limits.max_examples:
+        return f"it declares {examples} examples, not between 1 and {limits.max_examples:g}"
+    most = 1 if weighting == "clients" else examples
+    if not 0 < weight <= most:  # NaN fails too
+        return f"weight {weight} is not between 0 and {most}, what it declared"
+    return None
+
+
 def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationConfig) -> str | None:
-    """Why an update may not be merged, or None."""
-    if not (0 < update.weight <= limits.max_examples and update.weight < math.inf):  # NaN fails too
-        return f"weight {update.weight} is not between 0 and {limits.max_examples:g}"
+    """Why an update may not be merged, whatever the others are, or None."""
     if update.tensors.keys() != shared.keys() | extras.keys():
         odd = sorted(update.tensors.keys() ^ (shared.keys() | extras.keys()))
         return f"tensors {', '.join(map(repr, odd))} are missing or not asked for"
     moved = 0.0
     for name, sent in update.tensors.items():
         expected = shared.get(name)
-        dtype, shape = (
-            (expected.dtype, tuple(expected.shape)) if expected is not None else (torch.float32, extras[name])
-        )
+        dtype = torch.float32 if expected is None else expected.dtype
+        shape: Shape = extras[name] if expected is None else tuple(expected.shape)
         if sent.dtype != dtype:
             return f"'{name}' is {sent.dtype}, not {dtype}"
         if not fits(sent, shape):
@@ -136,3 +156,55 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
     if not moved <= limits.max_update_norm:
         return f"it moves by {moved:.3g}, more than {limits.max_update_norm:g}"
     return None
+
+
+class Compared(NamedTuple):
+    """The updates of a round that move as others do, the refusals, and the largest usual move so far."""
+
+    good: list[Update]
+    refusals: list[Refusal]
+    usual: float
+
+
+def compare_moves(
+    updates: Sequence[Update], examples: Mapping[int, int], shared: Tensors, role: Roles, ratio: float, before: float
+) -> Compared:
+    """Refuse updates that move what is trained much farther than is usual.
+
+    Usual is the move that a fifth of the clients exceed, in this round or an earlier one (``before``): a few liars
+    cannot raise it, and clients that have learned all do not lower it. A client of many examples takes more steps, so
+    it may move farther in proportion. Of fewer than ten clients less is known, and more is allowed: of three or four,
+    where two may have nothing to learn, any move within the norm of the tensors themselves. Fewer are not compared.
+    """
+    trained = [name for name in shared if role.shared(name).trained]
+    size = length({name: shared[name] for name in trained})
+    moves = {u.client: length({name: u.tensors[name] - shared[name] for name in trained}) for u in updates}
+    moving = [client for client, move in moves.items() if move > STILL * size]
+    if len(moving) < 3:
+        return Compared(list(updates), [], before)
+    usual = max(before, usual_among([moves[client] for client in moving]))
+    allowed = max(ratio * max(1.0, 10 / len(moving)) ** 3 * usual, size if len(moving) < 5 else 0.0)
+    typical = statistics.median(examples[client] for client in moving)
+    far = [client for client in moving if moves[client] > allowed * max(1.0, examples[client] / typical)]
+    refusals = [
+        refusal(client, f"it moves by {moves[client]:.3g}, far more than the usual {usual:.3g} (max_norm_ratio)")
+        for client in far
+    ]
+    return Compared([update for update in updates if update.client not in far], refusals, usual)
+
+
+def length(tensors: Tensors) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in tensors.values()))
+
+
+def usual_among(values: Sequence[float]) -> float:
+    """Return the value that a fifth of the clients exceed, or the second largest of a few."""
+    return sorted(values, reverse=True)[max(1, len(values) // 5)]
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of the clients' losses without those far beyond the others'."""
+    if len(losses) >= 3:
+        most = LOSSES_APART * max(1.0, usual_among([abs(loss) for loss in losses]))
+        losses = [loss for loss in losses if not abs(loss) > most]  # one that is none stays, and is seen
+    return sum(losses) / len(losses)

@@ -16,7 +16,9 @@ def drift(before: Sequence[Tensors], after: Sequence[Tensors], names: Sequence[s
         if len(after) > 1 and all(name in tensors for tensors in (*before, *after)):
             ends = [tensors[name].double().flatten() for tensors in after]
             moves = torch.stack([end - start[name].double().flatten() for start, end in zip(before, ends, strict=True)])
-            figures[f"drift_diversity_{name}"] = float(moves.pow(2).sum() / moves.sum(0).pow(2).sum())  # eq. 6
+            together = moves.sum(0).pow(2).sum()
+            if together > 0:  # one client may send the others' moves back, and standing still has no direction
+                figures[f"drift_diversity_{name}"] = float(moves.pow(2).sum() / together)  # eq. 6
             cosines = [cosine_similarity(one, other, dim=0) for one, other in combinations(ends, 2)]
             figures[f"cosine_distance_{name}"] = float(1 - torch.stack(cosines).mean())
     return figures

@@ -34,6 +34,7 @@ class Trained(NamedTuple):
     update: Update
     private: Tensors
     loss: float
+    examples: int  # that the client declares; what it trained on may be fewer
 
 
 class Member(NamedTuple):
@@ -263,8 +264,10 @@ class LocalEngine:
         if role.sent:
             samples = self.data.take(self.rows[client])
             sent |= {name: extra.make({**private, **sent}, samples) for name, extra in role.sent.items()}
-        update = Update(client, sent, 1.0 if self.method.weighting == "clients" else float(used))
-        return Trained(update, {name: t for name, t in private.items() if role.private(name).lasts}, loss)
+        alike = self.method.weighting == "clients"  # then nobody need know how many examples a client has
+        update = Update(client, sent, 1.0 if alike else float(used))
+        lasting = {name: tensor for name, tensor in private.items() if role.private(name).lasts}
+        return Trained(update, lasting, loss, 1 if alike else size)
 
     def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
         """Draw the order of samples (clients x steps x batch) and which rows are real."""

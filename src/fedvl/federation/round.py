@@ -9,7 +9,7 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, Report, sort_out, sum_of_reports
+from fedvl.federation.checks import Refusal, Report, compare_moves, mean_loss, sort_out, sum_of_reports
 from fedvl.federation.drift import drift
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import Trained
@@ -56,6 +56,17 @@ class Exchange(NamedTuple):
     refusals: Sequence[Refusal] = ()
 
 
+class Gathered(NamedTuple):
+    """A cohort, what its clients trained, which updates count, and what was handed out."""
+
+    cohort: list[int]
+    trained: list[Trained]
+    good: list[Update]
+    refusals: list[Refusal]
+    handed: ByClient
+    usual: float  # move of a client, up to this round
+
+
 @dataclass
 class Federation:
     """A run between two rounds: shared tensors, last updates, and records so far."""
@@ -68,6 +79,7 @@ class Federation:
     records: list[Record] = field(default_factory=list)
     journal: Journal | None = None
     last: ByClient = field(default_factory=dict)  # the tensors of each client's last update that the method needs
+    examples: dict[int, int] = field(default_factory=dict)  # that each client declared when it first counted
     device: torch.device | str = "cpu"  # where restored tensors go
 
     @property
@@ -80,7 +92,7 @@ class Federation:
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
             exchange = self._consult(round_index)
-            cohort, trained, good, refusals, handed = self._gather(round_index)
+            cohort, trained, good, refusals, handed, usual = self._gather(round_index)
             merged, last = merge(self.method, self.shared, good), last_updates(self.method, self.last, good)
             merged_clients = {update.client for update in good}
             counted = [result for result in trained if result.update.client in merged_clients]
@@ -91,7 +103,9 @@ class Federation:
                 "cohort": cohort,
                 "dropped": sorted(set(cohort) - {result.update.client for result in trained}),
                 "refused": [refusal._asdict() for refusal in (*exchange.refusals, *refusals)],
-                "loss": sum(result.loss for result in counted) / len(counted),
+                "loss": mean_loss([result.loss for result in counted]),
+                "usual_move": usual,
+                "declared": {str(result.update.client): result.examples for result in counted if self._is_new(result)},
                 "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
                 "bytes_down": exchange.bytes_down + self._bytes_handed(handed, exchange.consulted),
                 "seconds": time.perf_counter() - began,
@@ -101,6 +115,7 @@ class Federation:
             if self.journal:
                 self.journal.commit(round_index + 1, self._everything(merged, last), record)
             self.shared, self.last = merged, last
+            self._learn(record)
             self.records.append(record)
             after_round(record)
 
@@ -112,6 +127,8 @@ class Federation:
         tensors, self.records = found
         state = read_state(tensors, self.device)
         self.shared, self.last = state.shared, state.last
+        for record in self.records:
+            self._learn(record)
         self.engine.private.update(state.private)
 
     def _everything(self, shared: Tensors, last: ByClient) -> Tensors:
@@ -148,24 +165,36 @@ class Federation:
         shared = [name for name in self.shared if role.shared(name).trained]
         return drift(before, after, [*shared, *(name for name in role.trained_private if name not in shared)])
 
-    def _gather(self, round_index: int) -> tuple[list[int], list[Trained], list[Update], list[Refusal], ByClient]:
+    def _gather(self, round_index: int) -> "Gathered":
         """Redraw clients until a quorum gives usable updates, then fail."""
         refusals: list[Refusal] = []
         for attempt in range(self.config.attempts):
             cohort = self._choose(round_index, attempt)
             handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
             trained = self._train(round_index, self._answering(cohort, round_index, attempt), handed)
-            updates = [result.update for result in trained]
-            good, refused = sort_out(updates, cohort, self.shared, self.method.role.sent_shapes, self.config)
-            refusals += [*self.engine.refused(), *refused]
+            asked = dict.fromkeys(cohort, 0) | {result.update.client: result.examples for result in trained}
+            asked = {client: self.examples.get(client, asked[client]) for client in cohort}
+            good, refused = sort_out([r.update for r in trained], asked, self.shared, self.method, self.config)
+            before = self.records[-1].get("usual_move", 0.0) if self.records else 0.0
+            role, ratio = self.method.role, self.config.max_norm_ratio
+            good, far, usual = compare_moves(good, asked, self.shared, role, ratio, before)
+            refusals += [*self.engine.refused(), *refused, *far]
             if len(good) >= self.config.quorum:
-                return cohort, trained, good, refusals, handed
+                return Gathered(cohort, trained, good, refusals, handed, usual)
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
         raise FedVLError(
             f"Round {round_index + 1} got {len(good)} usable updates in its last of {self.config.attempts} attempts, fewer than "
             f"the quorum of {self.config.quorum}; committed rounds are safe: lower federation.quorum or wait for clients, "
             f"then resume.{reasons}"
         )
+
+    def _is_new(self, result: Trained) -> bool:
+        return result.update.client not in self.examples
+
+    def _learn(self, record: Record) -> None:
+        """Hold clients to the examples that they declared in the first round that they counted in."""
+        for client, examples in record.get("declared", {}).items():
+            self.examples.setdefault(int(client), examples)
 
     def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> list[Trained]:
         """Train from the shared tensors, or from what the method hands out to each client."""

@@ -85,7 +85,8 @@ class FedMP(Method):
 
     def roles(self) -> dict[str, Role]:
         """Keep every client's last gate and texts to merge gates for a query (eq. 7 to 9)."""
-        shape = (None if self.options.share == "classes" else 1, self.task.text_embeddings.shape[1])
+        classes, width = self.task.text_embeddings.shape
+        shape = (range(1, classes + 1) if self.options.share == "classes" else 1, width)
         return {
             "residuals": Private(trained=True, lasts=self.options.residuals == "own"),
             "perturbed_texts": Sent(self.perturbed_texts, shape, needs="last"),

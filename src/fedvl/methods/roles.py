@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar
 
 from fedvl.tensors import Tensors
 
-Shapes = dict[str, tuple[int | None, ...]]  # None: any size
+Shape = tuple[int | range | None, ...]  # a range: any of its sizes; None: any size
+Shapes = dict[str, Shape]
 # The weighted mean over clients, the update of each client, or each and the last one of every client kept
 Needs = Literal["sum", "each", "last"]
 
@@ -23,7 +24,7 @@ class Shared:
     trained: bool = True  # by gradients; if not, by what ``objective`` returns
     rate: float = 1.0  # factor on the learning rate
     needs: Needs = "sum"
-    shape: tuple[int | None, ...] | None = None  # where it may differ from that of ``start``; None: any size
+    shape: Shape | None = None  # where it may differ from that of ``start``; None: any size
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Sent:
     """A tensor that a client sends beside the shared ones, made from its tensors and samples."""
 
     make: Callable[[Tensors, Any], Any]
-    shape: tuple[int | None, ...]
+    shape: Shape
     needs: Literal["each", "last"] = "each"
 
 
@@ -49,7 +50,7 @@ class Sent:
 class Given:
     """A tensor that ``hand_out`` gives a client beside the shared ones, only to read."""
 
-    shape: tuple[int | None, ...]
+    shape: Shape
 
 
 @dataclass(frozen=True)
