@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 
 from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
+from fedvl.serve.connections import make_server
 from fedvl.settings import resolve_experiment
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
@@ -60,7 +60,7 @@ def serving(app: Any) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # whoever comes before the server is up waits
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+        server = make_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

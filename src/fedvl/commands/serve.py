@@ -1,7 +1,6 @@
 """fedvl serve, predict and export: query a finished run in a browser or terminal, or export it."""
 
 import csv
-import ipaddress
 import json
 import sys
 from pathlib import Path
@@ -37,9 +36,9 @@ def serve(
     the clients and the remembered images. Nothing is written to disk. Stop it with Ctrl-C.
     """
     try:
-        import uvicorn
-
         from fedvl.serve.app import make_app
+        from fedvl.serve.connections import make_server
+        from fedvl.serve.guard import is_loopback
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
@@ -49,8 +48,7 @@ def serve(
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    app = make_app(TrainedModel(RunFolder(run, trust_method), device), token or None)
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
+    server = make_server(make_app(TrainedModel(RunFolder(run, trust_method), device), token))
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(
@@ -107,13 +105,6 @@ def export(
 
     write(TrainedModel(RunFolder(run, trust_method), device), folder, read_names(classes), client)
     print(f"{folder / 'README.md'} says how to use it.")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> Any:
