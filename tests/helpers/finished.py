@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
 from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
@@ -55,19 +56,25 @@ def png(row: int) -> bytes:
 
 
 @contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The address of a service in this process."""
+def running(server: uvicorn.Server) -> Iterator[int]:
+    """The port of a server in this process."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # whoever comes before the server is up waits
-        server = make_server(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield listener.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of a service in this process."""
+    with running(make_server(app)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
