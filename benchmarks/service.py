@@ -42,6 +42,7 @@ from fedvl.serve.model import TrainedModel
 from fedvl.settings import resolve_experiment
 
 BATCH = 64
+PART = b'--x\r\nContent-Disposition: form-data; name="files"; filename="x"\r\n\r\n'
 SESSION = 20  # queries of one session under --soak
 THINGS = ("cat", "ship", "frog", "horse", "truck")
 
@@ -155,7 +156,7 @@ def soak(queries: int) -> dict[str, Any]:
                 if number % SESSION == 0:
                     path = f"/sessions/{client.post('/sessions', json={'classes': THINGS}).json()['id']}"
                     first_answers.add(client.post(f"{path}/images", files={"files": ("first", images[0])}).text)
-                    leave(address, f"{path}/images", images[0] * 100)
+                    leave(address, f"{path}/images", PART + bytes(1_000_000))
                 content = b"no image" if number % 10 == 9 else images[number % len(images)]
                 answer = client.post(f"{path}/images", files={"files": ("image", content)})
                 refused += "refused" in answer.raise_for_status().json()

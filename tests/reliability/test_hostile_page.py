@@ -89,7 +89,7 @@ def status_of(connection: socket.socket) -> int:
 def attacked(app, **headers):
     alone = httpx.Limits(max_keepalive_connections=0)  # a connection that is kept may be ended while a case is made
     with serving(app) as address, httpx.Client(base_url=address, headers=headers, timeout=60, limits=alone) as client:
-        service = Service(client, client.base_url.port, [])
+        service = Service(client, int(address.rsplit(":", 1)[1]), [])
         service.answer.extend(service.ask())
         assert "ranked" in service.answer[0]
         yield service

@@ -1,6 +1,7 @@
 """Fairness between askers: shares counted by hand, and the order of turns."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -31,7 +32,8 @@ def test_what_is_given_back_leaves_nothing_behind():
 
 def test_addresses_take_turns_and_so_do_their_sessions():
     """One address with two sessions and much to do, and one with a single job that came last."""
-    pool, order, begun, go = TurnPool(1, "test"), [], threading.Event(), threading.Event()
+    pool, begun, go = TurnPool(1, "test"), threading.Event(), threading.Event()
+    order: list[str] = []
 
     def hold():
         begun.set()
@@ -40,7 +42,7 @@ def test_addresses_take_turns_and_so_do_their_sessions():
     held = pool.submit(Asker("x"), hold)
     assert begun.wait(60)
     jobs = [("a", "1")] * 4 + [("a", "2")] * 2 + [("b", "3")]
-    done = [pool.submit(Asker(address, session), lambda name=session: order.append(name)) for address, session in jobs]
+    done = [pool.submit(Asker(address, session), partial(order.append, session)) for address, session in jobs]
     go.set()
     for each in (held, *done):
         each.result(60)
@@ -63,4 +65,22 @@ def test_a_job_that_fails_or_is_cancelled_does_not_end_the_pool():
     assert good.result(60) == 3
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
+    pool.stop()
+
+
+def test_one_address_does_not_take_all_threads():
+    pool, begun, go = TurnPool(3, "test"), threading.Semaphore(0), threading.Event()
+
+    def hold():
+        begun.release()
+        assert go.wait(60)
+
+    held = [pool.submit(Asker("a", str(number)), hold) for number in range(9)]
+    assert begun.acquire(timeout=60)
+    assert begun.acquire(timeout=60)
+    assert pool.submit(Asker("b"), lambda: "answered").result(60) == "answered"
+    assert not begun.acquire(blocking=False)
+    go.set()
+    for each in held:
+        each.result(60)
     pool.stop()

@@ -80,7 +80,7 @@ def test_images_are_encoded_in_batches_and_one_address_has_half_of_the_room(work
 
 
 def test_what_was_cancelled_is_not_read(worker, made):
-    held = worker.encode([b"slow", b"slow"], Asker("one"))  # both readers are held up
+    held = worker.encode([b"slow", b"slow"], Asker("one"))  # both readers of an address are held up
     assert made.slow.wait(60)
     left = worker.encode([b"left"] * 20, Asker("one"))
     assert all(future.cancel() for future in left)

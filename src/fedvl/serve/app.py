@@ -1,6 +1,7 @@
 """The HTTP service: sessions of class names that classify images and stream ranked predictions."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text
 from fedvl.serve.worker import Worker
 from fedvl.version import __version__
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong in a form is told to its sender
 PAGE = Path(__file__).parent / "page"
 FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
 UPLOAD = {

@@ -43,9 +43,11 @@ class Shares:
 
 
 class TurnPool:
-    """Threads that run jobs in the turns of their askers."""
+    """Threads that run jobs in the turns of their askers; of several, one is free for another address."""
 
     def __init__(self, threads: int, name: str) -> None:
+        self._most = max(1, threads - 1)  # of one address at a time
+        self._running: Counter[str] = Counter()
         self._waiting: dict[str, dict[str, deque[tuple[Future[Any], Callable[[], Any]]]]] = {}  # next in turn first
         self._changed = threading.Condition()
         self._stopped = False
@@ -72,19 +74,28 @@ class TurnPool:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._stopped or self._waiting):
+                while (address := self._next()) is None and not self._stopped:
                     self._changed.wait()
-                if self._stopped:
+                if address is None or self._stopped:
                     return
-                result, function = self._next()
+                result, function = self._take(address)
+                self._running[address] += 1
             settle(result, function)
+            with self._changed:
+                self._running[address] -= 1
+                if not self._running[address]:
+                    del self._running[address]
+                self._changed.notify()
 
-    def _next(self) -> "tuple[Future[Any], Callable[[], Any]]":
-        """Take the next job, and put its address and its session last."""
-        address, sessions = next(iter(self._waiting.items()))
+    def _next(self) -> str | None:
+        return next((address for address in self._waiting if self._running[address] < self._most), None)
+
+    def _take(self, address: str) -> "tuple[Future[Any], Callable[[], Any]]":
+        """Take the next job of an address, and put the address and its session last."""
+        sessions = self._waiting.pop(address)
         session, jobs = next(iter(sessions.items()))
         job = jobs.popleft()
-        del self._waiting[address], sessions[session]
+        del sessions[session]
         if jobs:
             sessions[session] = jobs
         if sessions:

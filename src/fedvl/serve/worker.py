@@ -1,4 +1,4 @@
-"""Threads of the model: two read images in the turns of their askers, one encodes them together, one predicts."""
+"""Threads of the model: some read images in the turns of their askers, one encodes them together, one predicts."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors
 
 BATCH = 64
-READERS = 2  # threads that decode images; each holds at most one decoded image in full size
+READERS = 3  # threads that decode images, two for one address; each holds one decoded image in full size
 LONGEST_WAIT = 0.2  # seconds that a decoded image waits for others, in case one is slow to decode
 
 Encoded = Tensors | BadImage
