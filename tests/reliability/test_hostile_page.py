@@ -5,6 +5,7 @@ Requests go to a real server over sockets. ``CASES`` lists all of them.
 
 import contextlib
 import json
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -479,20 +480,37 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def logged(caplog):
+    """What the service logs as an error; uvicorn keeps its own from pytest."""
+
+    @contextlib.contextmanager
+    def listening():
+        logging.getLogger("uvicorn").addHandler(caplog.handler)
+        try:
+            yield
+        finally:
+            logging.getLogger("uvicorn").removeHandler(caplog.handler)
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+    return listening
+
+
 @pytest.mark.parametrize("kind, attack", CASES)
-def test_what_is_hostile_is_refused_and_nothing_changes(kind, attack, request, caplog):
+def test_what_is_hostile_is_refused_and_nothing_changes(kind, attack, request, logged):
     service = request.getfixturevalue(kind)
     before = service.counts()
-    attack(service)
-    after = service.counts()
-    assert after.keys() == before.keys()
-    assert (after["fedvl_sessions"], after["fedvl_images_pending"]) == (before["fedvl_sessions"], "0")
-    assert service.ask() == service.answer
-    assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+    with logged():
+        attack(service)
+        after = service.counts()
+        assert after.keys() == before.keys()
+        assert (after["fedvl_sessions"], after["fedvl_images_pending"]) == (before["fedvl_sessions"], "0")
+        assert service.ask() == service.answer
 
 
 def test_framing_is_refused_with_the_other_parser_too(fed_mp):
     """Who serves the app with uvicorn and httptools is protected by the guard."""
+    pytest.importorskip("httptools")
     app = make_app(fed_mp, limits=SMALL)
     with running(uvicorn.Server(uvicorn.Config(app, http="httptools", ws="none", log_level="critical"))) as port:
         head = b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
@@ -500,6 +518,26 @@ def test_framing_is_refused_with_the_other_parser_too(fed_mp):
             with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
                 connection.sendall(head + more + b"\r\n2\r\n{}\r\n0\r\n\r\n")
                 assert connection.recv(100).split()[1] == status
+
+
+@pytest.mark.parametrize("begun", [b"", HEAD, HEAD.replace(b"GET", b"POST") + b"Content-Length: 9\r\n\r\n{"])
+def test_those_who_wait_longest_make_room_for_others(fed_mp, begun):
+    """Half of the connections are for one address: of forty that do not go on, the last eight are left."""
+    patient = replace(LIMITS, connections=16, head_seconds=600, upload_seconds=600)
+    server = make_server(make_app(fed_mp, limits=patient))
+    with running(server) as port, contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(40):
+            opened.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)))
+            opened[-1].sendall(begun)
+        for connection in opened[:32]:
+            assert status_of(connection) == 0
+        assert len(server.server_state.connections) == 8
+        for connection in opened[32:]:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+        assert httpx.get(f"http://127.0.0.1:{port}/run", timeout=60).status_code == 200
 
 
 def test_who_does_not_read_the_answer_is_not_waited_for(fed_mp):
