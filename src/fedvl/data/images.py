@@ -125,7 +125,7 @@ def _check_time(image: Image.Image, data: bytes) -> None:
 
 
 def _check_jpeg(data: bytes) -> None:
-    """Count segments and scans as libjpeg finds them: what is behind the end of the image does not count."""
+    """Count segments and scans as libjpeg finds them: up to the end of the image."""
     position, scans = 2, 0
     for _ in range(MAX_SEGMENTS):
         marker = _JPEG_MARKER.search(data, position)

@@ -43,7 +43,7 @@ class Shares:
 
 
 class TurnPool:
-    """Threads that run jobs in the turns of their askers; of several, one is free for another address."""
+    """Threads that run jobs in turn; one address never has all of several threads."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = max(1, threads - 1)  # of one address at a time

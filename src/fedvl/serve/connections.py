@@ -73,7 +73,7 @@ class Connection(H11Protocol):
 
 
 def make_room(connections: list[Connection], most: int) -> None:
-    """If these are too many, end the one that has kept the service waiting longest for a request."""
+    """If these are too many, end the one that has kept the service waiting longest."""
     held = [each for each in connections if not each.transport.is_closing()]
     if len(held) > most:
         waiting = [each for each in held if each.idle or each.cycle.more_body]

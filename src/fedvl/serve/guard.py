@@ -88,7 +88,7 @@ class Guard:
 
 
 class Body:
-    """The body of a request as it arrives, whatever its headers claim: limited in size and in time."""
+    """The body of a request as it arrives: limited in size and time, whatever its headers claim."""
 
     def __init__(self, receive: Receive, most: int, limits: Limits, held: Shares, address: str) -> None:
         self._receive, self._most, self._held, self._address = receive, most, held, address

@@ -1,4 +1,4 @@
-"""Threads of the model: some read images in the turns of their askers, one encodes them together, one predicts."""
+"""Threads of the model: three read images in turn, one encodes them together, one predicts."""
 
 import logging
 import threading
