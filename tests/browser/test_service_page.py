@@ -114,6 +114,29 @@ def test_other_names_ask_everything_again_and_starting_over_forgets(browser, add
     browser.wait_for("document.querySelectorAll('.answer').length === 21")
 
 
+def test_names_that_are_scripts_are_shown_and_not_run(browser, address, pictures, tmp_path):
+    names = [
+        "<img src=x onerror=window.ran=1>",
+        "<script>window.ran=1</script>",
+        "javascript:window.ran=1",
+        '"><svg/onload=ran=1>',
+    ]
+    file = tmp_path / "<img src=x onerror='window.ran=1'>.png"
+    file.write_bytes(pictures[0].read_bytes())
+    broken = tmp_path / "<script>window.ran=1<.png"
+    broken.write_text("no picture")
+    browser.open(address)
+    browser.wait_for("document.getElementById('names').value")
+    type_names(browser, ", ".join(names))
+    browser.give_files("#files", [file, broken])
+    browser.wait_for("document.querySelectorAll('.answer').length === 2")
+    good, bad = cards(browser)
+    assert set(good["names"]) == set(names)
+    assert (good["image"], bad["image"], bad["refused"]) == (file.name, broken.name, True)
+    assert browser.evaluate("typeof window.ran") == "undefined"
+    assert browser.evaluate("document.querySelectorAll('svg, script:not([src=\"page.js\"])').length") == 0
+
+
 def test_the_keyboard_reaches_everything(browser, address, pictures):
     browser.open(address)
     browser.wait_for("document.getElementById('names').value")

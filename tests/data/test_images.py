@@ -200,6 +200,24 @@ def test_the_largest_allowed_image_is_decoded() -> None:
     assert image.getpixel((7999, 3999)) == WHITE
 
 
+def test_tall_images_are_converted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bands of rows, of which the last is shorter, each pixel as by itself."""
+    monkeypatch.setattr("fedvl.data.images.BAND", 16)
+    values = np.random.default_rng(3).integers(0, 65536, (50, 20), dtype=np.uint16)
+    expected = np.repeat((values.astype(np.uint32) + 128)[..., None] // 257, 3, axis=2)
+    assert np.array_equal(np.asarray(decode(saved(Image.fromarray(values), "PNG"))), expected)
+    layers = np.random.default_rng(4).integers(0, 256, (50, 20, 4), dtype=np.uint8)
+    share = layers[..., 3:] / 255
+    found = np.asarray(decode(saved(Image.fromarray(layers), "PNG")))
+    assert np.abs(found - (layers[..., :3] * share + 255 * (1 - share))).max() <= 1
+
+
+def test_only_the_scans_of_the_image_itself_count() -> None:
+    """Not what looks like one in its metadata or behind its end, as in the film of a motion photo."""
+    whole = saved(photo(), "JPEG", comment=b"\xff\xda\x00\x02" * 500)
+    assert decode(whole + b"\xff\xda\x00\x02" * 50_000).size == (40, 30)
+
+
 def test_missing_file_and_folder_are_bad_images(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.png", tmp_path):
         with pytest.raises(BadImage, match="cannot be read"):

@@ -16,6 +16,7 @@ from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
+from fedvl.serve.connections import make_server
 from fedvl.settings import resolve_experiment
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
@@ -55,19 +56,25 @@ def png(row: int) -> bytes:
 
 
 @contextlib.contextmanager
-def serving(app: Any) -> Iterator[str]:
-    """The address of a service in this process."""
+def running(server: uvicorn.Server) -> Iterator[int]:
+    """The port of a server in this process."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # whoever comes before the server is up waits
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield listener.getsockname()[1]
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of a service in this process."""
+    with running(make_server(app)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

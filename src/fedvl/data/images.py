@@ -2,9 +2,10 @@
 
 import contextlib
 import io
+import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,12 @@ from fedvl.errors import FedVLError
 MAX_PIXELS = 32_000_000
 # Encoders resize the shorter side to their input size, so a strip of 1 x 30,000 would grow to gigapixels.
 MAX_ASPECT = 100
+# Limits on the time of decoding: a small file can ask for minutes of it.
+MAX_SCANS = 32  # passes over all pixels of a JPEG file; ten are usual
+MAX_SEGMENTS = 1_000  # of a JPEG file
+MAX_READS = 100_000  # Pillow reads headers piece by piece, slowly; 20 MB of PNG in small chunks are 10,000 pieces
+MAX_SLOW = 1_000_000  # pixels and bytes of what Pillow decodes in Python (plain PPM, RLE BMP)
+BAND = 256  # rows converted at a time, so that a large image is in memory only once or twice
 # Pillow's other formats run external programs (EPS) or are rarely used and so rarely tested.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -29,6 +36,8 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# A marker of a JPEG file that begins a segment or ends the image: not a stuffed zero, a restart or padding.
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")
 # warnings.catch_warnings changes state that all threads share.
 _WARNINGS_LOCK = threading.Lock()
 
@@ -40,6 +49,18 @@ class BadImage(FedVLError):  # noqa: N818 (a public name)
         super().__init__(reason)
         self.reason = reason
         self.name = name
+
+
+class _Pieces(io.BytesIO):
+    """A file in memory that can be read in a limited number of pieces."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > MAX_READS:
+            raise BadImage("it has too many parts; save it again with another program.")
+        return super().read(size)
 
 
 def decode(source: bytes | Path, name: str = "") -> Image.Image:
@@ -61,6 +82,7 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise BadImage(f"it is {width} x {height} pixels, longer than {MAX_ASPECT} times its width.", name)
     try:
+        _check_time(image, data)
         image.load()
         return _upright(_to_rgb(image), image)
     except BadImage as error:
@@ -81,7 +103,10 @@ def _quietly() -> Iterator[None]:
 def _open(data: bytes, name: str) -> Image.Image:
     try:
         with _quietly():
-            return Image.open(io.BytesIO(data), formats=FORMATS)
+            return Image.open(_Pieces(data), formats=FORMATS)
+    except BadImage as error:
+        error.name = name
+        raise
     except Image.DecompressionBombError as error:
         raise BadImage(f"it has more pixels than the limit of {MAX_PIXELS // 1_000_000} megapixels.", name) from error
     except UnidentifiedImageError as error:
@@ -90,16 +115,49 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
 
 
+def _check_time(image: Image.Image, data: bytes) -> None:
+    """Refuse what would take long to decode for its size."""
+    if data.startswith(b"\xff\xd8"):
+        _check_jpeg(data)
+    in_python = any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ()))
+    if in_python and max(len(data), image.width * image.height) > MAX_SLOW:
+        raise BadImage(f"such a {image.format} file is slow to decode and has 1 megapixel at most; save it as PNG.")
+
+
+def _check_jpeg(data: bytes) -> None:
+    """Count segments and scans as libjpeg finds them: up to the end of the image."""
+    position, scans = 2, 0
+    for _ in range(MAX_SEGMENTS):
+        marker = _JPEG_MARKER.search(data, position)
+        if marker is None or marker[1] == b"\xd9":
+            return
+        scans += marker[1] == b"\xda"
+        if scans > MAX_SCANS:
+            break
+        position = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
+    raise BadImage(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS:,} segments; save it again as JPEG.")
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadImage("its pixels are floating-point numbers of unknown range; convert it to 8 or 16 bits.")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _from_sixteen_bits(image)
+        return _in_bands(image, _from_sixteen_bits)
     if image.has_transparency_data:
-        layers = image.convert("RGBA")
-        white = Image.new("RGBA", layers.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, layers).convert("RGB")
+        return _in_bands(image, _over_white)
     return image.convert("RGB")
+
+
+def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, BAND):
+        whole.paste(convert(image.crop((0, top, image.width, min(top + BAND, image.height)))), (0, top))
+    return whole
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:

@@ -1,30 +1,33 @@
 """The HTTP service: sessions of class names that classify images and stream ranked predictions."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from fedvl.data.images import MAX_PIXELS
 from fedvl.errors import FedVLError
-from fedvl.serve.guard import HEADERS, Guard, refuse
+from fedvl.serve.askers import Asker, BusyError, TurnPool
+from fedvl.serve.guard import BUSY, Guard, address_of, check_token, refuse
 from fedvl.serve.limits import LIMITS, Limits
 from fedvl.serve.metrics import Metrics
 from fedvl.serve.model import TrainedModel
-from fedvl.serve.sessions import FullError, Session, Sessions, Upload, answers, as_text
-from fedvl.serve.worker import BusyError, Worker
+from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text
+from fedvl.serve.worker import Worker
 from fedvl.version import __version__
 
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong in a form is told to its sender
 PAGE = Path(__file__).parent / "page"
 FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
 UPLOAD = {
@@ -58,12 +61,22 @@ class NewSession(BaseModel):
     """All fields are optional; without class names, the run's own are used."""
 
     model_config = ConfigDict(extra="forbid")
-    classes: list[str] | None = Field(None, description="Class names to choose from, in any language the model knows.")
-    templates: list[str] | None = Field(None, description="Prompt templates with {} where a name goes.")
+    # The first error ends the check: a list of a million errors would take minutes and gigabytes.
+    classes: list[str] | None = Field(
+        None, fail_fast=True, description="Class names to choose from, in any language the model knows."
+    )
+    templates: list[str] | None = Field(None, fail_fast=True, description="Prompt templates with {} where a name goes.")
     client: int | None = Field(
         None, ge=0, le=10**9, description="Query this client's personal model, if the run has one."
     )
     top: int = Field(5, ge=1, description="Names returned per image.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def has_few_fields(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > 2 * len(cls.model_fields):
+            raise ValueError("it has too many fields")
+        return given
 
 
 class ClientWeight(BaseModel):
@@ -97,17 +110,16 @@ class InMemory(MultiPartParser):
 def make_app(
     run: TrainedModel, token: str | None = None, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
 ) -> FastAPI:
+    check_token(token)
     worker = Worker(run, limits.pending_images)
     sessions = Sessions(limits, clock)
     metrics = Metrics()
-    naming = ThreadPoolExecutor(
-        1, thread_name_prefix="fedvl-names"
-    )  # encodes class names while other sessions are served
+    naming = TurnPool(1, "fedvl-names")  # encodes class names while other sessions are served
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        naming.shutdown(cancel_futures=True)
+        naming.stop()
         worker.stop()
 
     # FastAPI's documentation pages load scripts from elsewhere, so only /openapi.json is served.
@@ -127,10 +139,13 @@ def make_app(
         return refuse(422, str(error))
 
     @app.exception_handler(BusyError)
-    @app.exception_handler(FullError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
         metrics.busy += 1
-        return refuse(503, "The service is busy; try again in a moment.", limits.retry_seconds)
+        return refuse(503, BUSY, limits.retry_seconds)
+
+    @app.exception_handler(Exception)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        return refuse(500, "The service failed; see its log.")
 
     def found(identifier: str) -> Session:
         session = sessions.find(identifier)
@@ -153,13 +168,14 @@ def make_app(
         )
 
     @app.post("/sessions", status_code=201, responses=problems)
-    async def begin(new: NewSession) -> SessionView:
+    async def begin(new: NewSession, request: Request) -> SessionView:
         """Create a session with a model for these class names."""
         check_limits(new, run, limits)
-        with sessions.room(len(new.classes or run.class_names)):
-            made = naming.submit(run.user, new.classes, new.templates, new.client)
+        address = address_of(request.scope)
+        with sessions.room(address, len(new.classes or run.class_names)):
+            made = naming.submit(Asker(address), partial(run.user, new.classes, new.templates, new.client))
             user = await asyncio.wrap_future(made)
-            return view(sessions.begin(user, new.top, run.batch_size(user)))
+            return view(sessions.begin(user, address, new.top, run.batch_size(user)))
 
     @app.get("/sessions/{identifier}", responses=problems)
     async def show(identifier: str) -> SessionView:
@@ -183,7 +199,7 @@ def make_app(
         session = found(identifier)
         files = await read_files(request, limits)
         fit = [data for _, data in files if len(data) <= limits.file_bytes]
-        encodings = iter(worker.encode(fit))
+        encodings = iter(worker.encode(fit, session.asker))
         uploads = [
             Upload(name, next(encodings))
             if len(data) <= limits.file_bytes
@@ -225,21 +241,23 @@ def make_app(
     for path, file in FILES.items():
         app.add_api_route(path, page_file(file), include_in_schema=False)
     app.add_middleware(Guard, token=token, limits=limits)
+    app.state.limits, app.state.token = limits, token
     return app
 
 
 def page_file(name: str) -> Callable[[], FileResponse]:
-    return lambda: FileResponse(PAGE / name, headers=HEADERS)
+    return lambda: FileResponse(PAGE / name)
 
 
 def check_limits(new: NewSession, run: TrainedModel, limits: Limits) -> None:
-    names, templates = new.classes or run.class_names, new.templates or []
+    names, templates = new.classes or [], new.templates or []
     if len(names) > limits.names:
         raise FedVLError(f"A session has {limits.names:,} class names at most, not {len(names):,}.")
     if len(templates) > limits.templates:
         raise FedVLError(f"A session has {limits.templates} templates at most, not {len(templates)}.")
-    if len(names) * len(templates) > limits.texts:
-        raise FedVLError(f"Names times templates make {limits.texts:,} texts at most; give fewer templates.")
+    own = not names and not templates
+    if not own and len(names or run.class_names) * len(templates or run.templates) > limits.texts:
+        raise FedVLError(f"Names times templates make {limits.texts:,} texts at most; give fewer names or templates.")
     if any(len(text) > limits.name_characters for text in (*names, *templates)):
         raise FedVLError(f"A class name or template has {limits.name_characters} characters at most.")
     if new.top > limits.top:
@@ -253,11 +271,16 @@ async def read_files(request: Request, limits: Limits) -> list[tuple[str, bytes]
     try:
         parser = InMemory(request.headers, request.stream(), max_files=limits.files, max_fields=limits.files)
         form = await parser.parse()
-    except TimeoutError as error:
-        raise HTTPException(408, "The files did not arrive in time; send fewer at once.") from error
     except (MultiPartException, KeyError, ValueError) as error:
         raise HTTPException(400, f"The form cannot be read ({str(error).rstrip('.')[:200]}).") from error
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
     if not files:
         raise HTTPException(400, "The form holds no file; attach at least one image.")
-    return [(file.filename or "", await file.read()) for file in files]
+    return [(file.filename or "", await take(file)) for file in files]
+
+
+async def take(file: UploadFile) -> bytes:
+    """Return a file's content, and free the form's copy of it."""
+    content = await file.read()
+    await file.close()
+    return content

@@ -1,20 +1,29 @@
-"""Access control and size limits, checked before the body of a request is read."""
+"""Access control, size and time limits, checked before and while a request is read."""
 
 import asyncio
+import ipaddress
+import re
 import secrets
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedvl.errors import FedVLError
+from fedvl.serve.askers import BusyError, Shares
 from fedvl.serve.limits import Limits
 
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/", "/page.css", "/page.js", "/icon.svg", "/health"}  # they reveal nothing about the run
-# The page loads nothing from elsewhere, and no other site may frame it.
+BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
+BUSY = "The service is busy; try again in a moment."
+# The page loads nothing from elsewhere and makes no markup of text; no other site may frame or embed any of this.
 HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'",
+    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'; require-trusted-types-for 'script'",
+    "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -26,76 +35,125 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: str | None, limits: Limits) -> None:
         self.app, self.token, self.limits = app, token, limits
-        self.held = 0  # bytes of all requests in progress
+        self.held = Shares(limits.held_bytes)  # bytes of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers)
+
+        async def send_strictly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope, Headers(scope=scope))
         if refusal:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, send_strictly)
             return
-        length = headers.get("content-length", "")
-        size = int(length) if length.isdecimal() else 0
-        self.held += size
+        body = Body(receive, self._most(scope["path"]), self.limits, self.held, address_of(scope))
         try:
-            await self.app(scope, with_deadline(receive, self.limits.upload_seconds), send)
+            await self.app(scope, body.receive, send_strictly)
+        except ClientDisconnect:
+            pass  # nobody is left to answer
         finally:
-            self.held -= size
+            body.forget()
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if self.token is None and hostname(host) not in LOOPBACK:
+        host, closed = headers.get("host", ""), scope["path"] not in OPEN
+        if self.token is None and not is_loopback(hostname(host)):
             return refuse(421, "This service answers on localhost only; start it with --host and --token for others.")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if any(place(origin) != host for origin in headers.getlist("origin")) or (
+            closed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        ):
             return refuse(403, "A page of another site may not use this service.")
-        if self.token is not None and scope["path"] not in OPEN and not self._knows_token(headers):
+        if self.token is not None and closed and not self._knows_token(headers):
             return refuse(401, "Give the service's token: Authorization: Bearer TOKEN.")
-        if scope["method"] in ("GET", "HEAD", "DELETE"):
+        lengths = headers.getlist("content-length")
+        if len(lengths) > 1 or (lengths and "transfer-encoding" in headers):
+            return refuse(400, "Send one Content-Length, and no Transfer-Encoding beside it.")
+        if not lengths and scope["method"] in BODILESS and "transfer-encoding" not in headers:
             return None
-        return self._too_much(scope["path"], headers.get("content-length"))
+        if not lengths or not lengths[0].isdecimal():
+            return refuse(411, "Send the length of the request as Content-Length.")
+        most = self._most(scope["path"])
+        return refuse(413, too_large(most)) if len(lengths[0]) > 18 or int(lengths[0]) > most else None
+
+    def _most(self, path: str) -> int:
+        return self.limits.request_bytes if path.endswith("/images") else self.limits.text_bytes
 
     def _knows_token(self, headers: Headers) -> bool:
         kind, _, given = headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and secrets.compare_digest(given.encode(), (self.token or "").encode())
 
-    def _too_much(self, path: str, length: str | None) -> JSONResponse | None:
-        if length is None or not length.isdecimal():
-            return refuse(411, "Send the length of the request as Content-Length.")
-        most = self.limits.request_bytes if path.endswith("/images") else self.limits.text_bytes
-        if int(length) > most:
-            return refuse(413, f"A request has {most // 1_000_000} MB at most; send fewer files at once.")
-        if self.held + int(length) > self.limits.held_bytes:
-            return refuse(503, "The service is busy; try again in a moment.", self.limits.retry_seconds)
-        return None
 
+class Body:
+    """The body of a request as it arrives: limited in size and time, whatever its headers claim."""
 
-def with_deadline(receive: Receive, seconds: float) -> Receive:
-    """Raise TimeoutError for a request that arrives too slowly, which would block others."""
-    end = asyncio.get_running_loop().time() + seconds
-    whole = False
+    def __init__(self, receive: Receive, most: int, limits: Limits, held: Shares, address: str) -> None:
+        self._receive, self._most, self._held, self._address = receive, most, held, address
+        self._retry = limits.retry_seconds
+        self._end = asyncio.get_running_loop().time() + limits.upload_seconds
+        self._whole = False
+        self._size = 0
 
-    async def receive_in_time() -> Message:
-        nonlocal whole
-        if whole:  # only a disconnect can follow
-            return await receive()
-        async with asyncio.timeout_at(end):
-            message = await receive()
-        whole = not message.get("more_body", False)
+    async def receive(self) -> Message:
+        if self._whole:  # only a disconnect can follow
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise HTTPException(408, "The request did not arrive in time; send less at once.") from error
+        size = len(message.get("body", b""))
+        if self._size + size > self._most:
+            raise HTTPException(413, too_large(self._most))
+        try:
+            self._held.take(self._address, size)
+        except BusyError as error:
+            raise HTTPException(503, BUSY, {"retry-after": str(self._retry)}) from error
+        self._size += size
+        self._whole = not message.get("more_body", False)
         return message
 
-    return receive_in_time
+    def forget(self) -> None:
+        self._held.give_back(self._address, self._size)
+
+
+def check_token(token: str | None) -> None:
+    """Refuse a token that everybody knows or that a header cannot carry."""
+    if token is not None and not (token.strip() == token != "" and token.isascii() and token.isprintable()):
+        raise FedVLError("The token is empty or not plain text; give --token letters and digits, or leave it out.")
+
+
+def address_of(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
 
 
 def hostname(host: str) -> str | None:
+    found = re.fullmatch(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.lower(), re.ASCII)
+    return found and (found[1] or found[2])
+
+
+def place(origin: str) -> str | None:
+    """Return the host and port of an origin, or None if it has none."""
     try:
-        return urlsplit(f"//{host}").hostname
+        return urlsplit(origin).netloc or None
     except ValueError:
         return None
 
 
+def too_large(most: int) -> str:
+    return f"A request to this address has {most // 1_000_000} MB at most; send less at once."
+
+
 def refuse(status: int, sentence: str, retry_after: float | None = None) -> JSONResponse:
-    headers = {} if retry_after is None else {"retry-after": str(int(retry_after))}
+    headers = HEADERS if retry_after is None else {**HEADERS, "retry-after": str(int(retry_after))}
     return JSONResponse({"detail": sentence}, status, headers)

@@ -7,23 +7,28 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the service; pixels and aspect ratio are limited in ``data/images.py``."""
+    """Limits of the service; those of decoding an image are in ``data/images.py``.
 
-    names: int = 10_000  # per session
+    One address may have half of the sessions, names, bytes, images and connections.
+    """
+
+    names: int = 2_000  # per session
     name_characters: int = 200
     templates: int = 20
-    texts: int = 20_000  # names times templates
-    names_in_all: int = 200_000  # of all sessions together, since they take memory
+    texts: int = 4_000  # names times templates
+    names_in_all: int = 100_000  # of all sessions together, since they take memory
     sessions: int = 64
     idle_seconds: float = 1800.0  # after which a session expires
     top: int = 100  # names returned per image
     files: int = 500  # per request
     file_bytes: int = 20 * MEGABYTE
     request_bytes: int = 200 * MEGABYTE  # of images; text_bytes limits other requests
-    text_bytes: int = 16 * MEGABYTE
+    text_bytes: int = 2 * MEGABYTE
+    head_seconds: float = 10.0  # for the head of a request to arrive, and for an answer to be read
     upload_seconds: float = 300.0  # for a request to arrive
     held_bytes: int = 400 * MEGABYTE  # of all requests in progress
     pending_images: int = 4096  # waiting for the encoder
+    connections: int = 128  # with room for what else is open under the 256 descriptors of some systems
     retry_seconds: int = 2  # sent as Retry-After when the service is busy
 
 

@@ -29,7 +29,7 @@ class Metrics:
             ("images_refused_total", "counter"): self.refused,
             ("requests_refused_busy_total", "counter"): self.busy,
             ("sessions", "gauge"): sessions,
-            ("images_pending", "gauge"): worker.pending,
+            ("images_pending", "gauge"): len(worker.pending),
             ("encoder_batches_total", "counter"): worker.batches,
             ("encoder_images_total", "counter"): worker.encoded,
             ("encoder_seconds_total", "counter"): worker.seconds,

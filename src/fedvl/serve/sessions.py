@@ -10,18 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedvl.data.images import BadImage
+from fedvl.serve.askers import Asker, BusyError
 from fedvl.serve.limits import Limits
 from fedvl.serve.model import Batch, User
 from fedvl.serve.worker import Encoded, Worker
 
 
-class FullError(Exception):
-    """Raised when there is no room for another session."""
-
-
 @dataclass
 class Session:
     user: User
+    address: str  # of whoever began it
     top: int
     batch_size: int
     used: float  # time of the last request
@@ -31,32 +29,39 @@ class Session:
     examples: dict[str, list[int]] = field(default_factory=dict)  # numbers of the prototype images, by class
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # requests of one session are processed in turn
 
+    @property
+    def asker(self) -> Asker:
+        return Asker(self.address, self.id)
+
 
 class Sessions:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits, self._clock = limits, clock
         self._sessions: dict[str, Session] = {}
-        self._made: list[int] = []  # numbers of names of the sessions being created
+        self._made: list[tuple[str, int]] = []  # addresses and numbers of names of the sessions being created
 
     def __len__(self) -> int:
         self._forget()
         return len(self._sessions)
 
     @contextmanager
-    def room(self, names: int) -> Iterator[None]:
-        """Reserve room for a session while it is being created."""
+    def room(self, address: str, names: int) -> Iterator[None]:
+        """Reserve room for a session while it is being created; half of all is for one address."""
         self._forget()
-        held = [len(session.user.names) for session in self._sessions.values()] + self._made
-        if len(held) >= self._limits.sessions or sum(held) + names > self._limits.names_in_all:
-            raise FullError
-        self._made.append(names)
+        held = [(session.address, len(session.user.names)) for session in self._sessions.values()] + self._made
+        own = [size for owner, size in held if owner == address]
+        for sizes, part in ((own, 2), ([size for _, size in held], 1)):
+            many = len(sizes) >= self._limits.sessions // part
+            if many or sum(sizes) + names > self._limits.names_in_all // part:
+                raise BusyError
+        self._made.append((address, names))
         try:
             yield
         finally:
-            self._made.remove(names)
+            self._made.remove((address, names))
 
-    def begin(self, user: User, top: int, batch_size: int) -> Session:
-        session = Session(user, top, batch_size, self._clock())
+    def begin(self, user: User, address: str, top: int, batch_size: int) -> Session:
+        session = Session(user, address, top, batch_size, self._clock())
         self._sessions[session.id] = session
         return session
 
@@ -89,22 +94,27 @@ class Upload(NamedTuple):
 async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -> AsyncIterator[list[dict[str, Any]]]:
     """Yield the results of the files in order, in the batches of the run's evaluation."""
     waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
-    async with session.turn:
-        batch = Batch(session.user, session.batch_size, session.top)
-        for upload, encoding in zip(uploads, waiting, strict=True):
-            encoded = await encoding if encoding else BadImage(upload.refused)
-            session.refused += isinstance(encoded, BadImage)
-            full = batch.add({"number": session.images, "image": upload.name}, encoded)
-            session.images += 1
-            if full:
+    try:
+        async with session.turn:
+            batch = Batch(session.user, session.batch_size, session.top)
+            for upload, encoding in zip(uploads, waiting, strict=True):
+                encoded = await encoding if encoding else BadImage(upload.refused)
+                session.refused += isinstance(encoded, BadImage)
+                full = batch.add({"number": session.images, "image": upload.name}, encoded)
+                session.images += 1
+                if full:
+                    yield await predict(session, batch, worker)
+            if batch.lines:
                 yield await predict(session, batch, worker)
-        if batch.lines:
-            yield await predict(session, batch, worker)
+    finally:
+        for encoding in waiting:  # of an asker who left, so that nothing is read in vain
+            if encoding:
+                encoding.cancel()
 
 
 async def predict(session: Session, batch: Batch, worker: Worker) -> list[dict[str, Any]]:
     """Predict a batch on the model's own thread, and note which images became examples."""
-    lines: list[dict[str, Any]] = await asyncio.wrap_future(worker.call(batch.predict))
+    lines: list[dict[str, Any]] = await asyncio.wrap_future(worker.call(session.asker, batch.predict))
     for line in lines:
         if (name := line.get("prototype_of")) is not None:
             session.examples.setdefault(name, []).append(line["number"])

@@ -1,121 +1,118 @@
-"""Two threads of the model: one encodes images of all sessions in shared batches, one answers."""
+"""Threads of the model: three read images in turn, one encodes them together, one predicts."""
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedvl.data.images import BadImage
+from fedvl.serve.askers import Asker, Shares, TurnPool, settle
 from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors
 
 BATCH = 64
-READERS = 2  # threads that decode the next batch while one is encoded
+READERS = 3  # threads that decode images, two for one address; each holds one decoded image in full size
+LONGEST_WAIT = 0.2  # seconds that a decoded image waits for others, in case one is slow to decode
 
 Encoded = Tensors | BadImage
 log = logging.getLogger("fedvl.serve")
 
 
-class BusyError(Exception):
-    """Raised when too many images are waiting."""
-
-
 class Image(NamedTuple):
+    address: str
     data: bytes
     encoded: "Future[Encoded]"
 
 
 class Worker:
     def __init__(self, run: TrainedModel, pending_limit: int) -> None:
-        self.pending = 0  # images accepted but not yet encoded
+        self.pending = Shares(pending_limit)  # images accepted but not yet encoded
         self.batches = 0
         self.encoded = 0
         self.seconds = 0.0  # spent in encoding
-        self._run, self._limit = run, pending_limit
-        self._images: deque[Image] = deque()
+        self._run = run
+        self._ready: list[tuple[Image, Tensor]] = []  # decoded
+        self._unread = 0  # images that wait for a reader, or have one
         self._changed = threading.Condition()
         self._stopped = False
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="fedvl-read")
+        self._readers = TurnPool(READERS, "fedvl-read")
         # a thread of its own, so that what is encoded is answered while the next batch is encoded
-        self._answers = ThreadPoolExecutor(1, thread_name_prefix="fedvl-answer")
+        self._answers = TurnPool(1, "fedvl-answer")
         self._thread = threading.Thread(target=self._work, name="fedvl-model", daemon=True)
         self._thread.start()
 
-    def encode(self, images: Sequence[bytes]) -> "list[Future[Encoded]]":
+    def encode(self, images: Sequence[bytes], asker: Asker) -> "list[Future[Encoded]]":
         """Accept all of these images or none; each future gives the encoded image or a BadImage."""
+        self.pending.take(asker.address, len(images))
+        taken = [Image(asker.address, data, Future()) for data in images]
         with self._changed:
-            if self.pending + len(images) > self._limit:
-                raise BusyError
-            self.pending += len(images)
-            taken = [Image(data, Future()) for data in images]
-            self._images.extend(taken)
-            self._changed.notify()
+            self._unread += len(taken)
+        for image in taken:
+            self._readers.submit(asker, partial(self._read, image))
         return [image.encoded for image in taken]
 
-    def call(self, function: Callable[[], Any]) -> "Future[Any]":
-        """Run a function of the model; one at a time, in order."""
-        return self._answers.submit(function)
+    def call(self, asker: Asker, function: Callable[[], Any]) -> "Future[Any]":
+        """Run a function of the model; one at a time, in the turns of the askers."""
+        return self._answers.submit(asker, function)
 
     def stop(self) -> None:
         with self._changed:
             self._stopped = True
-            self._changed.notify()
-        self._thread.join()
-        self._readers.shutdown(cancel_futures=True)
-        self._answers.shutdown(cancel_futures=True)
+            self._changed.notify_all()
+        for each in (self._thread.join, self._readers.stop, self._answers.stop):
+            each()
 
-    def _work(self) -> None:
-        reading: list[tuple[Image, Future[Any]]] = []  # decoded while the previous batch is encoded
-        while True:
-            with self._changed:
-                while not (self._stopped or self._images or reading):
-                    self._changed.wait()
-                if self._stopped:
-                    return
-                taken = [self._images.popleft() for _ in range(min(BATCH, len(self._images)))]
-            ahead = [(image, self._readers.submit(self._run.read, image.data)) for image in taken]
-            if reading:
-                self._encode(reading)
-            reading = ahead
-
-    def _encode(self, reading: "list[tuple[Image, Future[Any]]]") -> None:
-        pixels, good = [], []
-        for image, read in reading:
+    def _read(self, image: Image) -> None:
+        pixels, refusal = None, BadImage("the one who sent it has left.")
+        if not image.encoded.cancelled():
             try:
-                pixels.append(read.result())
-                good.append(image)
-            except BadImage as refusal:
-                self._finish(image, refusal)
+                pixels = self._run.read(image.data)
+            except BadImage as error:
+                refusal = error
             except Exception:
                 log.exception("An image could not be read.")
-                self._finish(image, BadImage("the service failed to read it; see its log."))
-        if not good:
-            return
+                refusal = BadImage("the service failed to read it; see its log.")
+        with self._changed:
+            while len(self._ready) >= 2 * BATCH and not self._stopped:  # decoded images take memory
+                self._changed.wait()
+            self._unread -= 1
+            if pixels is not None:
+                self._ready.append((image, pixels))
+            self._changed.notify_all()
+        if pixels is None:
+            self._finish(image, refusal)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._ready)
+                self._changed.wait_for(
+                    lambda: self._stopped or len(self._ready) >= BATCH or not self._unread, LONGEST_WAIT
+                )
+                if self._stopped:
+                    return
+                batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
+                self._changed.notify_all()
+            self._encode(batch)
+
+    def _encode(self, batch: Sequence[tuple[Image, Tensor]]) -> None:
         began = time.perf_counter()
         try:
-            rows = self._run.encode(pixels)
+            rows = self._run.encode([pixels for _, pixels in batch])
         except Exception:  # such as out of memory: these images fail, the service continues
             log.exception("A batch could not be encoded.")
-            rows = [BadImage("the service failed to encode it; see its log.")] * len(good)
+            rows = [BadImage("the service failed to encode it; see its log.")] * len(batch)
         self.seconds += time.perf_counter() - began
         self.batches += 1
-        self.encoded += len(good)
-        for image, row in zip(good, rows, strict=True):
+        self.encoded += len(batch)
+        for (image, _), row in zip(batch, rows, strict=True):
             self._finish(image, row)
 
     def _finish(self, image: Image, encoded: Encoded) -> None:
-        with self._changed:
-            self.pending -= 1
+        self.pending.give_back(image.address, 1)
         settle(image.encoded, lambda: encoded)
-
-
-def settle(future: "Future[Any]", function: Callable[[], Any]) -> None:
-    """Set a future's result or exception, unless it was cancelled."""
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function())
-        except BaseException as error:  # raised where the result is awaited
-            future.set_exception(error)

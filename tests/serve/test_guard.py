@@ -1,0 +1,79 @@
+"""What the guard says of hosts, origins, tokens and bodies."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from fedvl.errors import FedVLError
+from fedvl.serve.askers import Shares
+from fedvl.serve.guard import Body, check_token, hostname, is_loopback, place
+from fedvl.serve.limits import LIMITS
+
+
+def test_only_this_machine_is_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.org", "", None)))
+
+
+def test_names_of_hosts():
+    known = {"LocalHost:80": "localhost", "127.0.0.2": "127.0.0.2", "[::1]:8000": "::1", "a.example": "a.example"}
+    assert {host: hostname(host) for host in known} == known
+    for host in ("", "[", "[::1", "x@127.0.0.1", "127.0.0.1/x", "127.0.0.1:80:80", "localhost:", "a b", "löcalhost"):
+        assert hostname(host) is None, host
+
+
+def test_places_of_origins():
+    assert place("https://a.example:8443") == "a.example:8443"
+    assert [place(origin) for origin in ("null", "", "http://[", "file://", "localhost:80")] == [None] * 5
+
+
+def test_a_token_that_protects_nothing_is_refused():
+    for token in (None, "secret", "se cret"):
+        check_token(token)
+    for token in ("", " ", "secret ", "sécret", "a\nb", "a\x00"):
+        with pytest.raises(FedVLError, match="give --token letters and digits, or leave it out"):
+            check_token(token)
+
+
+def body_of(parts, most=100, held=1000, **limits):
+    """A body that arrives in these parts, of a request whose headers claimed anything."""
+    coming = iter(parts)
+
+    async def receive():
+        part = next(coming)
+        if part is None:
+            await asyncio.Event().wait()  # nothing more ever comes
+        return {"type": "http.request", "body": part, "more_body": True}
+
+    shares = Shares(held)
+    return Body(receive, most, replace(LIMITS, **limits), shares, "one"), shares
+
+
+async def read_all(body):
+    for _ in range(1000):
+        await body.receive()
+
+
+@pytest.mark.parametrize(
+    "status, parts, options",
+    [
+        (413, [b"x" * 60, b"x" * 60], {}),
+        (413, [b"x"] * 200, {}),
+        (503, [b"x" * 60, b"x" * 60], {"most": 1000, "held": 200}),
+        (408, [b"x", None], {"upload_seconds": 0.05}),
+    ],
+    ids=["large", "endless", "more than its share", "slow"],
+)
+def test_a_body_is_counted_while_it_arrives_and_forgotten_in_the_end(status, parts, options):
+    async def go():
+        body, held = body_of(parts, **options)
+        with pytest.raises(HTTPException) as refusal:
+            await read_all(body)
+        assert refusal.value.status_code == status
+        assert 0 < len(held) <= 120
+        body.forget()
+        assert len(held) == 0
+
+    asyncio.run(go())
