@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(__file__).parents[2]
 FOLDER = "tests/reliability"
 LEAST = {"server": 60, "client": 40, "network": 30, "page": 60, "folder": 60}

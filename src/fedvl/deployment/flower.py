@@ -349,6 +349,8 @@ def start(command: str, parent: int, options: list[str]) -> None:
         from flwr.superlink.cli.flower_superlink import flower_superlink
         from starlette.middleware import Middleware
 
+        most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # silent connections must not use them up soon
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
         signed = Signed(*(name.encode() for name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)))
         folder, most = Path(os.environ[FOLDER_VARIABLE]), int(os.environ[MOST_BYTES_VARIABLE])
         keys, secret = PartyKeys(folder / "federation.json"), os.environ[SECRET_VARIABLE]
