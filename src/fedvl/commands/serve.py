@@ -4,6 +4,8 @@ import csv
 import ipaddress
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,12 +46,18 @@ def serve(
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
+    from PIL import Image
+
     from fedvl.run_folder import RunFolder
-    from fedvl.serve.model import TrainedModel
+    from fedvl.serve.images import png_of
+    from fedvl.serve.model import TrainedModel, predict_images
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    app = make_app(TrainedModel(RunFolder(run, trust_method), device), token or None)
+    with fitting(run):
+        model = TrainedModel(RunFolder(run, trust_method), device)
+        predict_images(model, model.user(), [("blank.png", png_of(Image.new("RGB", (8, 8))))], 1)
+    app = make_app(model, token or None)
     server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, ws="none"))
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
@@ -80,8 +88,10 @@ def predict(
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))
-    opened = TrainedModel(RunFolder(run, trust_method), device)
-    lines = predict_images(opened, opened.user(read_names(classes), client=client), sources, top)
+    names = read_names(classes)
+    with fitting(run):
+        opened = TrainedModel(RunFolder(run, trust_method), device)
+        lines = predict_images(opened, opened.user(names, client=client), sources, top)
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
     elif as_csv:
@@ -105,8 +115,22 @@ def export(
     from fedvl.serve.export import export as write
     from fedvl.serve.model import TrainedModel
 
-    write(TrainedModel(RunFolder(run, trust_method), device), folder, read_names(classes), client)
+    names = read_names(classes)
+    with fitting(run):
+        write(TrainedModel(RunFolder(run, trust_method), device), folder, names, client)
     print(f"{folder / 'README.md'} says how to use it.")
+
+
+@contextmanager
+def fitting(run: Path) -> Iterator[None]:
+    """Tell in one sentence that the files of a run do not fit together."""
+    try:
+        yield
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise FedVLError(
+            f"The model in {run} does not fit its settings ({type(error).__name__}: {reason}); get a whole copy of the run."
+        ) from error
 
 
 def is_loopback(host: str) -> bool:
@@ -155,6 +179,8 @@ def read_names(classes: str | None) -> list[str] | None:
 
 
 def write_csv(lines: list[dict[str, Any]]) -> None:
+    from fedvl.report.tables import csv_cell
+
     columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
     writer = csv.DictWriter(sys.stdout, columns, restval="")
     writer.writeheader()
@@ -163,13 +189,14 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
                 row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
-        writer.writerow(row)
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from fedvl.display import Console
 
     most = max((len(line.get("ranked", [])) for line in lines), default=0)
     table = Table(box=None, pad_edge=False)
