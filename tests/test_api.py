@@ -29,6 +29,7 @@ from fedvl.run_folder import RunFolder
 from fedvl.serve.images import png_of
 from fedvl.serve.model import TrainedModel, predict_images
 from fedvl.settings import resolve_experiment
+from fedvl.tensors import digest, flatten
 
 SMALL = {"shots": 4, "clients": 3, "rounds": 2, "data.test_shots": 5, "data.minimum": 0}
 
@@ -593,3 +594,16 @@ def test_runs_that_fail_are_told_after_the_others_have_run():
 def test_a_png_loses_nothing():
     exact = np.random.default_rng(0).integers(0, 256, (9, 7, 4), np.uint8)
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(png_of(exact)))), exact)
+
+
+def test_the_state_of_a_method_that_shares_nothing_is_hashed_too(folder_of):
+    """Tried on version 0.1: FedPP without visual prompts had the hash of nothing."""
+    figures = fedvl.open_run(folder_of("fedpp")).figures
+    folder = RunFolder(folder_of("fedpp"))
+    shared, _ = folder.tensors()
+    assert shared == {}
+    private = folder.state().private
+    assert private
+    assert figures["state_sha256"] == digest(flatten(private))
+    linear = RunFolder(folder_of("linear"))
+    assert linear.result["state_sha256"] == digest(linear.tensors()[0])

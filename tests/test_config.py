@@ -96,3 +96,37 @@ def test_files_that_are_not_toml(tmp_path):
 
 def test_defaults_are_complete():
     assert Experiment() == resolve([{}])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("federation", "threads", 257),  # torch ends the process with 100,000
+        ("federation", "rounds", 10**6),
+        ("federation", "deadline", float("inf")),
+        ("data", "clients", 100_001),
+        ("data", "shots", 10**30),
+        ("training", "learning_rate", float("inf")),
+        ("training", "weight_decay", float("nan")),
+        ("training", "betas", (0.9, float("nan"))),
+        ("training", "local_epochs", 10**12),
+        ("evaluation", "examples", 10**12),
+        ("data", "dataset", "x" * 5000),
+    ],
+)
+def test_settings_have_an_end(section, key, value):
+    with pytest.raises(FedVLError, match=rf"^Setting '{section}.{key}") as error:
+        resolve([{section: {key: value}}])
+    assert len(str(error.value)) < 400
+
+
+def test_options_of_a_method_are_finite_too():
+    with pytest.raises(FedVLError, match=r"^Setting 'method.mu' is inf"):
+        resolve_experiment({"method": {"name": "fedprox", "mu": float("inf")}})
+
+
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path):
+    """The parser's time grows with the square of them: a megabyte would take hours."""
+    (tmp_path / "a.toml").write_text("a" + ".a" * 400_000 + " = 1\n")
+    with pytest.raises(FedVLError, match="more than 200 dots"):
+        read_toml(tmp_path / "a.toml")

@@ -1,20 +1,25 @@
 """Progress: lines and bars in a terminal, one line that is rewritten in a notebook; standard output stays clean."""
 
+import io
 import re
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
 from fedvl.display import (
     BETWEEN_LINES,
+    Console,
     GridDisplay,
     NotebookDisplay,
     SilentLine,
     TerminalDisplay,
     display_here,
     figure_of,
+    visible,
 )
 
 RECORDS: list[dict[str, Any]] = [{"round": 1, "accuracy": 61.5}, {"round": 2}, {"round": 3, "accuracy": 70.0}]
@@ -262,3 +267,25 @@ def test_a_grid_shows_each_run_and_logs_it_when_it_ends():
 )
 def test_the_figure_of_a_round(record, zero_shot, text):
     assert figure_of(record, zero_shot) == text
+
+
+# --- names that a terminal would obey
+
+
+def test_what_cannot_be_seen_is_written_as_an_escape():
+    name = "\x1b[2Jcat\x07 \u202edog\x9b \ud800\r"
+    assert visible(name) == "\\x1b[2Jcat\\x07 \\u202edog\\x9b \\ud800\\r"
+    assert visible("é\t猫 \N{SNOWMAN}\n") == "é\t猫 \N{SNOWMAN}\n"
+
+
+def test_a_terminal_obeys_no_name():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, color_system="standard")
+    table = Table("name", box=None)
+    table.add_row(Text("a\x1b[2Jb"), style="bold")
+    console.print(table)
+    console.print("c\x1b]0;title\x07", markup=False)
+    assert "a\\x1b" in out.getvalue()
+    assert "c\\x1b" in out.getvalue()
+    assert re.findall("\x1b.", out.getvalue()), "styles are still shown"
+    assert not re.search("\x1b(?!\\[[0-9;]*m)|\x07", out.getvalue())

@@ -156,7 +156,11 @@ def commit_a_round(folder):
     ("error", "work", "federation"),
     [
         (FedVLError("no quorum."), commit_a_round, None),  # something to go on from
-        (FedVLError("no client came."), lambda folder: None, {"id": "abc"}),  # parties may still come
+        (
+            FedVLError("no client came."),
+            lambda folder: None,
+            {"federation": "clinic", "run": "abc"},
+        ),  # parties may still come
         (CodeError(), lambda folder: None, None),  # to be looked into
         (KeyboardInterrupt(), lambda folder: None, None),
     ],
@@ -318,7 +322,8 @@ LAST = {0: {"sent": torch.ones(2)}, 7: {"sent": torch.full((3,), 0.5)}}
 
 def finish(path, last=LAST, examples=None):
     with RunFolder.create(path, PLAIN) as folder:
-        result = {"method": "linear", "config": {"seed": 0}, "rounds": 0}
+        result = {"method": "linear", "config": {"seed": 0}, "rounds": 0, "model_fingerprint": "abc"}
+        result |= {"class_names": ["cat", "dog"], "templates": ["a photo of a {}."]}
         folder.finish(result, examples or {}, SHARED, last)
     return folder
 
@@ -471,3 +476,53 @@ def test_a_methods_file_in_a_folder_is_run_only_if_it_is_trusted(tmp_path):
     with pytest.raises(FedVLError, match="defines 0 subclasses"):
         _ = RunFolder(folder, trust_method=True).experiment
     assert ran.exists()
+
+
+def test_a_methods_file_does_not_vouch_for_itself(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    for name in ("run/evil.py", str(folder / "evil.py"), "run/../run/evil.py"):
+        (folder / "config.toml").write_text(f'[method]\nname = "{name}"\n')
+        with pytest.raises(FedVLError, match="say --trust-method"):
+            _ = RunFolder(folder).experiment
+    assert not (tmp_path / "ran").exists()
+
+
+# --- what a killed process leaves
+
+
+def test_a_folder_with_a_lock_alone_can_be_taken(tmp_path):
+    """Tried on version 0.1: ``run`` said resume, and ``resume`` said run."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".lock").write_text("99999999 5")
+    with RunFolder.create(path, PLAIN) as folder:
+        assert folder.at_work
+    assert RunFolder(path).experiment == PLAIN
+
+
+def test_a_folder_whose_lock_is_held_is_neither_taken_nor_removed(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    with child(lambda: hold(path)):
+        wait_until(lambda: RunFolder(path).at_work)
+        with pytest.raises(FedVLError) as error, RunFolder.create(path, PLAIN):
+            pytest.fail("it is held")
+        assert "is at work" in told(error)
+        assert [item.name for item in path.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_wrote_aside_does_not_stay(tmp_path):
+    path = tmp_path / "run"
+    with RunFolder.create(path, PLAIN):
+        pass
+    (path / "journal").mkdir()
+    kept = [path / f".report.html.{os.getpid()}.part", path / ".mine.part", path / "my.12.part"]
+    left = [path / ".config.toml.99999999.part", path / "journal" / ".000001.json.99999999.part"]
+    for file in (*kept, *left):
+        file.write_text("half")
+    with RunFolder(path).lock():
+        pass
+    assert [file.exists() for file in (*kept, *left)] == [True] * 3 + [False] * 2

@@ -46,7 +46,9 @@ def main() -> None:
     try:
         app()
     except FedVLError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        from fedvl.display import visible
+
+        print(f"Error: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:  # a full disk, a folder without permission: the user's to mend
         print(

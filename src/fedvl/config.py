@@ -7,24 +7,38 @@ Settings are merged, later ones winning: the defaults below, the method's preset
 
 import difflib
 import json
+import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedvl.errors import FedVLError
+from fedvl.files import read_file
+
+MOST_TOML = 2**20  # bytes
+MOST_DOTS = 200
+MOST_ROUNDS = 999_999  # the journal names rounds with six digits
+MOST_CLIENTS = 100_000
+MOST_TEXT = 4096  # characters of a name or path
+MANY = 10**9  # more than there is of anything that is counted
+
+SHORTENED = reprlib.Repr()  # of values from a file, in a sentence
+SHORTENED.maxstring = SHORTENED.maxother = 100
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=MOST_TEXT)
 
 
 class MethodConfig(BaseModel):
     """The method; further keys are its options (``fedvl methods NAME`` lists them)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MOST_TEXT)
     name: str = "linear"  # a method of the package, or the user's file (mine.py)
     preset: str = "paper"
     sha256: str | None = None  # of that file, so that a run does not resume with another
@@ -44,15 +58,17 @@ class DataConfig(Section):
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
     templates: Literal["default", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
-    clients: int = Field(10, ge=1)
-    minimum: int = Field(10, ge=0)  # samples that a Dirichlet client should have at least
-    shots: int | None = Field(None, ge=1)  # training images kept per class, drawn before the partition
-    test_shots: int | None = Field(None, ge=1)  # test images kept per class, the same for every seed: a quicker look
+    clients: int = Field(10, ge=1, le=MOST_CLIENTS)
+    minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
+    shots: int | None = Field(None, ge=1, le=MANY)  # training images kept per class, drawn before the partition
+    test_shots: int | None = Field(
+        None, ge=1, le=MANY
+    )  # test images kept per class, the same for every seed: a quicker look
     missing: str | None = None  # missing modalities, as text:RATE, image:RATE or both:RATE; none if absent
     missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples or of each client's
     # pseudo-labels of each client from its zero-shot predictions: a scheme of methods/parts/pseudo_labels.py
     labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
-    pseudo_shots: int = Field(16, ge=1)  # images per class that a client labels; for upl, fpl and cpl
+    pseudo_shots: int = Field(16, ge=1, le=MANY)  # images per class that a client labels; for upl, fpl and cpl
 
 
 class ModelConfig(Section):
@@ -63,47 +79,53 @@ class TrainingConfig(Section):
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(0.01, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)  # sgd only
-    betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw only
+    betas: tuple[Share, Share] = (0.9, 0.999)  # adam and adamw only
     epsilon: float = Field(1e-8, gt=0)  # adam and adamw only
     weight_decay: float = Field(0.0, ge=0)  # adamw: decoupled; sgd and adam: added to the gradient
-    batch_size: int = Field(50, ge=1)
-    local_epochs: int = Field(1, ge=1)
+    batch_size: int = Field(50, ge=1, le=MANY)
+    local_epochs: int = Field(1, ge=1, le=10_000)
     precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products on a GPU; what is trained stays float32
     schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"  # of the rate over rounds
-    restart_rounds: int = Field(5, ge=1)  # rounds after which "cosine-restarts", which decays over epochs, restarts
+    restart_rounds: int = Field(
+        5, ge=1, le=MOST_ROUNDS
+    )  # rounds after which "cosine-restarts", which decays over epochs, restarts
     step_factor: float = Field(0.99, gt=0, le=1)  # factor of the rate after each round under "step"
 
 
 class FederationConfig(Section):
-    rounds: int = Field(10, ge=0)
-    per_round: int | None = Field(None, ge=1)  # clients chosen each round; all of them if absent
+    rounds: int = Field(10, ge=0, le=MOST_ROUNDS)
+    per_round: int | None = Field(None, ge=1, le=MOST_CLIENTS)  # clients chosen each round; all of them if absent
     dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
-    quorum: int = Field(1, ge=1)  # usable updates without which a round does not count
-    attempts: int = Field(3, ge=1)  # draws of clients for a round before the run stops without a quorum
+    quorum: int = Field(1, ge=1, le=MOST_CLIENTS)  # usable updates without which a round does not count
+    attempts: int = Field(3, ge=1, le=1000)  # draws of clients for a round before the run stops without a quorum
     drift: bool = False  # whether a round's record has the drift of its clients
-    chunk: int = Field(10, ge=1)  # clients trained in one kernel; a setting, independent of free memory
+    chunk: int = Field(
+        10, ge=1, le=MOST_CLIENTS
+    )  # clients trained in one kernel; a setting, independent of free memory
     one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
-    threads: int = Field(2, ge=1)  # of the CPU in training; a setting, since it changes the order of sums
+    threads: int = Field(2, ge=1, le=256)  # of the CPU in training; a setting, since it changes the order of sums
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
     max_norm_ratio: float = Field(6.0, gt=1)  # an update that moves so many times farther than others is refused
     max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
     # across machines only
-    deadline: float = Field(600.0, gt=0)  # seconds for clients to answer; later ones are left out of the round
-    max_message_bytes: int = Field(2**28, ge=2**16)  # a larger message is not read
+    deadline: float = Field(600.0, gt=0, le=1e7)  # seconds for clients to answer; later ones are left out of the round
+    max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)  # a larger message is not read
 
 
 class EvaluationConfig(Section):
     # open: a new user queries classes that no client has; personal: every client queries its own test part;
     # missing: the test has the missing modalities of training, and is repeated under six further conditions
     protocol: Literal["closed", "open", "personal", "missing"] = "closed"
-    batch_size: int = Field(4096, ge=1)  # images predicted together
-    every: int = Field(1, ge=1)  # rounds between evaluations; the last round is always evaluated
-    examples: int = Field(8, ge=0)  # test images in the report that training corrected, and as many that it got wrong
+    batch_size: int = Field(4096, ge=1, le=MANY)  # images predicted together
+    every: int = Field(1, ge=1, le=MOST_ROUNDS)  # rounds between evaluations; the last round is always evaluated
+    examples: int = Field(
+        8, ge=0, le=1000
+    )  # test images in the report that training corrected, and as many that it got wrong
 
 
 class Experiment(Section):
-    seed: int = Field(0, ge=0)
-    device: str = "auto"
+    seed: int = Field(0, ge=0, lt=2**63)
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -136,12 +158,15 @@ def overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = read_file(path, MOST_TOML).decode()
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):  # which takes the parser hours
+            raise FedVLError(f"{path} has a line of more than {MOST_DOTS} dots; break it.")
+        return tomllib.loads(text)
     except FileNotFoundError as error:
         raise FedVLError(f"There is no experiment file {path}; check the path.") from error
     except OSError as error:
         raise FedVLError(f"Cannot read {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or of an integer without end
         raise FedVLError(f"{path} is not valid TOML: {error}.") from error
 
 
@@ -201,14 +226,14 @@ def parse_assignment(text: str) -> dict[str, Any]:
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """Return a pydantic error as one sentence about its first problem."""
     problem = error.errors()[0]
-    location = ".".join(str(part) for part in problem["loc"])
+    location = ".".join(str(part) for part in problem["loc"])[:100]
     if problem["type"] == "extra_forbidden":
         known = [prefix + name for name in setting_names(model)]
         close = difflib.get_close_matches(prefix + location, known, n=1, cutoff=0.5)
         hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}."
         return f"There is no setting '{prefix}{location}'; {hint}"
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"Setting '{prefix}{location}' is {problem['input']!r}, but {message}."
+    return f"Setting '{prefix}{location}' is {SHORTENED.repr(problem['input'])}, but {message}."
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -1,14 +1,31 @@
 """Progress on standard error, so that standard output stays clean for tables and JSON."""
 
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich import console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 
 BETWEEN_LINES = 0.1  # seconds; a notebook's server drops messages that come too fast
+# Control characters (a terminal obeys some), those that turn the direction of a text, and halves of characters
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return a text whose unseen characters are written as escapes, but for tabs and new lines."""
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Console(console.Console):
+    """A terminal that shows what names hold, and obeys nothing in them."""
+
+    def render(self, *given: Any, **options: Any) -> Iterable[Segment]:
+        for segment in super().render(*given, **options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 class Display(Protocol):

@@ -7,7 +7,9 @@ import torch
 
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
+from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
+from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Engine, Federation
 from fedvl.preparation import Prepared, prepare
@@ -52,18 +54,37 @@ def make_judge(prepared: Prepared, engine: Engine) -> Judge:
     )
 
 
+def check_restored(federation: Federation, start: Tensors, folder: RunFolder) -> None:
+    """Refuse tensors of a journal that are not those that the method makes."""
+    role = federation.method.role
+    shapes = {name: role.shared(name).shape or tuple(tensor.shape) for name, tensor in start.items()} | role.sent_shapes
+    owners = {*federation.last, *federation.engine.private}
+    fine = federation.shared.keys() == start.keys() and all(
+        0 <= client < federation.engine.clients for client in owners
+    )
+    for tensors in (federation.shared, *federation.last.values()):
+        for name, tensor in tensors.items():
+            fine = fine and name in shapes and fits(tensor, shapes[name]) and bool(tensor.isfinite().all())
+    if not fine:
+        raise FedVLError(
+            f"The tensors in {folder.path / 'journal'} are not those of this run's method; restore that folder from a copy, "
+            "or delete it to begin again."
+        )
+
+
 def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: Display) -> dict[str, Any]:
     """Run the rounds still to come, wherever the clients are, and write the result."""
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
     judge = make_judge(prepared, engine)
     zero_shot = judge.judge_zero_shot()
+    start = method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(
         method,
         engine,
         experiment.federation,
         experiment.seed,
-        method.start(torch_generator(experiment.seed, "start")),
+        start,
         journal=folder.journal,
         device=prepared.device,
     )
@@ -84,6 +105,7 @@ def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: D
 
     if federation.trains:
         federation.restore()
+        check_restored(federation, start, folder)
         folder.write_rounds(federation.records)
         show = display.rounds(rounds, federation.records, zero_shot.figures["accuracy"] if zero_shot else None)
 

@@ -17,7 +17,7 @@ from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import Prepared
 from fedvl.settings import command_for
-from fedvl.tensors import Tensors, count_elements, digest
+from fedvl.tensors import Tensors, count_elements, digest, flatten
 from fedvl.version import __version__
 
 RESULT_SCHEMA = 1
@@ -68,7 +68,7 @@ def describe(
         },
         "seconds_per_image": final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
         "refused_updates": sum(len(record["refused"]) for record in records),
-        "state_sha256": digest(federation.shared),
+        "state_sha256": state_sha256(federation),
         "class_names": list(prepared.queried.task.class_names),
         "templates": prepared.templates,
         "model_fingerprint": prepared.method.task.encoder.fingerprint,
@@ -85,6 +85,14 @@ def describe(
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),
     }
+
+
+def state_sha256(federation: Federation) -> str | None:
+    """Hash what was trained: the shared tensors, or clients' private ones if nothing is shared."""
+    if federation.shared:
+        return digest(federation.shared)
+    own = {client: federation.engine.private_of(client) for client in sorted(federation.engine.private)}
+    return digest(flatten(own)) if any(own.values()) else None
 
 
 def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:

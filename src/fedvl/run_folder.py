@@ -12,21 +12,36 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvl.config import Experiment, read_toml
+from fedvl.config import Experiment, read_toml, resolve
+from fedvl.contents import Examples, Federation, Record, Result, Status, checked, fits
 from fedvl.errors import FedVLError
-from fedvl.files import file_sha256, read_json, write_whole
+from fedvl.files import (
+    file_sha256,
+    no_link,
+    parse_json,
+    read_file,
+    read_json,
+    regular,
+    remove_parts,
+    running,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal
     from fedvl.federation.round import State
     from fedvl.tensors import ByClient, Tensors
 
-Record = dict[str, Any]
+MOST_METRICS = 2**28  # bytes of metrics.jsonl
+MOST_LOCK = 100
+ASKED = ("class_names", "templates", "model_fingerprint")  # what queries need of a result
+
+RoundRecord = dict[str, Any]
 
 
 class RunFolder:
@@ -38,10 +53,7 @@ class RunFolder:
 
     def file(self, name: str) -> Path:
         """Return a file of the run; refuse a link, which could lead out of the folder."""
-        path = self.path / name
-        if path.is_symlink():
-            raise FedVLError(f"{path} is a link, which a run folder does not have; remove it.")
-        return path
+        return no_link(self.path / name)
 
     # --- create and lock
 
@@ -54,17 +66,21 @@ class RunFolder:
         path, made = claim(out, experiment)
         folder = cls(path)
         folder.experiment = experiment
-        try:
-            with folder.lock():
+        with folder.lock():
+            if taken(path):  # by a run that began and ended in between
+                raise FedVLError(
+                    f"{path} exists already; go on with it by fedvl resume {path}, or choose another --out."
+                )
+            try:
                 folder.describe(experiment)
                 if federation is not None:
                     folder.write_federation(federation)
                 yield folder
-        except (FedVLError, OSError):
-            # no round to go on from: leave no half-written run; but parties may come to one between machines
-            if federation is None and not any((path / "journal").glob("*.json")):
-                remove(path, made)
-            raise
+            except (FedVLError, OSError):
+                # no round to go on from: leave no half-written run; but parties may come to one between machines
+                if federation is None and not any((path / "journal").glob("*.json")):
+                    remove(path, made)
+                raise
 
     def describe(self, experiment: Experiment) -> None:
         """Write the settings, and a copy of the method where it is the user's own file."""
@@ -75,7 +91,10 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder against other processes; the lock ends with this one."""
-        with open(self.file(".lock"), "a+", encoding="utf-8") as file:
+        path = self.file(".lock")
+        if path.exists():
+            regular(path, MOST_LOCK)
+        with open(path, "a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,10 +103,12 @@ class RunFolder:
                 raise FedVLError(
                     f"Another process ({holder}) is at work in {self.path}; wait for it or choose another --out."
                 ) from error
-            file.truncate()
+            file.truncate(0)
             file.write(f"{os.getpid()} {process_start(os.getpid())}")
             file.flush()
             try:
+                remove_parts(self.path)
+                remove_parts(self.file("journal"))
                 yield
             finally:
                 file.truncate(0)
@@ -96,13 +117,10 @@ class RunFolder:
     def at_work(self) -> bool:
         """Whether a process of this machine holds the run; asking takes no lock."""
         try:
-            process, _, started = self.file(".lock").read_text(encoding="utf-8").partition(" ")
-            os.kill(int(process), 0)
-        except PermissionError:  # somebody else's process
-            return True
+            process, _, started = read_file(self.file(".lock"), MOST_LOCK).decode().partition(" ")
+            return running(int(process)) and process_start(int(process)) == started
         except (OSError, ValueError):
             return False
-        return process_start(int(process)) == started
 
     # --- settings
 
@@ -112,9 +130,12 @@ class RunFolder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
+        """The settings as config.toml has them, checked; the method is not loaded."""
         if not self.exists:
             raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
-        return read_toml(self.file("config.toml"))
+        found = read_toml(self.file("config.toml"))
+        resolve([found])
+        return found
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -125,21 +146,36 @@ class RunFolder:
         name = settings["method"].get("name", "")
         if name.endswith(".py"):
             settings["method"]["name"] = str(self._method_file(Path(name)))
-        return resolve_experiment(settings)
+        experiment = resolve_experiment(settings)
+        self._check_model(experiment.model.name)
+        return experiment
 
     def _method_file(self, original: Path) -> Path:
         """Return the folder's copy of a method, if it is trusted or the user's own file."""
         copy = self.file(original.name)
-        known = original.is_file() and copy.is_file() and file_sha256(original) == file_sha256(copy)
+        if not copy.is_file():
+            raise FedVLError(f"The run in {self.path} needs its method's file {copy}, which is not there; put it back.")
+        elsewhere = not original.resolve().is_relative_to(self.path.resolve())
+        known = elsewhere and original.is_file() and file_sha256(original) == file_sha256(copy)
         if not (self.trust_method or known):
             raise FedVLError(f"{copy} is code that this run would execute; read it, then say --trust-method.")
         return copy
 
+    def _check_model(self, name: str) -> None:
+        """Refuse a model of the hub that is not on this machine, if the folder is not trusted."""
+        from fedvl.models.checkpoint import is_hub_name, stored
+
+        if not self.trust_method and is_hub_name(name) and stored(name) is None:
+            raise FedVLError(
+                f"The run in {self.path} would download the model {name} from the hub; if you want that, say --trust-method."
+            )
+
     @cached_property
     def federation(self) -> dict[str, Any] | None:
         """Which federation runs it, if one does, and which clients were told of its end."""
-        found = read_json(self.file("federation.json"))
-        return dict(found) if found is not None else None
+        path = self.file("federation.json")
+        found = read_json(path)
+        return checked(Federation, found, path) if found is not None else None
 
     def write_federation(self, federation: dict[str, Any]) -> None:
         write_whole(self.file("federation.json"), json.dumps(federation).encode())
@@ -162,16 +198,16 @@ class RunFolder:
         rounds = self.result["rounds"]
         return read_state(Journal(self.file("journal")).tensors(rounds) if rounds else {}, device)
 
-    def write_rounds(self, records: Iterable[Record]) -> None:
+    def write_rounds(self, records: Iterable[RoundRecord]) -> None:
         """Write the rounds as the journal has them; drop lines of uncommitted rounds."""
         write_whole(self.file("metrics.jsonl"), "".join(json.dumps(record) + "\n" for record in records).encode())
 
-    def append_round(self, record: Record) -> None:
+    def append_round(self, record: RoundRecord) -> None:
         with open(self.file("metrics.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     @cached_property
-    def rounds(self) -> list[Record]:
+    def rounds(self) -> list[RoundRecord]:
         return self._rounds[0]
 
     @cached_property
@@ -179,7 +215,7 @@ class RunFolder:
         return self._rounds[1]
 
     @cached_property
-    def _rounds(self) -> tuple[list[Record], int]:
+    def _rounds(self) -> tuple[list[RoundRecord], int]:
         return read_rounds(self.file("metrics.jsonl"))
 
     # --- result
@@ -198,13 +234,14 @@ class RunFolder:
             raise FedVLError(f"The run in {self.path} is not finished; go on with it by fedvl resume {self.path}.")
         if not isinstance(result, dict) or "method" not in result:
             raise FedVLError(f"{path} is not a result of fedvl: it names no method; give the folder of a finished run.")
-        return result
+        return checked(Result, result, path)
 
     @cached_property
     def examples(self) -> dict[str, Any]:
         """Test images that training set right or wrong."""
-        found = read_json(self.file("examples.json"))
-        return found if isinstance(found, dict) else {}
+        path = self.file("examples.json")
+        found = read_json(path)
+        return checked(Examples, found, path) if found is not None else {}
 
     def finish(self, result: dict[str, Any], examples: dict[str, Any], shared: "Tensors", last: "ByClient") -> None:
         """Write the model and the result, which names the hashes of its files and comes last."""
@@ -224,51 +261,60 @@ class RunFolder:
         """Return the shared tensors and clients' last updates, their hashes verified."""
         from fedvl.tensors import load, unflatten
 
-        if "files_sha256" not in self.result:
+        hashes = self.result.get("files_sha256") or {}
+        if "model.safetensors" not in hashes or not all(self.result.get(key) for key in ASKED):
             raise FedVLError(f"The run in {self.path} was made by an older FedVL, without hashes; run it again.")
-        found = {name: load(self.file(name), sha256) for name, sha256 in self.result["files_sha256"].items()}
+        found = {name: load(self.file(name), sha256) for name, sha256 in hashes.items()}
+        for name, tensors in found.items():
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+                raise FedVLError(f"{self.path / name} holds numbers that are not finite; run the experiment again.")
         return found["model.safetensors"], unflatten(found.get("kept.safetensors", {}))
 
     # --- status
 
     def write_status(self, status: dict[str, Any]) -> None:
-        aside = self.file(".status.json.part")
-        aside.write_text(json.dumps(status), encoding="utf-8")
-        os.replace(aside, self.file("status.json"))
+        write_whole(self.file("status.json"), json.dumps(status).encode())
 
     @property
     def status(self) -> dict[str, Any]:
+        """How a run between machines stands; nothing if that is not known."""
         try:
-            return dict(json.loads(self.file("status.json").read_bytes()))
-        except (OSError, ValueError):
+            found = read_json(self.file("status.json"))
+        except FedVLError:
             return {}
+        return dict(found) if fits(Status, found) else {}
 
 
 def claim(out: Path | None, experiment: Experiment) -> tuple[Path, bool]:
     """Make the folder of a new run; return it, and whether it was not there before."""
     if out is not None:
-        new = not out.exists()
-        if (not new and (not out.is_dir() or any(out.iterdir()))) or not claim_folder(out):
+        new = make_folder(out)
+        if not new and (not out.is_dir() or taken(out)):
             raise FedVLError(f"{out} exists already; go on with it by fedvl resume {out}, or choose another --out.")
         return out, new
     stem = f"{experiment.method.label}-{Path(experiment.data.dataset).stem or 'images'}"
     for number in range(1, 10_000):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not folder.exists() and claim_folder(folder):
+        if make_folder(folder):
             return folder, True
     raise FedVLError("runs/ holds ten thousand runs of this name; choose a name with --out.")
 
 
-def claim_folder(folder: Path) -> bool:
-    """Make a run folder; return False if another run that began at the same time was quicker."""
+def make_folder(folder: Path) -> bool:
+    """Make a folder; return False if there is something of its name."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".lock").touch(exist_ok=False)
-    except FileExistsError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return True
         return False
     except OSError as error:
         raise FedVLError(f"Cannot make the folder {folder}: {error.strerror}; choose another --out.") from error
-    return True
+
+
+def taken(folder: Path) -> bool:
+    """Whether a folder holds anything but the lock of a run that was killed before it began."""
+    return any(item.name != ".lock" for item in folder.iterdir())
 
 
 def remove(path: Path, made: bool) -> None:
@@ -290,16 +336,19 @@ def process_start(process: int) -> str:
         return ""
 
 
-def read_rounds(path: Path) -> tuple[list[Record], int]:
+def read_rounds(path: Path) -> tuple[list[RoundRecord], int]:
     """Return the records by round, and how many lines were torn."""
-    by_round: dict[int, Record] = {}
+    by_round: dict[int, RoundRecord] = {}
     unreadable = 0
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    lines = read_file(path, MOST_METRICS).decode(errors="replace").splitlines() if path.exists() else []
     for line in filter(str.strip, lines):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
+        except ValueError:
+            record = None
+        if fits(Record, record):
             # A round that was run again after a crash appears twice: the later line is the one that was committed.
-            by_round[int(record["round"])] = record
-        except (ValueError, KeyError, TypeError):
+            by_round[record["round"]] = record
+        else:
             unreadable += 1
     return [by_round[index] for index in sorted(by_round)], unreadable

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as serialise
 
 from fedvl.errors import FedVLError
-from fedvl.files import write_whole
+from fedvl.files import read_file, write_whole
+
+MOST_BYTES = 2**34  # of a safetensors file
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
@@ -40,7 +43,9 @@ def unflatten(tensors: Mapping[str, torch.Tensor]) -> ByClient:
     """Sort tensors named CLIENT/NAME by client."""
     found: ByClient = {}
     for key, tensor in tensors.items():
-        client, name = key.split("/", 1)
+        client, slash, name = key.partition("/")
+        if not (slash and client.isascii() and client.isdigit() and len(client) < 10):
+            raise FedVLError(f"A tensor is named {key[:100]!r}, not CLIENT/NAME; get a whole copy of its file.")
         found.setdefault(int(client), {})[name] = tensor
     return {client: found[client] for client in sorted(found)}
 
@@ -67,7 +72,18 @@ def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | 
     """The content of a safetensors file, whatever the devices and strides of the tensors."""
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     # none rather than empty metadata: safetensors writes the latter, beside no tensors, in a way that it cannot read
-    return bytes(serialise(on_cpu, metadata=dict(metadata) if metadata else None))
+    content = bytes(serialise(on_cpu, metadata=dict(metadata) if metadata else None))
+    return in_order(content) if metadata else content
+
+
+def in_order(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, which safetensors writes in any order."""
+    (size,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned
+    return struct.pack("<Q", len(text)) + text + content[8 + size :]
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> str:
@@ -80,7 +96,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str,
 def load(path: Path, sha256: str | None = None) -> Tensors:
     """Read a safetensors file; refuse one whose SHA-256 is not the one that was written."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, MOST_BYTES)
     except OSError as error:
         raise FedVLError(f"Cannot read {path}: {error.strerror or error}.") from error
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:

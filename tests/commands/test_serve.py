@@ -131,14 +131,14 @@ def test_names_are_inert_in_a_terminal_and_in_a_spreadsheet(capsys):
         "'+1",
         "'-1",
         "'@SUM(1)",
-        "\ufffd[2Jcat",
-        "\ufffd2J",
-        "dog\ufffd\ufffd",
+        "\\x1b[2Jcat",
+        "\\x9b2J",
+        "dog\\r\n",
         "猫 & <b>",
         "a=b",
     ]
     assert [row["name"] for row in rows] == [row["zero_shot_name"] for row in rows] == shown
-    assert {row["image"] for row in rows} == {"'=evil\ufffd.png"}
+    assert {row["image"] for row in rows} == {"'=evil\\x1b.png"}
     assert {row["score"] for row in rows} == {"0.5"}
     print_table([*lines, {"image": "\x1b]0;evil\x07", "refused": "\x1b[31mno"}])
     assert not {"\x1b", "\x9b", "\x07", "\r"} & set(capsys.readouterr().out)

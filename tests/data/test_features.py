@@ -459,3 +459,22 @@ def test_a_weight_of_a_real_model_is_in_the_key(tiny):
     changed: Any = load_model("fedvl-tiny")
     changed.visual.proj.data[0, 0] += 1e-3
     assert features._key(split, changed, "features") != features._key(split, tiny, "features")
+
+
+def test_only_the_owner_reads_the_cache_whatever_the_umask(tmp_path):
+    """Tried on version 0.1: a client's cache was 0644 in 0755."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        encode_split(Pictures(), Doubling(), "features", folder)
+        encode_split(Pictures(), Doubling(), "features", tmp_path / "new")
+    finally:
+        os.umask(before)
+    for place in (folder, tmp_path / "new"):
+        assert place.stat().st_mode & 0o777 == 0o700
+        assert {path.suffix: path.stat().st_mode & 0o777 for path in place.iterdir()} == {
+            ".json": 0o600,
+            ".lock": 0o600,
+            ".safetensors": 0o600,
+        }

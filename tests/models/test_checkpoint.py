@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from fedvl.errors import FedVLError
 from fedvl.models import checkpoint
-from fedvl.models.checkpoint import load_model
+from fedvl.models.checkpoint import load_model, stored
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
+from fedvl.run_folder import RunFolder
 from tools.quantise import quantise, shrink
 
 
@@ -207,3 +208,31 @@ def test_eight_bits_keep_every_value_within_half_a_step() -> None:
     assert torch.equal(full["b.bias"], tensor[0, 0])
     assert ((full["a.weight"] - tensor).abs() <= scales[:, None, None] * 0.5001).all()
     assert set(full) == {"a.weight", "b.bias"}
+
+
+def hub_cache(tiny: Path, root: Path) -> Path:
+    """The hub's cache with one model in it; return the folder of its files."""
+    model = root / "models--owner--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("0" * 40)
+    return shutil.copytree(tiny, model / "snapshots" / ("0" * 40))
+
+
+def test_a_hub_model_that_is_here_is_loaded_without_the_hub(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried on version 0.1: ``predict`` of a folder that somebody sent contacted the hub."""
+    files = hub_cache(tiny, tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(checkpoint, "_download", lambda name: pytest.fail("it contacts the hub"))
+    assert stored("owner/model") == files
+    assert load_model("owner/model").fingerprint == load_model(str(tiny)).fingerprint
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('[model]\nname = "owner/model"\n')
+    assert RunFolder(run).experiment.model.name == "owner/model"
+    (files / "model.safetensors").unlink()  # as after a download that was interrupted
+    assert stored("owner/model") is None
+    with pytest.raises(FedVLError, match=r"would download the model owner/model from the hub; .* say --trust-method"):
+        _ = RunFolder(run).experiment
+    assert RunFolder(run, trust_method=True).experiment.model.name == "owner/model"

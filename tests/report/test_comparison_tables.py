@@ -1,5 +1,7 @@
 """The table of a comparison as CSV, LaTeX and HTML, and in a terminal."""
 
+import csv
+import io
 from typing import Any
 
 import pytest
@@ -50,3 +52,12 @@ def test_a_wide_table_is_turned_and_then_cut_to_the_terminal() -> None:
     assert (len(whole.columns), whole.row_count) == (1 + 4, 9)
     cut = terminal_tables(summary, width=25)  # names of 2, then 10 for each of "method 0" and its space
     assert [len(table.columns) - 1 for table in cut] == [2, 2]
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t"])
+def test_no_name_is_a_formula_in_a_spreadsheet(sign: str, summary: dict[str, Any]) -> None:
+    name = f"{sign}cmd|' /C calc'!A1"
+    summary["rows"] = [name if row == summary["cells"][0]["row"] else row for row in summary["rows"]]
+    summary["cells"][0] |= {"row": name, "mean": -1.5}
+    read = list(csv.DictReader(io.StringIO(csv_table(summary), newline="")))
+    assert (read[0]["row"], read[0]["mean"]) == (f"'{name}", "-1.5")

@@ -100,3 +100,18 @@ def test_the_page_answers_this_machine_only(run):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.mark.parametrize(("days", "line"), [(10, "10 days; fedvl federation renew."), (500, "500 days.")])
+def test_the_status_says_how_long_the_servers_certificate_is_valid(days, line):
+    found = {
+        "method": "linear",
+        "phase": "x",
+        "records": [],
+        "refused": [],
+        "parties": [],
+        "bytes_up": 0,
+        "bytes_down": 0,
+    }
+    assert f"The server's certificate is valid for {line}" in render_status({**found, "certificate_days": days})
+    assert "certificate" not in render_status({**found, "certificate_days": None})

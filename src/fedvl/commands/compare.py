@@ -147,8 +147,7 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
 
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     """Print the table, the failures and the report's path; exit with 1 after a failure."""
-    from rich.console import Console
-
+    from fedvl.display import Console, visible
     from fedvl.report.comparison_tables import footnote, heading, terminal_tables
 
     console = Console()
@@ -160,16 +159,16 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
     for failure in summary["failures"]:
         place = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"
-        print(f"Failed: {place}: {failure['error']}", file=sys.stderr)
+        print(visible(f"Failed: {place}: {failure['error']}"), file=sys.stderr)
     if summary["failures"] and stop:
         raise typer.Exit(1)
 
 
 def show_recipes() -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fedvl.compare.grid import read_recipe, recipe_names
+    from fedvl.display import Console
 
     table = Table("recipe", "kind", "what it is", box=None, pad_edge=False)
     for name in recipe_names():

@@ -29,7 +29,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as section.key=value; repeatable.")]
 Trust = Annotated[
-    bool, typer.Option("--trust-method", help="Run the method's file in the folder: it is code, read it first.")
+    bool,
+    typer.Option(
+        "--trust-method", help="Run the folder's own code (its method's file; read it), and download its model."
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
 MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
@@ -125,8 +128,7 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
     if as_json:
         print(json.dumps(result))
         return
-    from rich.console import Console
-
+    from fedvl.display import Console
     from fedvl.report.tables import result_table
 
     console = Console()

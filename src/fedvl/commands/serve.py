@@ -3,6 +3,8 @@
 import csv
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,12 +45,18 @@ def serve(
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
+    from PIL import Image
+
     from fedvl.run_folder import RunFolder
-    from fedvl.serve.model import TrainedModel
+    from fedvl.serve.images import png_of
+    from fedvl.serve.model import TrainedModel, predict_images
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
-    server = make_server(make_app(TrainedModel(RunFolder(run, trust_method), device), token))
+    with fitting(run):
+        model = TrainedModel(RunFolder(run, trust_method), device)
+        predict_images(model, model.user(), [("blank.png", png_of(Image.new("RGB", (8, 8))))], 1)
+    server = make_server(make_app(model, token))
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(
@@ -78,8 +86,10 @@ def predict(
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))
-    opened = TrainedModel(RunFolder(run, trust_method), device)
-    lines = predict_images(opened, opened.user(read_names(classes), client=client), sources, top)
+    names = read_names(classes)
+    with fitting(run):
+        opened = TrainedModel(RunFolder(run, trust_method), device)
+        lines = predict_images(opened, opened.user(names, client=client), sources, top)
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
     elif as_csv:
@@ -103,8 +113,22 @@ def export(
     from fedvl.serve.export import export as write
     from fedvl.serve.model import TrainedModel
 
-    write(TrainedModel(RunFolder(run, trust_method), device), folder, read_names(classes), client)
+    names = read_names(classes)
+    with fitting(run):
+        write(TrainedModel(RunFolder(run, trust_method), device), folder, names, client)
     print(f"{folder / 'README.md'} says how to use it.")
+
+
+@contextmanager
+def fitting(run: Path) -> Iterator[None]:
+    """Tell in one sentence that the files of a run do not fit together."""
+    try:
+        yield
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise FedVLError(
+            f"The model in {run} does not fit its settings ({type(error).__name__}: {reason}); get a whole copy of the run."
+        ) from error
 
 
 def listen(host: str, port: int) -> Any:
@@ -145,17 +169,9 @@ def read_names(classes: str | None) -> list[str] | None:
     return names
 
 
-def inert(text: str) -> str:
-    """Return a text that a terminal shows and does not obey."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
-def inert_cell(text: str) -> str:
-    """Return a text that a spreadsheet shows and does not calculate."""
-    return f"'{inert(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else inert(text)
-
-
 def write_csv(lines: list[dict[str, Any]]) -> None:
+    from fedvl.report.tables import csv_cell
+
     columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
     writer = csv.DictWriter(sys.stdout, columns, restval="")
     writer.writeheader()
@@ -164,23 +180,24 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
                 row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
-        writer.writerow({name: inert_cell(value) if isinstance(value, str) else value for name, value in row.items()})
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from fedvl.display import Console
 
     most = max((len(line.get("ranked", [])) for line in lines), default=0)
     table = Table(box=None, pad_edge=False)
     for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot"):
         table.add_column(title, overflow="fold")
     for line in lines:
-        image = escape(inert(line["image"]))
+        image = escape(line["image"])
         if "refused" in line:
-            table.add_row(image, f"[red]refused: {escape(inert(line['refused']))}[/red]")
+            table.add_row(image, f"[red]refused: {escape(line['refused'])}[/red]")
             continue
-        ranked = [f"{escape(inert(each['name']))} {each['score']:.0%}" for each in line["ranked"]]
-        table.add_row(image, f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(inert(line["zero_shot"][0]["name"])))
+        ranked = [f"{escape(each['name'])} {each['score']:.0%}" for each in line["ranked"]]
+        table.add_row(image, f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(line["zero_shot"][0]["name"]))
     Console().print(table)

@@ -70,6 +70,7 @@ def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -
     """Return the finished run, and whether it ran now."""
     experiment = resolve_experiment(case.settings)
     folder = RunFolder(runs / folder_name(experiment))
+    folder.experiment = experiment  # what is asked for, whatever the folder says
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.lock():
         fresh = not folder.finished

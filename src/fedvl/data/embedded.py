@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,10 @@ import numpy as np
 
 from fedvl.data.assemble import Table, stratified
 from fedvl.data.catalogue import find
+from fedvl.data.images import MAX_BYTES
 from fedvl.data.stores import FileStore, Pixels, Sheet, SheetStore
 from fedvl.errors import FedVLError
+from fedvl.files import MOST_JSON, parse_json, read_file
 
 EMBEDDED = Path(__file__).parent / "embedded"
 EMOJI_VENDORS = ("twitter", "google")
@@ -48,9 +51,9 @@ def read_cifar10(root: Path) -> Table:
     for split, batches in CIFAR_BATCHES.items():
         path = root / f"{split}_lables.json"
         try:
-            numbers = json.loads(path.read_text(encoding="utf-8"))
+            numbers = parse_json(read_file(path, MOST_JSON))
             found = [class_names[int(number)] for number in numbers]
-        except (OSError, ValueError, IndexError, TypeError) as error:
+        except (OSError, ValueError, IndexError, TypeError, OverflowError) as error:
             raise FedVLError(
                 f"{path} is missing or damaged; delete {root} and run `fedvl data get cifar10`."
             ) from error
@@ -95,11 +98,14 @@ def read_emoji(root: Path) -> Table:
     that no test image is seen in training.
     """
     try:
-        records = emoji_records(json.loads((root / "emoji.json").read_text(encoding="utf-8")))
+        records = emoji_records(parse_json(read_file(root / "emoji.json", MOST_JSON)))
+        if not all(re.fullmatch(r"[0-9a-f-]+\.png", record.image) for record in records):
+            raise ValueError("an image is outside its folder")
         alike: dict[bytes, Emoji] = {}
         for record in records:
-            alike.setdefault(hashlib.sha256((root / EMOJI_VENDORS[0] / record.image).read_bytes()).digest(), record)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            image = read_file(root / EMOJI_VENDORS[0] / record.image, MAX_BYTES)
+            alike.setdefault(hashlib.sha256(image).digest(), record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedVLError(f"The emoji in {root} are incomplete; delete it and run `fedvl data get emoji`.") from error
     kept = list(alike.values())
     categories = sorted({record.category for record in kept})

@@ -34,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
-from fedvl.files import file_sha256, write_whole
+from fedvl.files import file_sha256, parse_json, read_file, write_whole
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "embedded" / "features"
@@ -49,6 +49,9 @@ _HEADER_SIZE = 248
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
 # Pillow releases the GIL while it decodes; more readers than this only take memory.
 _READERS = 2
+# Features tell much of an image: only their owner reads them.
+OWN_FOLDER, OWN_FILE = 0o700, 0o600
+MOST_DESCRIPTION = 2**28  # bytes
 
 Progress = Callable[[int, int], None]
 
@@ -127,6 +130,7 @@ def encode_split(
         found, _ = cached.find(split)
     cache_damage = ""
     if found is None:
+        _keep_private(cached.folder)
         with cached.locked():
             # Look again: another process may have written it while we waited, or have been between its two files.
             found, cache_damage = cached.find(split)
@@ -146,6 +150,8 @@ def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progre
     with entry.locked():
         made = entry.make(split, encoder, torch.float16, progress, batch_size=64)
         entry.lock.unlink()
+        for path in (entry.data, entry.description):
+            path.chmod(0o644)
     return made.path
 
 
@@ -158,6 +164,18 @@ def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
         raise FedVLError("There are no images to encode; check that the dataset is not empty.")
     parts = [FORMAT, encoder.fingerprint, kind, split.identity]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _keep_private(folder: Path) -> None:
+    """Make the cache's folder, and close it to others; one that another user owns stays as it is."""
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=OWN_FOLDER)
+        with suppress(PermissionError):
+            folder.chmod(OWN_FOLDER)
+
+
+def _own(path: str, flags: int) -> int:
+    return os.open(path, flags, OWN_FILE)
 
 
 class _DamagedError(FedVLError):
@@ -192,7 +210,7 @@ class _Entry:
         """Hold the entry's lock; the kernel releases it with the process, so it is never stale."""
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.lock, "ab")  # noqa: SIM115 (closed below)
+            file = open(self.lock, "ab", opener=_own)  # noqa: SIM115 (closed below)
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -208,7 +226,7 @@ class _Entry:
 
     def load(self, split: ImageSplit) -> Encoded:
         try:
-            described = json.loads(self.description.read_bytes())
+            described = parse_json(read_file(self.description, MOST_DESCRIPTION))
             total, bad = described["total"], described["bad"]
             if described["seal"] != _seal(described):
                 raise _DamagedError("its description was changed")
@@ -263,7 +281,7 @@ class _Entry:
             try:
                 with _writing(self.folder):
                     os.replace(part.path, self.data)
-                    write_whole(self.description, json.dumps(described, indent=1, sort_keys=True).encode())
+                    write_whole(self.description, json.dumps(described, indent=1, sort_keys=True).encode(), OWN_FILE)
                 return self.load(split)
             except FedVLError:
                 self._remove()
@@ -301,7 +319,8 @@ class _Part:
 
     def __enter__(self) -> Self:
         with _writing(self.path.parent):
-            self.file = open(self.path, "wb")
+            self.path.unlink(missing_ok=True)  # also a link, or a file that others can read
+            self.file = open(self.path, "xb", opener=_own)
             self.file.write(bytes(8 + _HEADER_SIZE))
         return self
 

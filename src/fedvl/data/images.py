@@ -12,8 +12,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedvl.errors import FedVLError
+from fedvl.files import read_file
 
 MAX_PIXELS = 32_000_000
+MAX_BYTES = 2**28
 # Encoders resize the shorter side to their input size, so a strip of 1 x 30,000 would grow to gigapixels.
 MAX_ASPECT = 100
 # Limits on the time of decoding: a small file can ask for minutes of it.
@@ -69,9 +71,11 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
     The content decides the format, not the file name.
     """
     try:
-        data = source if isinstance(source, bytes) else source.read_bytes()
+        data = source if isinstance(source, bytes) else read_file(source, MAX_BYTES)
     except OSError as error:
         raise BadImage(f"the file cannot be read ({error.strerror or error}).", name) from error
+    except FedVLError as error:
+        raise BadImage(f"it cannot be read: {error}", name) from error
     if not data:
         raise BadImage("the file is empty (0 bytes).", name)
     image = _open(data, name)

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedvl.data.catalogue import catalogue
 from fedvl.data.sources import default_data_root, open_dataset
 from fedvl.data.stores import Dataset
+from fedvl.display import Console
 
 
 def list_datasets() -> None:
@@ -29,20 +30,20 @@ def how(embedded: bool, fetchable: bool, name: str) -> str:
 def show_dataset(name: str, root: Path | None) -> None:
     dataset = open_dataset(name, root)
     console = Console()
-    console.print(f"[bold]{dataset.name}[/bold]: {len(dataset.class_names)} classes", highlight=False)
+    console.print(Text.assemble((dataset.name, "bold"), f": {len(dataset.class_names)} classes"))
     table = Table("class", *dataset.splits, box=None, pad_edge=False)
     counts = {
         split: np.bincount(part.labels[part.labels >= 0], minlength=len(dataset.class_names))
         for split, part in dataset.splits.items()
     }
     for index, class_name in enumerate(dataset.class_names):
-        table.add_row(class_name, *(str(count[index]) for count in counts.values()))
+        table.add_row(Text(class_name), *(str(count[index]) for count in counts.values()))
     table.add_section()
     table.add_row("all", *(str(len(part)) for part in dataset.splits.values()))
     console.print(table)
     describe_templates(dataset, console)
     for note in dataset.notes:
-        console.print(f"Note: {note}", highlight=False)
+        console.print(f"Note: {note}", highlight=False, markup=False)
 
 
 def describe_templates(dataset: Dataset, console: Console) -> None:

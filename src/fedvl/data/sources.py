@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvl.config import SHORTENED
 from fedvl.data.assemble import SPLIT_NAMES, Table, assemble
 from fedvl.data.catalogue import Entry, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
@@ -16,10 +17,15 @@ from fedvl.data.fetch import default_data_root
 from fedvl.data.images import EXTENSIONS, BadImage, decode
 from fedvl.data.stores import Dataset, FileStore, ParquetStore, Split
 from fedvl.errors import FedVLError
+from fedvl.files import parse_json, regular
 
 __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_dataset"]
 
 MANIFESTS = (".csv", ".jsonl")
+MOST_MANIFEST = 2**30  # bytes
+MOST_PARQUET = 2**40
+MOST_COLUMNS = 2**31  # bytes of a parquet file's labels, splits and texts
+MOST_GROUP = 2**32  # bytes of the images of a row group
 
 
 def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
@@ -27,15 +33,15 @@ def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
     entry = lookup(name) if name == Path(name).name else None
     if entry is None:
         path = Path(name).expanduser()
-        if not name or not path.exists():
-            raise FedVLError(f"There is no dataset, folder or file {name!r}{suggestion(name)}")
+        if not name or "\0" in name or not os.path.exists(path):  # which is False also for a name that is too long
+            raise FedVLError(f"There is no dataset, folder or file {SHORTENED.repr(name)}{suggestion(name)}")
         path = Path(os.path.abspath(path))
-        return assemble(path.name if path.is_dir() else path.stem, read_path(path))
+        return assemble(path.name if path.is_dir() else path.stem, read_path(path, data_root))
     if entry.embedded:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
     if place := place_of(entry, root):
-        return assemble(entry.name, read_path(place), entry)
+        return assemble(entry.name, read_path(place, root), entry)
     here = f" To use the one in this folder, write ./{name}." if Path(name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
@@ -60,8 +66,12 @@ def how_to_get(entry: Entry, root: Path) -> str:
     )
 
 
-def read_path(path: Path) -> Table:
-    """Read a file or folder in any supported layout."""
+def read_path(path: Path, data_root: Path | None = None) -> Table:
+    """Read a file or folder in any supported layout.
+
+    Images are below it (a manifest: below its folder) or below the folder of the datasets.
+    """
+    home = Home(path if path.is_dir() else path.parent, data_root)
     if path.is_dir():
         if (path / "data_batch_1.png").exists():
             return read_cifar10(path)
@@ -69,21 +79,49 @@ def read_path(path: Path) -> Table:
             return read_emoji(path)
         for suffix in MANIFESTS:
             if (path / f"manifest{suffix}").exists():
-                return read_manifest(path / f"manifest{suffix}")
+                return read_manifest(path / f"manifest{suffix}", home)
         try:
-            return read_folder(path)
+            return read_folder(path, home)
         except OSError as error:
             raise FedVLError(f"{error.filename} cannot be read ({error.strerror}).") from error
     if path.suffix.lower() == ".parquet":
         return read_parquet(path)
     if path.suffix.lower() in MANIFESTS:
-        return read_manifest(path)
+        return read_manifest(path, home)
     raise FedVLError(
         f"{path} is not a dataset: give a folder of class folders, a .parquet file, or a .csv or .jsonl manifest."
     )
 
 
-def read_folder(root: Path) -> Table:
+class Home:
+    """Where the images of a dataset may be: a stranger's manifest or link must not name others."""
+
+    def __init__(self, folder: Path, data_root: Path | None) -> None:
+        self.folder = folder
+        self.allowed = [place.resolve() for place in (folder, data_root or default_data_root())]
+        self._seen: dict[Path, bool] = {}  # folders
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path leads to a place in here, also by way of links."""
+        if path.is_symlink():
+            return self._inside(path.resolve())
+        if path.parent not in self._seen:
+            self._seen[path.parent] = self._inside(path.parent.resolve())
+        return self._seen[path.parent] and path.name != ".."
+
+    def _inside(self, path: Path) -> bool:
+        return any(path.is_relative_to(place) for place in self.allowed)
+
+    def check_link(self, path: Path) -> Path:
+        """Return the path of a folder or image; refuse a link that leads away."""
+        if path.is_symlink() and not self.holds(path):
+            raise FedVLError(
+                f"{path} is a link that leads out of {self.folder}; put a copy there, or set FEDVL_DATA to a folder of both."
+            )
+        return path
+
+
+def read_folder(root: Path, home: Home) -> Table:
     """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images."""
     folders = _folders(root)
     split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
@@ -96,7 +134,7 @@ def read_folder(root: Path) -> Table:
     notes = []
     for split, part in parts:
         for class_folder in _folders(part):
-            images = sorted(_images(class_folder))
+            images = sorted(home.check_link(path) for path in _images(home.check_link(class_folder)))
             if not images:
                 raise FedVLError(f"The class folder {class_folder} has no images; add some or delete the folder.")
             paths += images
@@ -126,7 +164,7 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
-def read_manifest(path: Path) -> Table:
+def read_manifest(path: Path, home: Home) -> Table:
     """Read a CSV with a header, or JSON lines: path, and optionally label, text and split."""
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []
@@ -137,10 +175,10 @@ def read_manifest(path: Path) -> Table:
             if not row.get("path"):
                 raise FedVLError(f"Line {line} of {path} has no `path`; every row needs the path of its image.")
             names.append(row["path"])
-            paths.append(path.parent / row["path"])
+            paths.append(_image_of(path, line, row["path"], home))
             for column, values in columns.items():
                 values.append(row.get(column, ""))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise FedVLError(f"{path} cannot be read as a UTF-8 {path.suffix[1:].upper()} manifest ({error}).") from error
     if not paths:
         raise FedVLError(f"{path} lists no images; write one row per image with the columns path, label, text, split.")
@@ -150,22 +188,43 @@ def read_manifest(path: Path) -> Table:
     return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts)
 
 
+def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
+    """Return the path of a row's image; refuse one outside, and what is no regular file."""
+    path = manifest.parent / name
+    try:
+        os.fsencode(name)
+        there = "\0" not in name and home.holds(path)
+        odd = there and path.exists() and not path.is_file()
+    except (OSError, ValueError):  # too long, or half a character
+        there = odd = False
+    if not there:
+        raise FedVLError(
+            f"Line {line} of {manifest} names {SHORTENED.repr(name)}, which is not below {home.folder}; put it there, or "
+            "set FEDVL_DATA to the folder that holds the images."
+        )
+    if odd:
+        raise FedVLError(
+            f"Line {line} of {manifest} names {SHORTENED.repr(name)}, which is no regular file; remove the line."
+        )
+    return path
+
+
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         for row in reader:
             yield reader.line_num, {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    with path.open(encoding="utf-8-sig") as file:
+    with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise FedVLError(f"Line {number} of {path} is not JSON ({error.msg}).") from error
+                row = parse_json(line)
+            except ValueError as error:
+                raise FedVLError(f"Line {number} of {path} is not JSON ({error}).") from error
             if not isinstance(row, dict):
                 raise FedVLError(f'Line {number} of {path} is not a JSON object like {{"path": ..., "label": ...}}.')
             yield number, {key: "" if value is None else str(value) for key, value in row.items()}
@@ -179,7 +238,7 @@ def read_parquet(path: Path) -> Table:
     except ImportError as error:
         raise FedVLError('Reading parquet needs pyarrow; install it with `pip install "fedvl[parquet]"`.') from error
     try:
-        file = ParquetFile(path)
+        file = ParquetFile(regular(path, MOST_PARQUET))
         present = set(file.schema_arrow.names)
         if missing := {"image", "label"} - present:
             raise FedVLError(
@@ -189,10 +248,14 @@ def read_parquet(path: Path) -> Table:
             raise FedVLError(
                 f"The column image of {path} does not hold bytes; store the bytes of the image files in it."
             )
-        columns = file.read(columns=[column for column in ("label", "split", "text") if column in present]).to_pydict()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise FedVLError(f"{path} cannot be read as parquet ({str(error).splitlines()[0]}).") from error
-    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        columns = _columns(file, [column for column in ("label", "split", "text") if column in present], path)
+    except (OSError, pyarrow.ArrowException, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise FedVLError(f"{path} cannot be read as parquet ({reason}).") from error
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    if any(group.total_byte_size > MOST_GROUP for group in groups):
+        raise FedVLError(f"A row group of {path} has more than {MOST_GROUP:,} bytes; write it with smaller row groups.")
+    sizes = [group.num_rows for group in groups]
     store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64))
     classes = _class_labels(file.schema_arrow.metadata)
     labels = ["" if value is None else classes.get(value, str(value)) for value in columns["label"]]
@@ -201,6 +264,21 @@ def read_parquet(path: Path) -> Table:
     if not labels:
         raise FedVLError(f"{path} has no rows.")
     return Table(str(path), store, labels, splits, texts)
+
+
+def _columns(file: Any, names: list[str], path: Path) -> dict[str, list[Any]]:
+    """Read columns piece by piece: a small file can claim endless rows of the same text."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    size = 0
+    for batch in file.iter_batches(batch_size=1024, columns=names):
+        size += batch.nbytes
+        if size > MOST_COLUMNS:
+            raise FedVLError(
+                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} bytes; use a smaller file."
+            )
+        for name, values in batch.to_pydict().items():
+            found[name] += values
+    return found
 
 
 def _class_labels(metadata: dict[bytes, bytes] | None) -> dict[Any, str]:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fedvl.data.images import BadImage, decode
+from fedvl.data.images import MAX_BYTES, BadImage, decode
 from fedvl.errors import FedVLError
+from fedvl.files import read_file
 
 Integers = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
@@ -89,9 +90,9 @@ class FileStore:
 
     def fingerprint(self, row: int) -> bytes:
         try:
-            data = self.paths[row].read_bytes()
+            data = read_file(self.paths[row], MAX_BYTES)
             content = f"{len(data)} {hashlib.sha256(data).hexdigest()}"
-        except OSError:
+        except (OSError, FedVLError):
             content = "unreadable"
         return f"{self.names[row]}\0{content}\n".encode("utf-8", "surrogateescape")
 
@@ -133,7 +134,7 @@ class Sheet:
 
     def _bytes(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_file(self.path, MAX_BYTES)
         except OSError as error:
             raise FedVLError(f"{self.path} cannot be read ({error.strerror}); get the dataset again.") from error
 

@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedvl.config import MOST_ROUNDS
+from fedvl.contents import Manifest, fits
 from fedvl.errors import FedVLError
-from fedvl.files import write_whole
+from fedvl.files import MOST_JSON, no_link, parse_json, read_file, write_whole
 from fedvl.tensors import Tensors, load, save
 
 FORMAT = 1
@@ -38,21 +40,19 @@ class Journal:
         manifest = read_sealed(self._manifest(round_number))
         if manifest is None:
             raise FedVLError(f"{self._manifest(round_number)} is missing or damaged; restore it from a copy.")
-        return load(self._tensors(round_number), manifest["tensors_sha256"])
+        return self._load(round_number, manifest)
 
     def latest(self) -> tuple[Tensors, list[dict[str, Any]]] | None:
         """Return the newest whole round and the records up to it; remove damaged newer rounds."""
-        unusable: list[Path] = []
-        for path in sorted(self.folder.glob("[0-9]*.json"), reverse=True):
-            records = self._records_up_to(int(path.stem))
+        committed = self._committed()
+        unusable = sorted(self.folder.glob("[0-9]" * 6 + ".json"), reverse=True)
+        for number in range(len(committed), 0, -1):
             try:
-                if records is not None:
-                    tensors = load(self._tensors(int(path.stem)), records[-1]["tensors_sha256"])
-                    self._drop(unusable)
-                    return tensors, [r["record"] for r in records]
+                tensors = self._load(number, committed[number - 1])
             except FedVLError:
-                pass
-            unusable.append(path)
+                continue
+            self._drop([path for path in unusable if int(path.stem) > number])
+            return tensors, [manifest["record"] for manifest in committed[:number]]
         if unusable:
             raise FedVLError(
                 f"The rounds in {self.folder} are damaged, of another experiment or of another version of FedVL; "
@@ -60,25 +60,36 @@ class Journal:
             )
         return None
 
+    def _load(self, round_number: int, manifest: dict[str, Any]) -> Tensors:
+        path = self._tensors(round_number)
+        tensors = load(path, manifest["tensors_sha256"])
+        if not all("/" in name for name in tensors):
+            raise FedVLError(f"{path} holds tensors of no owner; restore it from a copy.")
+        return tensors
+
     def _drop(self, manifests: list[Path]) -> None:
         for path in manifests:
             path.unlink()
             self.notes.append(f"Round {int(path.stem)} was found damaged in the journal and was run again.")
 
-    def _records_up_to(self, round_number: int) -> list[dict[str, Any]] | None:
-        numbers = range(1, round_number + 1)
-        manifests = [read_sealed(self._manifest(number)) or {} for number in numbers]
-        own = all(self._stamp(n).items() <= m.items() for n, m in zip(numbers, manifests, strict=True))
-        return manifests if own else None
+    def _committed(self) -> list[dict[str, Any]]:
+        """Return the manifests from the first round on, up to one that is missing or damaged."""
+        found: list[dict[str, Any]] = []
+        for number in range(1, MOST_ROUNDS + 1):
+            manifest = read_sealed(self._manifest(number))
+            if manifest is None or not self._stamp(number).items() <= manifest.items():
+                break
+            found.append(manifest)
+        return found
 
     def _stamp(self, round_number: int) -> dict[str, Any]:
         return {"format": FORMAT, "experiment": self.experiment, "round": round_number}
 
     def _tensors(self, round_number: int) -> Path:
-        return self.folder / f"{round_number:06d}.safetensors"
+        return no_link(self.folder / f"{round_number:06d}.safetensors")
 
     def _manifest(self, round_number: int) -> Path:
-        return self.folder / f"{round_number:06d}.json"
+        return no_link(self.folder / f"{round_number:06d}.json")
 
 
 def sealed(body: dict[str, Any]) -> str:
@@ -88,8 +99,10 @@ def sealed(body: dict[str, Any]) -> str:
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """A manifest whose own hash is right, or None."""
     try:
-        manifest = json.loads(path.read_bytes())
-        body = {key: value for key, value in manifest.items() if key != "sha256"}
-        return body if manifest["sha256"] == sealed(body) else None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        manifest = parse_json(read_file(path, MOST_JSON))
+    except (OSError, ValueError, FedVLError):
         return None
+    if not fits(Manifest, manifest):
+        return None
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return body if manifest.get("sha256") == sealed(body) else None

@@ -104,7 +104,7 @@ class Answer(NamedTuple):
 class Options(BaseModel):
     """Base of a method's own options."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Consultation(Protocol):

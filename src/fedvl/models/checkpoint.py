@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.files import file_sha256
+from fedvl.files import MOST_JSON, file_sha256, parse_json, read_file
 from fedvl.models import EMBEDDED, convert
 from fedvl.models.base import FrozenEncoder
 from fedvl.models.clip import DualEncoder
@@ -41,22 +41,61 @@ def load_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder:
     name: "fedvl-tiny", "fedvl-tiny-vilt", a folder, an open_clip .safetensors file, or a hub name
     (owner/model).
     """
-    path = Path(name)
-    model: DualEncoder | FusedEncoder
-    if name in EMBEDDED:
-        model = _embedded(name)
-    elif name and path.is_dir():
-        model = _folder(path, name)
-    elif path.is_file():
-        model = _open_clip(path, name)
-    elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix != ".safetensors":
-        model = _folder(_download(name), name)
-    else:
+    path = Path(name.replace("\0", ""))
+    try:
+        if name in EMBEDDED:
+            model: DualEncoder | FusedEncoder = _embedded(name)
+        elif name and path.is_dir():
+            model = _folder(path, name)
+        elif path.is_file():
+            model = _open_clip(path, name)
+        elif is_hub_name(name):
+            model = _folder(stored(name) or _download(name), name)
+        else:
+            raise FedVLError(
+                f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder, a .safetensors file or a hub name "
+                "(owner/model)."
+            )
+    except FedVLError:
+        raise
+    except Exception as error:  # files of others hold anything, and the tokenizer raises no kind of its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise FedVLError(
-            f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder, a .safetensors file or a hub name "
-            "(owner/model)."
-        )
+            f"The files of the model {name} are damaged or do not fit together ({reason}): fetch it again."
+        ) from error
     return model.to(device)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model of this name comes from the hub: nothing here has the name."""
+    return (
+        bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name))
+        and not name.endswith(".safetensors")
+        and not Path(name).exists()
+    )
+
+
+def stored(name: str) -> Path | None:
+    """Return the folder of a hub model that was downloaded before; the hub is not contacted."""
+    from huggingface_hub import snapshot_download
+
+    def find(revision: str | None) -> Path | None:
+        try:
+            return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        except Exception:  # the hub's client has no common base class
+            return None
+
+    main = find(None)
+    offers = sorted((main.parents[1] / "refs" / "refs" / "pr").glob("*")) if main else []
+    folders = [main, *(find(f"refs/pr/{offer.name}") for offer in offers)]
+    return next((folder for folder in folders if folder and _has_weights(folder)), None)
+
+
+def _has_weights(folder: Path) -> bool:
+    parts = set(
+        _read_json(folder / "model.safetensors.index.json").get("weight_map", {"": "model.safetensors"}).values()
+    )
+    return all((folder / part).is_file() for part in parts) or (folder / OPEN_CLIP_WEIGHTS).is_file()
 
 
 def _embedded(name: str) -> DualEncoder | FusedEncoder:
@@ -182,7 +221,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(read_file(path, MOST_JSON))
     except ValueError as error:
         raise FedVLError(f"{path} is not valid JSON ({error}): fetch it again.") from error
     if not isinstance(content, dict):

@@ -10,8 +10,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.display import visible
 from fedvl.files import write_whole
-from fedvl.report.tables import MISSING, human_count, points
+from fedvl.report.tables import MISSING, csv_cell, human_count, points
 
 Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
 GridCell = Mapping[str, Any]  # one of its cells
@@ -29,7 +30,7 @@ LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textba
 def write_tables(summary: Summary, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):
-        write_whole(out / f"table.{name}", text(summary).encode())
+        write_whole(out / f"table.{name}", visible(text(summary)).encode())
 
 
 def by_place(summary: Summary) -> dict[tuple[str, str], GridCell]:
@@ -109,7 +110,7 @@ def csv_table(summary: Summary) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(summary["cells"])
+    writer.writerows({key: csv_cell(value) for key, value in cell.items()} for cell in summary["cells"])
     return text.getvalue()
 
 

@@ -3,7 +3,9 @@
 A run in progress can be exported too; exporting it again replaces the earlier export.
 """
 
+import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +37,8 @@ def read_log(folder: Path) -> Log:
 
 def numeric_items(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("round", "schema"):
+        known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if known and name not in ("round", "schema") and re.fullmatch(r"[\w.@-]{1,80}", name):
             yield name, float(value)
 
 
@@ -72,8 +75,9 @@ def to_mlflow(log: Log, folder: Path) -> str:
     experiment = (
         found.experiment_id if found else client.create_experiment("fedvl", artifact_location=folder.resolve().as_uri())
     )
-    for old in client.search_runs([experiment], f"attributes.run_name = '{log.name}'"):
-        client.delete_run(old.info.run_id)
+    for old in client.search_runs([experiment]):  # not by a filter, in which a name could be more than a name
+        if old.info.run_name == log.name:
+            client.delete_run(old.info.run_id)
     run = client.create_run(experiment, run_name=log.name).info.run_id
     metrics = [Metric(name, value, 0, step) for name, value, step in log.scalars]
     metrics += [Metric(f"final_{name}", value, 0, 0) for name, value in log.final.items()]

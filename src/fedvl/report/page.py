@@ -10,8 +10,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedvl.contents import Comparison, checked
+from fedvl.display import visible
 from fedvl.errors import FedVLError
-from fedvl.files import read_json, write_whole
+from fedvl.files import no_link, read_json, write_whole
 from fedvl.report.comparison_page import describe_grid
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
@@ -23,9 +25,10 @@ COMPARISON = "comparison.json"
 
 def write_report(folder: Path) -> Path:
     """Write report.html for a run, comparison or recipe; the same result gives the same bytes."""
-    comparison = read_json(folder / COMPARISON)
+    path = no_link(folder / COMPARISON)
+    comparison = read_json(path)
     if comparison is not None:
-        return write_page(folder / "report.html", "grid.html.j2", describe_grid(comparison))
+        return write_page(folder / "report.html", "grid.html.j2", describe_grid(checked(Comparison, comparison, path)))
     return write_page(folder / "report.html", "run.html.j2", describe_run(RunFolder(folder)))
 
 
@@ -43,8 +46,7 @@ def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
     try:
-        # A class name may contain a lone surrogate, which UTF-8 cannot encode.
-        write_whole(path, render(template, values).encode("utf-8", errors="replace"))
+        write_whole(path, visible(render(template, values)).encode())
     except OSError as error:
         raise FedVLError(f"Cannot write {path}: {error.strerror}; choose another path with --out.") from error
     return path

@@ -5,16 +5,17 @@ All rates in `result.json` (accuracy, macro metrics, recalls) are percentages. E
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedvl.run_folder import RunFolder
 
+LARGEST = 1e100
+
 
 def number(value: object) -> float | None:
-    """Return a finite number as a float, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """Return a number that can be drawn as a float, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
         return None
     return float(value)
 

@@ -284,7 +284,7 @@ def _facts(result: dict[str, Any]) -> list[Row]:
         "device": "Device",
         "fedvl_version": "FedVL version",
         "schema": "Schema of result.json",
-        "state_sha256": "SHA-256 of the shared tensors",
+        "state_sha256": "SHA-256 of what was trained",
     }
     return [Row(label, str(result[key]), "") for key, label in keys.items() if result.get(key) is not None]
 

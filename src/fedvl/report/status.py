@@ -6,11 +6,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from fedvl.config import resolve
+from fedvl.display import Console, visible
 from fedvl.errors import FedVLError
-from fedvl.report.tables import human_bytes
+from fedvl.report.tables import MISSING, human_bytes, percent
 from fedvl.run_folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
@@ -27,27 +29,29 @@ def read_status(folder: Path) -> dict[str, Any]:
     """Return the status of a run that is in progress, stopped or finished."""
     run = RunFolder(folder)
     settings, records, live, finished = run.settings, run.rounds, run.status, run.finished
-    rounds = settings["federation"]["rounds"]
+    experiment = resolve([settings])
+    rounds = experiment.federation.rounds
     names = live.get("parties", [])  # empty if all clients are in one process
-    phase = f"round {live.get('round', len(records) + 1)} of {rounds}: {live.get('phase', 'starting')}"
+    phase = f"round {live.get('round') or len(records) + 1} of {rounds}: {live.get('phase') or 'starting'}"
     if finished or not run.at_work:
         live.update(connected=[], waiting_for=[])
         phase = (
             "finished" if finished else f"stopped after round {len(records)} of {rounds}; continue with fedvl resume"
         )
     return {
-        "method": settings["method"]["name"],
+        "method": experiment.method.name,
         "phase": phase,
         "rounds": rounds,
         "records": records,
         "refused": [
             {"round": record["round"], "party": name_of(names, item["client"]), "reason": item["reason"]}
             for record in records
-            for item in record["refused"]
+            for item in record.get("refused", ())
         ],
         "parties": [describe_party(number, name, live, records) for number, name in enumerate(names)],
-        "bytes_up": sum(record["bytes_up"] for record in records),
-        "bytes_down": sum(record["bytes_down"] for record in records),
+        "certificate_days": live.get("certificate_days"),
+        "bytes_up": sum(record.get("bytes_up", 0) for record in records),
+        "bytes_down": sum(record.get("bytes_down", 0) for record in records),
     }
 
 
@@ -58,7 +62,7 @@ def describe_party(number: int, name: str, live: dict[str, Any], records: list[d
         "name": name,
         "state": "working" if number in live.get("waiting_for", []) else state,
         "last_seen": f"{max(time.time() - seen, 0):.0f} s ago" if seen else "never",
-        "missed": sum(number in record["dropped"] for record in records),
+        "missed": sum(number in record.get("dropped", ()) for record in records),
     }
 
 
@@ -71,12 +75,14 @@ def name_of(names: list[str], client: int) -> str:
 
 def print_status(folder: Path) -> None:
     found, console = read_status(folder), Console()
-    console.print(f"{found['method']}, {found['phase']}", highlight=False)
+    console.print(f"{found['method']}, {found['phase']}", highlight=False, markup=False)
     if found["parties"]:
         table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
         for party in found["parties"]:
-            table.add_row(party["name"], party["state"], party["last_seen"], str(party["missed"]))
+            table.add_row(Text(party["name"]), party["state"], party["last_seen"], str(party["missed"]))
         console.print(table)
+    if found["certificate_days"] is not None:
+        console.print(certificate_line(found["certificate_days"]), highlight=False)
     table = Table("round", "accuracy", "loss", "answered", "up", "down", "seconds", box=None, pad_edge=False)
     for cells in round_cells(found):
         table.add_row(*cells)
@@ -87,16 +93,20 @@ def print_status(folder: Path) -> None:
         )
 
 
+def certificate_line(days: int) -> str:
+    return f"The server's certificate is valid for {days} days" + ("; fedvl federation renew." if days < 60 else ".")
+
+
 def round_cells(found: dict[str, Any]) -> list[list[str]]:
     return [
         [
             str(record["round"]),
-            f"{record['accuracy']:.2f} %" if "accuracy" in record else "",
-            f"{record['loss']:.4f}",
-            f"{len(record['cohort']) - len(record['dropped'])} of {len(record['cohort'])}",
-            human_bytes(record["bytes_up"]),
-            human_bytes(record["bytes_down"]),
-            f"{record['seconds']:.1f}",
+            percent(record["accuracy"]) if "accuracy" in record else "",
+            MISSING if record.get("loss") is None else f"{record['loss']:.4g}",
+            f"{len(record.get('cohort', ())) - len(record.get('dropped', ()))} of {len(record.get('cohort', ()))}",
+            human_bytes(record.get("bytes_up", 0)),
+            human_bytes(record.get("bytes_down", 0)),
+            f"{record.get('seconds', 0.0):.1f}",
         ]
         for record in found["records"]
     ]
@@ -118,7 +128,8 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     console.print(table)
     total = sum(count_bytes(tensors) for tensors in rehearsal["leaves"].values())
     console.print(
-        f"{total:,} bytes in total, plus a weight, a loss and a salted SHA-256 of what stays.\n", highlight=False
+        f"{total:,} bytes in total, plus a weight, a number of examples, a loss and a salted SHA-256 of what stays.\n",
+        highlight=False,
     )
     table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
     table.add_row("images and labels", "", str(rehearsal["images"]), "", "")
@@ -138,13 +149,15 @@ def render_status(found: dict[str, Any]) -> str:
     refusals = [[str(r["round"]), r["party"], r["reason"]] for r in reversed(found["refused"][-REFUSALS_SHOWN:])]
     title = html.escape(f"{found['method']}: {found['phase']}")
     traffic = f"{human_bytes(found['bytes_up'])} up, {human_bytes(found['bytes_down'])} down so far"
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH_SECONDS}">
+    page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH_SECONDS}">
 <meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1><p>{traffic}</p>
 <h2>Parties</h2>{rows(["party", "state", "last seen", "rounds missed"], parties) if parties else "<p>All in one process.</p>"}
+{f"<p>{certificate_line(days)}</p>" if (days := found["certificate_days"]) is not None else ""}
 <h2>Rounds</h2>{rows(["round", "accuracy", "loss", "answered", "up", "down", "seconds"], round_cells(found)[::-1])}
 <h2>Refusals</h2>{rows(["round", "party", "reason"], refusals) if refusals else "<p>None.</p>"}
 </body></html>"""
+    return visible(page)
 
 
 def rows(head: list[str], body: list[list[str]]) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.display import visible
 from fedvl.report.reading import difference, number
 
 MISSING = "—"
@@ -25,6 +26,13 @@ class Cell(NamedTuple):
 
     text: str
     value: float | str
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for CSV; a name that a spreadsheet would run as a formula begins with a quote."""
+    if not isinstance(value, str):
+        return value
+    return f"'{visible(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else visible(value)
 
 
 def cell_of(value: object, human: Callable[[float], str]) -> Cell:

@@ -1,0 +1,311 @@
+"""What the files of a run and of a comparison may hold, checked when one is read.
+
+A run folder may come from somebody else. Commands use what the files hold without further checks,
+so everything that they use has its type, its bounds and its length here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, SHORTENED
+from fedvl.errors import FedVLError
+
+MOST_NAMES = 100_000
+
+Number = Annotated[float, Field(allow_inf_nan=True)]  # a loss may have overflown
+Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Round = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
+Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+Names = Annotated[list[str], Field(max_length=MOST_NAMES)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Path_ = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+Scalar = str | int | float | bool | None
+Setting = Scalar | list[Scalar | list[Scalar]]
+
+
+class Content(BaseModel):
+    """Content of a file: known keys have their type, others are not used."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class Refused(Content):
+    client: Client
+    reason: str
+
+
+class Record(Content):
+    """A line of metrics.jsonl, and the record of a round in the journal."""
+
+    round: Round
+    accuracy: Number | None = None
+    loss: Number | None = None
+    cohort: list[Client] = []
+    dropped: list[Client] = []
+    refused: list[Refused] = []
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    seconds: Number = 0.0
+
+
+class Manifest(Content):
+    """The manifest of a round in the journal, without its own hash."""
+
+    tensors_sha256: Hash
+    record: Record
+
+
+class Embedding(Content):
+    x: list[Finite] = []
+    y: list[Finite] = []
+    label: list[Annotated[int, Field(ge=0)]] = []
+    present: list[Literal["both", "text", "image"]] | None = None
+
+    @model_validator(mode="after")
+    def lengths_agree(self) -> Self:
+        same_lengths(x=self.x, y=self.y, label=self.label, present=self.present)
+        return self
+
+
+class Condition(Content):
+    condition: str
+    accuracy: Number | None
+    macro_f1: Number | None = None
+
+
+class Skipped(Content):
+    image: str
+    reason: str
+    split: str | None = None
+
+
+class Seconds(Content):
+    encode: Number | None = None
+    train: Number | None = None
+    evaluate: Number | None = None
+
+
+class Result(Content):
+    """result.json; older runs may lack any key but the method."""
+
+    method: str
+    preset: str | None = None
+    dataset: str | None = None
+    model: str | None = None
+    partition: str | None = None
+    protocol: str | None = None
+    clients: Count | None = None
+    rounds: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None
+    seed: Count | None = None
+    accuracy: Number | None = None
+    zero_shot_accuracy: Number | None = None
+    per_round: list[Number | None] | None = None
+    per_round_loss: list[Number | None] | None = None
+    per_client_accuracy: list[Number | None] | None = None
+    zero_shot_per_client_accuracy: list[Number | None] | None = None
+    trainable_parameters: Count | None = None
+    private_parameters: Count | None = None
+    bytes_up_per_client_round: Count | None = None
+    bytes_down_per_client_round: Count | None = None
+    local_flops: Count | None = None
+    seconds: Seconds | None = None
+    seconds_per_image: Number | None = None
+    class_names: Names | None = None
+    templates: Annotated[list[str], Field(max_length=1000)] | None = None
+    model_fingerprint: str | None = None
+    confusion: list[list[Count]] | None = None
+    per_class_recall: list[Number | None] | None = None
+    zero_shot_per_class_recall: list[Number | None] | None = None
+    conditions: list[Condition] | None = None
+    embedding: Embedding | None = None
+    partition_counts: list[list[Count]] | None = None
+    partition_class_names: Names | None = None
+    partition_note: str | None = None
+    skipped_images: list[Skipped] | None = None
+    notes: list[str] | None = None
+    config: dict[str, Setting | dict[str, Setting]] | None = None
+    command: str | None = None
+    files_sha256: dict[Literal["model.safetensors", "kept.safetensors"], Hash] | None = None
+
+    @model_validator(mode="after")
+    def lengths_agree(self) -> Self:
+        names = self.class_names or None
+        same_lengths(
+            class_names=names, confusion=self.confusion or None, per_class_recall=self.per_class_recall or None
+        )
+        square(self.confusion, len(self.confusion or ()), "confusion")
+        held = self.partition_class_names or names
+        if self.partition_counts:
+            square(self.partition_counts, len(held or self.partition_counts[0]), "partition_counts")
+        return self
+
+
+class Status(Content):
+    """status.json of a run between machines."""
+
+    parties: Names = []
+    connected: list[Client] = []
+    waiting_for: list[Client] = []
+    last_seen: dict[str, Finite] = {}
+    certificate_days: int | None = None
+    round: Count | None = None
+    phase: str | None = None
+
+
+class Federation(Content):
+    """federation.json: where the federation's folder is, and the name of the run."""
+
+    federation: Path_
+    run: str
+    told: list[Client] = []  # that the run is over
+
+
+class Example(Content):
+    true: str = ""
+    zero_shot: str = ""
+    answer: str = ""
+    image: str = ""
+
+
+class Examples(Content):
+    gained: list[Example] = []
+    lost: list[Example] = []
+
+
+class GridCell(Content):
+    row: str
+    column: str
+    measure: str
+    mean: Finite
+    deviation: Finite | None
+    n: Count
+    best: bool
+    significant: bool
+    paper: Finite | None = None
+
+
+class GridSeries(Content):
+    row: str
+    column: str
+    values: list[Finite] = []
+
+
+class GridPoints(Content):
+    """What a figure draws of one cell; which keys there are depends on the kind of figure."""
+
+    row: str
+    column: str
+    x: list[Finite] | None = None
+    y: list[Finite] | None = None
+    bound: Finite | None = None
+    label: list[Annotated[int, Field(ge=0)]] | None = None
+    by_text: list[Annotated[int, Field(ge=0)]] | None = None
+    with_prototypes: list[Annotated[int, Field(ge=0)]] | None = None
+    present: list[Literal["both", "text", "image"]] | None = None
+    class_names: Names | None = None
+    partition_counts: list[list[Count]] | None = None
+    partition_class_names: Names | None = None
+    partition_note: str | None = None
+    panels: list[str] | None = None
+    steps: list[Count] | None = None
+    psnr: list[Number] | None = None
+    label_found: bool | None = None
+    label_from_keys: bool | None = None
+    feature_cosine: Number | None = None
+
+    @model_validator(mode="after")
+    def lengths_agree(self) -> Self:
+        if self.label is not None:
+            same_lengths(x=self.x, y=self.y, label=self.label, present=self.present)
+            same_lengths(by_text=self.by_text, with_prototypes=self.with_prototypes, label=self.label)
+        for numbers in (self.label, self.by_text, self.with_prototypes):
+            if self.class_names and numbers and max(numbers) >= len(self.class_names):
+                raise ValueError("a class has no name")
+        square(self.partition_counts, len(self.partition_class_names or ()), "partition_counts")
+        same_lengths(steps=self.steps, psnr=self.psnr)
+        return self
+
+
+NEEDED = {
+    "scatter": ("y", "bound"),
+    "map": ("x", "y", "label"),
+    "bubbles": ("partition_counts", "partition_class_names"),
+    "panels": ("panels", "steps", "psnr", "label_found"),
+}
+
+
+class Failure(Content):
+    row: str
+    column: str
+    seed: int
+    error: str
+
+
+class Comparison(Content):
+    """comparison.json of a comparison or of a reproduced recipe."""
+
+    kind: Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
+    rows: Names
+    columns: Names
+    cells: list[GridCell]
+    series: list[GridSeries] = []
+    points: list[GridPoints] = []
+    failures: list[Failure] = []
+    title: str = ""
+    unit: str = ""
+    test: str = ""
+    command: str = ""
+    date: str = ""
+    fedvl_version: str = ""
+    recipe: str | None = None
+    shows: str | None = None
+    label: str | None = None
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def points_have_what_is_drawn(self) -> Self:
+        for points in self.points:
+            for key in NEEDED.get(self.kind, ()):
+                if getattr(points, key) is None:
+                    raise ValueError(f"a figure of this kind needs {key}")
+        return self
+
+
+Kind = TypeVar("Kind", bound=Content)
+
+
+def same_lengths(**lists: list[Any] | None) -> None:
+    """Refuse lists of different lengths; one that is None is left out."""
+    lengths = {name: len(values) for name, values in lists.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(" and ".join(lengths) + " have different lengths")
+
+
+def square(rows: list[list[int]] | None, width: int, name: str) -> None:
+    if any(len(row) != width for row in rows or ()):
+        raise ValueError(f"a row of {name} has not {width} values")
+
+
+def fits(kind: type[Kind], content: object) -> bool:
+    """Whether a content is of this kind."""
+    try:
+        kind.model_validate(content)
+    except ValidationError:
+        return False
+    return True
+
+
+def checked(kind: type[Kind], content: Any, path: Path) -> dict[str, Any]:
+    """Return the content of a file as it is; refuse one that is not of this kind."""
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])[:100]
+        found = f"its '{place}' is {SHORTENED.repr(problem['input'])}" if place else "what it holds"
+        reason = problem["msg"][0].lower() + problem["msg"][1:]
+        raise FedVLError(f"{path} is not as FedVL writes it ({found}: {reason}); get a whole copy of it.") from None
+    return dict(content)
