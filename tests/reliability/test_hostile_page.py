@@ -132,6 +132,9 @@ def raw(content: bytes, status: int):
 POST = "POST /sessions HTTP/1.1"
 JSON = "Content-Type: application/json"
 HEAD = b"GET /run HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+UNFINISHED = (
+    b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+)
 SECOND = "{}\r\n\r\nDELETE /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 HOSTS = {
     "another name": "evil.example",
@@ -459,10 +462,7 @@ TIMES: dict[str, Callable[[Service], None]] = {
     "a connection without a request": slow(b"", 0),
     "a head without an end": slow(b"GET /run HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", 0),
     "a head that trickles": trickle,
-    "names that do not arrive": slow(
-        b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
-        408,
-    ),
+    "names that do not arrive": slow(UNFINISHED, 408),
     "one who leaves": one_who_leaves,
     "all sessions": all_sessions,
     "forged addresses": forged_addresses,
@@ -520,7 +520,7 @@ def test_framing_is_refused_with_the_other_parser_too(fed_mp):
                 assert connection.recv(100).split()[1] == status
 
 
-@pytest.mark.parametrize("begun", [b"", HEAD, HEAD.replace(b"GET", b"POST") + b"Content-Length: 9\r\n\r\n{"])
+@pytest.mark.parametrize("begun", [b"", HEAD, UNFINISHED])
 def test_those_who_wait_longest_make_room_for_others(fed_mp, begun):
     """Half of the connections are for one address: of forty that do not go on, the last eight are left."""
     patient = replace(LIMITS, connections=16, head_seconds=600, upload_seconds=600)
