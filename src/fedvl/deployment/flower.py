@@ -293,7 +293,10 @@ def start(command: str, parent: int, options: list[str]) -> None:
     if command == "supernode":
         from flwr.supernode.cli import flower_supernode
 
-        flower_supernode()
+        try:
+            flower_supernode()
+        finally:  # whatever ended it: a thread of its own would keep the process, and nobody would restart it
+            os._exit(1)
     else:
         from flwr.superlink import extensions
         from flwr.superlink.cli.flower_superlink import flower_superlink
