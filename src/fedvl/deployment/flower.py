@@ -15,6 +15,7 @@ only to who knows the secret of the server's folder.
 
 import hashlib
 import os
+import signal
 import sys
 import time
 import traceback
@@ -288,6 +289,7 @@ class Door:
 
 
 def start(command: str, parent: int, options: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the monitor's; a script's background job ignores it
     start_parent_process_monitor(parent)
     sys.argv = [f"flower-{command}", *options]
     if command == "supernode":
