@@ -1,19 +1,25 @@
-"""Test faults that a federation must survive: 24 kinds of invalid update and 200 server kills.
+"""Test faults that a federation must survive: invalid updates, 200 kills, and a cut connection.
 
-    python -m benchmarks.faults [updates|kills] [--kills 200] [--json]
+    python -m benchmarks.faults [updates|kills|partition] [--kills 200] [--json]
 
-Invalid updates are also given to Flower's FedAvg, which needs ``pip install "fedvl[flower]"``. The
-same faults, and those of disks, caches and races, are in tests/reliability.
+24 kinds of invalid update are also given to Flower's FedAvg. Of the kills, 7 in 10 are of runs in
+one process, also inside the writing of a file; the others are of the server, the SuperLink, parties
+and SuperNodes of a federation of real processes (``machine_faults.py``). ``fedvl status`` is polled
+meanwhile. A partition cuts a party off for a minute. Flower is ``pip install "fedvl[flower]"``. The
+same faults, and those of disks, caches and races, are in tests/reliability and tests/end_to_end.
 """
 
 import argparse
 import json
 import os
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from benchmarks.machine_faults import cut_for_a_minute, kill_machines, watched
 from fedvl.config import FederationConfig
 from fedvl.federation.checks import sort_out
 from fedvl.methods.base import Method, Options, Update
@@ -76,32 +82,62 @@ def show_updates(rows: list[dict[str, str]]) -> None:
         print(f"| {row['kind']} | {row.get('flower', 'not installed')} | {row['fedvl']} |")
 
 
-def show_kills(outcomes: dict[str, Campaign], seconds: float) -> None:
-    total, same = sum(o.total for o in outcomes.values()), sum(o.same for o in outcomes.values())
-    runs, redone = sum(o.runs for o in outcomes.values()), sum(o.redone for o in outcomes.values())
+def kill_everything(kills: int) -> dict[str, Any]:
+    """Kill runs first: they are forked, and must not inherit what machines start."""
+    began, outcome = time.perf_counter(), dict[str, Any]()
+    for part, share, of in (("run", kills * 7 // 10, kill_locally), ("machines", kills * 3 // 10, kill_machines)):
+        with TemporaryDirectory() as name, watched(Path(name)) as polled:
+            found = of(share, Path(name))
+        outcome[part] = {"by": {key: vars(value) for key, value in found.items()}, "status": polled}
+    return {**outcome, "seconds": time.perf_counter() - began}
+
+
+def kill_locally(kills: int, work: Path) -> dict[str, Campaign]:
+    return kill_runs(PAPERS, kills, work)
+
+
+def show_kills(outcome: dict[str, Any]) -> None:
+    runs, machines = outcome["run"]["by"], outcome["machines"]["by"]
+    local = {"kills": sum(sum(o["kills"].values()) for o in runs.values()), "dropped": 0}
+    local |= {name: sum(o[name] for o in runs.values()) for name in ("runs", "same")}
+    rows = {"run": local, **machines}
+    total = {name: sum(row[name] for row in rows.values()) for name in ("kills", "runs", "same", "dropped")}
     print(
-        f"\n{total} kills in {seconds:.0f} s; {same} of {runs} runs ended with the same bits as the uninterrupted one;"
+        f"\n{total['kills']} kills in {outcome['seconds']:.0f} s; of {total['runs']} runs, {total['same']} ended with the"
     )
-    print(f"{redone} rounds were repeated, at most one for each kill.\n")
-    print("| method | kills | " + " | ".join((AT_RANDOM, *PLACES)) + " | same bits |\n|---|" + "---|" * 7)
-    for method, outcome in outcomes.items():
-        places = " | ".join(str(outcome.kills[place]) for place in (AT_RANDOM, *PLACES))
-        print(f"| {method} | {outcome.total} | {places} | {outcome.same} of {outcome.runs} runs |")
+    print(
+        f"bits of the undisturbed run, {total['dropped']} with those of a run without the clients that it recorded as dropped."
+    )
+    for part in ("run", "machines"):
+        polled = outcome[part]["status"]
+        print(
+            f"fedvl status beside the {part}: {polled['polls']} polls, {polled['failures']} failures {polled['reasons']}"
+        )
+    print(
+        "\n| killed | kills | runs | same bits | drop recorded | server resumed | party restarted |\n|---|" + "---|" * 6
+    )
+    for name, row in rows.items():
+        cells = (row[key] for key in ("kills", "runs", "same", "dropped"))
+        print(f"| {name} | {' | '.join(map(str, cells))} | {row.get('resumed', '-')} | {row.get('restarted', '-')} |")
+    print("\n| method | kills | " + " | ".join((AT_RANDOM, *PLACES)) + " | same bits |\n|---|" + "---|" * 7)
+    for method, row in runs.items():
+        places = " | ".join(str(row["kills"][place]) for place in (AT_RANDOM, *PLACES))
+        print(f"| {method} | {sum(row['kills'].values())} | {places} | {row['same']} of {row['runs']} runs |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("updates", "kills"), help="both if absent")
-    parser.add_argument("--kills", type=int, default=200, help="split among the methods")
+    parser.add_argument("part", nargs="?", choices=("updates", "kills", "partition"), help="all if absent")
+    parser.add_argument("--kills", type=int, default=200, help="split among runs and machines")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     outcome: dict[str, Any] = {}
-    if arguments.part != "updates":  # first, because forks must not inherit what Flower starts
-        began = time.perf_counter()
-        campaigns = kill_runs(PAPERS, arguments.kills)
-        outcome["kills"] = {method: vars(campaign) for method, campaign in campaigns.items()}
-        seconds = time.perf_counter() - began
-    if arguments.part != "kills":
+    if arguments.part in ("kills", None):  # first, because forks must not inherit what Flower starts
+        outcome["kills"] = kill_everything(arguments.kills)
+    if arguments.part in ("partition", None):
+        with TemporaryDirectory() as name:
+            outcome["partition"] = cut_for_a_minute(Path(name))
+    if arguments.part in ("updates", None):
         outcome["updates"] = bad_update_rows()
     if arguments.json:
         print(json.dumps(outcome))
@@ -109,7 +145,9 @@ def main() -> None:
     if "updates" in outcome:
         show_updates(outcome["updates"])
     if "kills" in outcome:
-        show_kills(campaigns, seconds)
+        show_kills(outcome["kills"])
+    if "partition" in outcome:
+        print(f"\nA party cut off for a minute: {outcome['partition']}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,7 @@
 """A SuperLink, three SuperNodes, servers and clients as real processes, with TLS and keys, on this machine."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +11,10 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 import httpx
+from helpers.machines import LATEST, clients_at_work, ended, fedvl, kill, make_federation, start_client, wait_until
 
-from fedvl.deployment.client import free_port
-from fedvl.deployment.files import add_experiment, resolve_for_parties
+from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority
-from fedvl.deployment.membership import create
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import local_engine
@@ -33,7 +24,6 @@ from fedvl.seeding import torch_generator
 from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
-LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
 COMMON: dict[str, dict[str, Any]] = {
     "data": {"dataset": "cifar10-mini"},
     "federation": {"rounds": 2, "threads": 1, "deadline": 120},
@@ -45,69 +35,13 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def fedvl(*words, log):
-    with open(log, "ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fedvl.cli", *map(str, words)], stdout=file, stderr=file, stdin=subprocess.DEVNULL
-        )
-
-
-@contextmanager
-def ended(processes):
-    """Whatever happens, each of these processes is gone afterwards; their children end with them."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A federation whose three clients are at work, each with its share of cifar10-mini."""
-    folder = tmp_path_factory.mktemp("machines") / "clinic"
-    first, *others = [resolve_for_parties(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
-    create(folder, NAMES, "127.0.0.1", free_port(), first)
-    for experiment in others:
-        for party in [folder, *(folder / "parties" / name for name in NAMES)]:
-            add_experiment(party, experiment)
-    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={})
-    for name in NAMES:
-        start_client(place, name)
-    try:
+    experiments = [resolve_for_parties(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
+    folder = make_federation(tmp_path_factory.mktemp("machines") / "clinic", dict.fromkeys(NAMES, experiments))
+    with clients_at_work(folder, NAMES) as place:
         yield place
-    finally:
-        with ended(list(place.clients.values())):
-            pass
-    wait_until(lambda: not of_folder(folder))
-
-
-def of_folder(folder):
-    """The processes, ours and Flower's, whose command names this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found += [path.parent.name] * (str(folder).encode() in path.read_bytes())
-    return found
-
-
-def start_client(place, name):
-    party = place.folder / "parties" / name
-    place.clients[name] = fedvl("client", party, "--stay", log=place.logs / f"{name}.log")
-
-
-def wait_until(condition, *processes):
-    end = time.monotonic() + LATEST
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        assert all(process.poll() is None for process in processes), "a process ended"
-        time.sleep(0.1)
 
 
 def local(name):
@@ -216,8 +150,7 @@ def test_a_killed_server_and_a_killed_client_go_on_to_the_same_bits(place, tmp_p
     server = fedvl("server", place.folder, "--experiment", "linear", "--out", run, log=tmp_path / "server.log")
     with ended([server]):
         wait_until(lambda: len(list(run.glob("journal/*.json"))) >= 1, server)
-        os.kill(server.pid, signal.SIGKILL)
-        os.kill(place.clients["south"].pid, signal.SIGKILL)
+        kill(server.pid, place.clients["south"].pid)
         server.wait()
         place.clients["south"].wait()
     committed = len(list(run.glob("journal/*.json")))

@@ -160,9 +160,10 @@ def die_in_file(place: str, number: int) -> None:
 def run_in(experiment: Experiment, folder: Path) -> None:
     """Run, or go on with, an experiment in a folder that is there."""
     run_folder = RunFolder(folder)
-    if not run_folder.exists:
-        run_folder.describe(experiment)
-    complete(run_folder, Silent(), SMALL)
+    with run_folder.lock():
+        if not run_folder.exists:
+            run_folder.describe(experiment)
+        complete(run_folder, Silent(), SMALL)
 
 
 def start(
@@ -239,16 +240,15 @@ def committed_rounds(folder: Path) -> int:
     return len(list((folder / "journal").glob("*.json")))
 
 
-def kill_runs(methods: Sequence[str], kills: int) -> dict[str, Campaign]:
+def kill_runs(methods: Sequence[str], kills: int, work: Path) -> dict[str, Campaign]:
     """Split kills among methods and return the outcome of each."""
     torch.set_num_threads(1)  # a process that forks must have no threads
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        SMALL.dataset(str(draw_images(work)), None)  # once, for all children
-        os.environ["FEDVL_CACHE"] = str(work / "cache")
-        return {method: campaign(method, kills // len(methods), work) for method in methods}
+    SMALL.dataset(str(draw_images(work)), None)  # once, for all children
+    os.environ["FEDVL_CACHE"] = str(work / "cache")
+    return {method: campaign(method, kills // len(methods), work) for method in methods}
 
 
 if __name__ == "__main__":
-    found = kill_runs(sys.argv[2:], int(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as name:
+        found = kill_runs(sys.argv[2:], int(sys.argv[1]), Path(name))
     print(json.dumps({method: vars(campaign) for method, campaign in found.items()}))

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -335,6 +336,7 @@ def take_over(app: Any, key: bytes) -> None:
 
 
 def start(command: str, parent: int, options: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the monitor's; a script's background job ignores it
     start_parent_process_monitor(parent)
     sys.argv = [f"flower-{command}", *options]
     if command == "supernode":
@@ -343,7 +345,10 @@ def start(command: str, parent: int, options: list[str]) -> None:
         # Flower reads a message of any size; this process ends instead, and is started again
         most = NODE_BYTES + COPIES * int(os.environ[MOST_BYTES_VARIABLE])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        flower_supernode()
+        try:
+            flower_supernode()
+        finally:  # whatever ended it: a thread of its own would keep the process, and nobody would restart it
+            os._exit(1)
     else:
         from flwr.superlink import extensions
         from flwr.superlink.cli.flower_superlink import flower_superlink
