@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_twenty_kills_over_five_methods_change_nothing(tmp_path):
-    """``python -m benchmarks.faults`` does it two hundred times."""
+    """``python -m benchmarks.faults`` does it 140 times, and 60 times to real processes."""
     command = [sys.executable, "-m", "tests.helpers.kills", "20", *PAPERS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
