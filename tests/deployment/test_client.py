@@ -19,6 +19,11 @@ from fedvl.deployment.messages import pack_tensors, write
 from fedvl.errors import FedVLError
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 0.0)
+
+
 class Ending:
     """A SuperNode that ends at once and says why."""
 
@@ -55,6 +60,22 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(t
     assert all(node.check() for _ in range(9))
     with pytest.raises(FedVLError, match="cannot stay connected"):
         node.check()
+
+
+def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(tmp_path, monkeypatch):
+    (tmp_path / "says").write_text("Traceback")
+    clock = [0.0]
+    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
+    monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 40.0)
+    monkeypatch.setattr("fedvl.deployment.client.time.monotonic", lambda: clock[0])
+    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
+    starts = []
+    for second in range(100):
+        clock[0] = float(second)
+        lives = node.short_lives
+        assert node.check()
+        starts += [second] * (node.short_lives > lives)
+    assert starts == [0, 2, 6, 14, 30, 62]
 
 
 def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):

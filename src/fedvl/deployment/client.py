@@ -34,6 +34,7 @@ from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
 SHORT_SECONDS, MOST_SHORT = 60.0, 10  # a SuperNode that ends as soon as this, as often as this, will not live
 MOST_REFUSALS = 2  # the first may be of a server that is just starting
 MOST_RUNS = 200  # in a party's folder
@@ -220,7 +221,7 @@ class Supervised:
             *("--auth-supernode-private-key", str(folder / "key")),
             *("--superexec-auth-secret-file", str(secret_file)),
         ]
-        self.short_lives = 0
+        self.short_lives, self.not_before = 0, 0.0
         self._start()
 
     def _start(self) -> None:
@@ -233,12 +234,14 @@ class Supervised:
         self.short_lives = 0
 
     def check(self) -> bool:
-        if self.process.ended:
+        """Start an ended SuperNode again, after ever longer pauses where it cannot stay connected."""
+        if self.process.ended and time.monotonic() >= self.not_before:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
             reason = refusal_in_log(self.process.log.read_text(encoding="utf-8", errors="replace"))
             if self.short_lives >= (MOST_REFUSALS if reason else MOST_SHORT):
                 raise FedVLError(f"{reason or 'It cannot stay connected.'} {self.process.log} has the details.")
             self._start()
+            self.not_before = self.began + min(PAUSE_SECONDS * 2**self.short_lives, LONGEST_PAUSE_SECONDS)
         return True
 
 
