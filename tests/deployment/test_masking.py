@@ -1,0 +1,141 @@
+"""Masks that vanish in a sum and only there; shares that open a seed, and one too few that do not."""
+
+from importlib.util import find_spec
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from scipy.stats import chi2
+
+from fedvl.deployment.masking import (
+    PRIME,
+    SEALED_BYTES,
+    SEED_BYTES,
+    SHARE_BYTES,
+    evaluate,
+    interpolate,
+    join_shares,
+    masked,
+    pair_key,
+    seal,
+    split,
+    stream,
+    threshold,
+    unmask,
+    unseal,
+)
+from fedvl.errors import FedVLError
+
+
+def public(private):
+    return private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def test_a_pair_has_one_key_for_each_purpose_and_nobody_else_has_it():
+    one, two, other = (X25519PrivateKey.generate() for _ in range(3))
+    assert pair_key(one, public(two), "a") == pair_key(two, public(one), "a")
+    assert (
+        len({pair_key(one, public(two), "a"), pair_key(one, public(two), "b"), pair_key(other, public(two), "a")}) == 3
+    )
+
+
+def test_the_stream_is_chacha20_of_rfc_8439():
+    """The first block for a key and nonce of zeros, from the RFC's appendix A.1."""
+    block = bytes.fromhex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+    assert stream(bytes(32), 4).numpy().tobytes() == block
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 7), st.integers(1, 40), st.data())
+def test_masks_vanish_in_the_sum_of_those_who_answered_whoever_is_lost(clients, length, data):
+    numbers = torch.tensor(
+        data.draw(
+            st.lists(
+                st.lists(st.integers(-(2**50), 2**50), min_size=length, max_size=length),
+                min_size=clients,
+                max_size=clients,
+            )
+        )
+    )
+    lost = sorted(data.draw(st.sets(st.integers(0, clients - 1), max_size=clients - 1)))
+    privates = [X25519PrivateKey.generate() for _ in range(clients)]
+    pairs = {
+        own: {other: pair_key(privates[own], public(privates[other]), "x") for other in range(clients) if other != own}
+        for own in range(clients)
+    }
+    seeds = [bytes([client]) * SEED_BYTES for client in range(clients)]
+    sent = [masked(numbers[own], own, pairs[own], seeds[own]) for own in range(clients)]
+    survivors = [client for client in range(clients) if client not in lost]
+    total = torch.stack([sent[client] for client in survivors]).sum(0)
+    told = {gone: {client: pairs[client][gone] for client in survivors} for gone in lost}
+    assert torch.equal(unmask(total, [seeds[c] for c in survivors], told), numbers[survivors].sum(0))
+    if len(survivors) > 1:  # one client's numbers do not come out, though all own masks are known
+        alone = unmask(sent[survivors[0]], [seeds[survivors[0]]], {})
+        assert not torch.equal(alone, numbers[survivors[0]])
+
+
+def test_masked_numbers_are_uniform_bytes_though_the_numbers_are_zeros():
+    pairs = {1: pair_key(X25519PrivateKey.generate(), public(X25519PrivateKey.generate()), "x")}
+    sent = masked(torch.zeros(40_000, dtype=torch.long), 0, pairs, bytes(SEED_BYTES))
+    counts = torch.bincount(
+        torch.frombuffer(bytearray(sent.numpy().tobytes()), dtype=torch.uint8).long(), minlength=256
+    )
+    expected = counts.sum() / 256
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert chi2.cdf(statistic, 255) < 1 - 1e-6
+    plain = torch.bincount(torch.zeros(40_000 * 8, dtype=torch.long), minlength=256)  # the test can fail
+    assert chi2.cdf(float(((plain - expected) ** 2 / expected).sum()), 255) > 1 - 1e-6
+
+
+def test_any_shares_that_are_enough_give_the_seed_and_one_too_few_do_not():
+    seed, needed = bytes(range(32)), 3
+    shares = split(seed, [0, 2, 3, 5, 9], needed)
+    assert all(len(share) == SHARE_BYTES for share in shares.values())
+    for chosen in combinations(shares, needed):
+        assert join_shares({holder: shares[holder] for holder in chosen}, needed) == seed
+    with pytest.raises(FedVLError, match="2 shares do not open a mask that needs 3"):
+        join_shares({holder: shares[holder] for holder in (0, 2)}, needed)
+
+
+def test_one_share_too_few_fits_every_seed():
+    """For any other seed there is a third share that makes these two its shares: they say nothing."""
+    shares = split(bytes(range(32)), [0, 1, 2], 3)
+    for other in (bytes(32), b"\xff" * 32):
+        points = {0: int.from_bytes(other), 1: int.from_bytes(shares[0]), 2: int.from_bytes(shares[1])}
+        third = interpolate(points, 3).to_bytes(SHARE_BYTES)
+        assert join_shares({0: shares[0], 1: shares[1], 2: third}, 3) == other
+
+
+def test_a_false_share_is_noticed_where_there_is_one_more_than_needed():
+    shares = split(bytes(range(32)), [0, 1, 2, 3], 3)
+    shares[1] = bytes(SHARE_BYTES)
+    with pytest.raises(FedVLError, match="do not fit together"):
+        join_shares(shares, 3)
+
+
+def test_a_polynomial_by_hand():
+    assert evaluate([5, 3, 2], 4) == 5 + 3 * 4 + 2 * 16
+    assert interpolate({1: 10, 2: 19, 3: 32}, 0) == 5  # 5 + 3x + 2x^2
+    assert pow(3, PRIME - 1, PRIME) == 1  # Fermat, as for a prime
+
+
+@pytest.mark.parametrize(("clients", "needed"), [(2, 2), (3, 2), (4, 3), (5, 3), (10, 6), (31, 16)])
+def test_more_than_half_must_help_to_open_a_mask(clients, needed):
+    assert threshold(clients) == needed
+
+
+def test_a_sealed_share_opens_for_its_holder_alone_and_unchanged():
+    sealed = seal(b"s" * SHARE_BYTES, b"k" * 32)
+    assert len(sealed) == SEALED_BYTES
+    assert unseal(sealed, b"k" * 32) == b"s" * SHARE_BYTES
+    for changed, key in ((sealed, b"j" * 32), (sealed[:-1] + b"\0", b"k" * 32)):
+        with pytest.raises(FedVLError, match="changed on its way"):
+            unseal(changed, key)
