@@ -107,6 +107,8 @@ class FederationConfig(Section):
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
     max_norm_ratio: float = Field(6.0, gt=1)  # an update that moves so many times farther than others is refused
     max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
+    secure_sum: bool = False  # the server learns sums over clients only, counted in whole numbers
+    least_clients: int = Field(3, ge=2)  # in such a sum
     # across machines only
     deadline: float = Field(600.0, gt=0, le=1e7)  # seconds for clients to answer; later ones are left out of the round
     max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)  # a larger message is not read
@@ -184,6 +186,7 @@ FLAGS = {
     "rounds": "federation.rounds",
     "per_round": "federation.per_round",
     "dropout": "federation.dropout",
+    "secure_sum": "federation.secure_sum",
     "chunk": "federation.chunk",
     "one_by_one": "federation.one_by_one",
     "protocol": "evaluation.protocol",

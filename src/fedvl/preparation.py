@@ -29,7 +29,7 @@ from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import check_classes, check_labels, check_model
+from fedvl.requirements import check_classes, check_labels, check_model, check_secure_sum
 from fedvl.tensors import pick_device
 
 Integers = NDArray[np.int64]
@@ -115,6 +115,7 @@ def prepare(
     assignment = assign(sources, encoded, experiment)
     test = take_test(sources, encoded, assignment, experiment)
     method, queried = make_methods(sources, encoded, assignment, experiment, display)
+    check_secure_sum(method, experiment)
     return Prepared(
         experiment=experiment,
         method=method,

@@ -9,6 +9,7 @@ from fedvl.config import Experiment
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method
+from fedvl.seeding import torch_generator
 
 MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
 
@@ -38,6 +39,34 @@ def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
         )
     if fused and experiment.data.labels != "true":
         raise FedVLError(f"Pseudo-labels need a CLIP-like model; with '{model}' leave data.labels as it is.")
+
+
+def check_secure_sum(method: Method, experiment: Experiment) -> None:
+    """Refuse secure sums where the server needs more than sums, and say what that is."""
+    federation = experiment.federation
+    if not federation.secure_sum:
+        return
+    name, role, consultation = experiment.method.name, method.role, method.consultation()
+    start = method.start(torch_generator(experiment.seed, "start"))
+    single = [*role.sent, *(shared for shared in start if role.needs(shared) != "sum")]
+    if method.scope == "pooled" or not start:
+        raise FedVLError(f"Method '{name}' sends no updates that could be summed; leave --secure-sum out.")
+    if single:
+        raise FedVLError(
+            f"Method '{name}' needs {', '.join(single)} of each client, so that a sum is not enough; "
+            "leave --secure-sum out, or use a method whose page says 'sum'."
+        )
+    if consultation is not None and not consultation.summed:
+        raise FedVLError(
+            f"With these options method '{name}' needs the report of each client; use --set method.counts=summed."
+        )
+    if federation.drift:
+        raise FedVLError("The drift of single clients cannot be seen in a sum; use --set federation.drift=false.")
+    if experiment.data.clients < federation.least_clients:
+        raise FedVLError(
+            f"A sum of {experiment.data.clients} clients is too few to hide one of them; "
+            f"federation.least_clients is {federation.least_clients}."
+        )
 
 
 def check_labels(

@@ -34,7 +34,7 @@ def vouched(entry, content):
 
 
 def credentials():
-    return Credentials(lambda content: content.hex()[:200], "certificate", vouched)
+    return Credentials(lambda content: content.hex()[:200], vouched)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,10 +19,11 @@ from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
-from fedvl.deployment.membership import check_key
+from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
+from fedvl.deployment.secure_sum import Member
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
@@ -107,9 +109,14 @@ class Client:
             self._check_room(folder)
             prepared = self.ready[header.experiment].prepared
             torch.set_num_threads(prepared.experiment.federation.threads)
-            self.parties[header.run] = Party(self.file.number, local_engine(prepared), folder, self.rehearsal)
+            engine = local_engine(prepared)
+            sums = partial(self._member, header.run, engine.federation.least_clients)
+            self.parties[header.run] = Party(self.file.number, engine, folder, self.rehearsal, sums)
             write_whole(agreed, header.experiment.encode())
         return self.parties[header.run]
+
+    def _member(self, run: str, least: int, folder: Path) -> Member:
+        return Member(run, self.file.number, folder, credentials(self.folder, self.file), least)
 
     def _check_room(self, folder: Path) -> None:
         """Refuse further runs: each tells the server more about the same images, and takes disk."""
@@ -178,7 +185,11 @@ class Client:
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
-        method, engine = ready.prepared.method, local_engine(ready.prepared)
+        experiment = ready.prepared.experiment
+        summed = experiment.federation.secure_sum
+        open_sums = experiment.federation.model_copy(update={"secure_sum": False})  # to show what a mask would hide
+        prepared = replace(ready.prepared, experiment=experiment.model_copy(update={"federation": open_sums}))
+        method, engine = prepared.method, local_engine(prepared)
         shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
         sent: dict[str, Tensors] = {}
         consultation = method.consultation()
@@ -204,6 +215,7 @@ class Client:
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,
             "leaves": sent,
+            "least_clients": experiment.federation.least_clients if summed else None,
             "stays": engine.private.get(self.file.number, {}),
             "images": len(engine.rows[self.file.number]),
         }

@@ -59,7 +59,7 @@ class FederationFile(Frozen):
 class PartyFile(Frozen):
     name: str
     number: int
-    parties: int
+    names: tuple[str, ...]  # of all parties, by number
     server: str  # host:port
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]

@@ -79,6 +79,18 @@ def certify_party(folder: Path, name: str, public_key: str) -> str:
     return made.public_bytes(Encoding.PEM).decode()
 
 
+def certified_key(folder: Path, name: str, certificate_pem: str) -> str | None:
+    """Return the public key that the authority certifies to be this party's, or None."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate_pem.encode())
+        found.verify_directly_issued_by(read_certificate(folder / "ca.crt"))
+    except (ValueError, TypeError, InvalidSignature):
+        return None
+    if found.subject != named(name):
+        return None
+    return found.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
 def authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key((folder / "ca.key").read_bytes(), None)

@@ -4,9 +4,11 @@ A party makes its key on its own machine and sends a request (its public key, si
 server's operator, who admits it after comparing fingerprints. No private key ever travels.
 """
 
+import json
 import os
 import shutil
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,21 @@ from fedvl.data.sources import open_dataset
 from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, PartyFile, add_experiment, read_file
 from fedvl.deployment.keys import (
     authority_fingerprint,
+    certified_key,
     certify_party,
+    fingerprint,
     make_authority,
     make_party_key,
     make_server_certificate,
     sign,
     signed_by,
 )
+from fedvl.deployment.secure_sum import Credentials, Entry
 from fedvl.errors import FedVLError
-from fedvl.files import write_whole
+from fedvl.files import read_json, write_whole
 
 MOST_REQUEST_BYTES = 4096
+KNOWN = "known_parties.json"  # fingerprints of the other parties' keys, as first seen in a secure sum
 MAKE_HINT = "make it with fedvl federation init."
 
 
@@ -47,7 +53,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     add_experiment(folder, experiment)
     for number, name in enumerate(names):
         place = folder / "parties" / name
-        party = PartyFile(name=name, number=number, parties=len(names), server=f"{host}:{port}", **common)
+        party = PartyFile(name=name, number=number, names=tuple(names), server=f"{host}:{port}", **common)
         write_whole(place / "party.json", party.model_dump_json(indent=1).encode())
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
         shutil.copytree(folder / "experiments", place / "experiments")
@@ -148,6 +154,26 @@ def replace_member(folder: Path, federation: FederationFile, member: Member) -> 
     parties = tuple(member if old.name == member.name else old for old in federation.parties)
     whole = federation.model_copy(update={"parties": parties})
     write_whole(folder / "federation.json", whole.model_dump_json(indent=1).encode())
+
+
+def credentials(folder: Path, party: PartyFile) -> Credentials:
+    """Return how this party vouches for its keys in secure sums, and checks those of others."""
+    return Credentials(partial(sign, folder / "key"), partial(check_entry, folder, party))
+
+
+def check_entry(folder: Path, party: PartyFile, entry: Entry, content: bytes) -> None:
+    """Refuse a client's key that its party did not sign, or of a party that has changed its own."""
+    name = party.names[entry.client] if entry.client < len(party.names) else ""
+    public_key = certified_key(folder, name, entry.certificate)
+    if public_key is None or not signed_by(public_key, content, entry.signature):
+        raise FedVLError(f"The key of client {entry.client} in a secure sum is not its party's.")
+    known = read_json(folder / KNOWN) or {}
+    shown = fingerprint(public_key)
+    if known.setdefault(name, shown) != shown:
+        raise FedVLError(
+            f"{name} has another key ({shown}) than before ({known[name]}); if it renewed it, delete its line from {KNOWN}."
+        )
+    write_whole(folder / KNOWN, json.dumps(known, indent=1).encode())
 
 
 def check_key(folder: Path) -> None:

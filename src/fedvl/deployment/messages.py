@@ -25,7 +25,8 @@ LENGTH_BYTES = 8  # of the number that says how long the header is
 MOST_HEADER_BYTES = 2**20
 
 Name = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-Kind = Literal["train", "report", "adopt", "finish"]
+Kind = Literal["train", "report", "adopt", "finish", "keys", "reveal_train", "reveal_report"]
+REVEALS: dict[str, Kind] = {"reveal_train": "train", "reveal_report": "report"}  # secure sums: of which answers
 
 
 class Header(BaseModel):
@@ -59,7 +60,7 @@ class Header(BaseModel):
         """Return what an answer of this kind has no place for, or None."""
         if (self.kind != "train" or self.idle) and (self.weight or self.loss or self.examples):
             return "a weight, a loss or a number of examples"
-        if payload and (self.kind not in ("train", "report") or self.idle):
+        if payload and (self.kind in ("adopt", "finish") or self.idle):
             return "tensors"
         return None
 

@@ -10,11 +10,14 @@ draw the same otherwise.
 import hashlib
 import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
+from fedvl.federation.fixed_point import encode_report, encode_update
 from fedvl.federation.local import LocalEngine
 from fedvl.files import read_json, write_whole
 from fedvl.tensors import Tensors, digest, load, save
@@ -25,7 +28,14 @@ ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to t
 class Party:
     """One client in one run; its engine holds the data of this client alone."""
 
-    def __init__(self, number: int, engine: LocalEngine, folder: Path, rehearsal: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        engine: LocalEngine,
+        folder: Path,
+        rehearsal: bool = False,
+        sums: Callable[[Path], Member] | None = None,
+    ) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
         self.limit = engine.federation.max_message_bytes
@@ -34,6 +44,10 @@ class Party:
         if not (folder / "salt").is_file():
             write_whole(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
+        self.sums: Member | None = None
+        if engine.federation.secure_sum:
+            assert sums is not None, "an experiment of secure sums sends nothing else"
+            self.sums = sums(folder)
         if not rehearsal:
             engine.private_seed = int.from_bytes(hashlib.sha256(b"randomness" + self.salt).digest())
 
@@ -49,18 +63,47 @@ class Party:
         self._permit(request)
         asked = hashlib.sha256(f"{request.state} ".encode() + payload).hexdigest()
         before = read_json(self._reply(request))
-        if before is not None and before["asked"] != asked:
+        if before is not None and (self.sums or before["asked"] != asked):  # masks are made once
             return self._repeat(request, before)
-        self._begin(request)
+        if self.sums is None or request.kind in ("adopt", "train", "report", "finish"):
+            self._begin(request)
         received = {name: t.to(self.device) for name, t in unpack_tensors(payload, self.limit).items()}
         if request.kind == "finish":
             self.engine.check_received(received)
             self.finished = received
             return write(request)
-        header, tensors = self._work(request, received)
+        header, tensors = self._work_masked(request, received) if self.sums else self._work(request, received)
         content = pack_tensors(tensors) if tensors is not None else b""
         self._note(header, content, asked)
         return write(header, content)
+
+    def _work_masked(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
+        """Work as without masks, but send numbers that say nothing but in a sum."""
+        assert self.sums is not None
+        if request.kind == "keys":
+            return request, self.sums.entry()
+        if request.kind in REVEALS:
+            of = REVEALS[request.kind]
+            keys = read_json(self._reply(request.model_copy(update={"kind": of})).with_suffix(".roster"))
+            found = {int(client): bytes.fromhex(key) for client, key in keys.items()}
+            return request, self.sums.reveal(f"{of} {request.round}", found, received)
+        if request.kind == "adopt":
+            return self._work(request, received)
+        if ROSTER not in received:
+            raise FedVLError("This experiment sends nothing but sums, and the request names no clients to sum over.")
+        keys = self.sums.read(received.pop(ROSTER))
+        header, tensors = self._work(request, received)
+        if tensors is None:
+            return header, None
+        clients = self.engine.method.task.clients
+        if request.kind == "report":
+            numbers = encode_report(tensors, clients)
+        else:
+            numbers = encode_update(tensors, received, header.weight, header.loss, clients)
+            header = header.model_copy(update={"weight": 0.0, "loss": 0.0, "examples": 0})
+        kept = json.dumps({client: key.hex() for client, key in keys.items()})
+        write_whole(self._reply(request).with_suffix(".roster"), kept.encode())
+        return header, self.sums.mask(f"{request.kind} {request.round}", keys, numbers)
 
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
         """Report, adopt or train; the engine refuses what the method does not declare."""
@@ -68,7 +111,7 @@ class Party:
             self.engine.adopt({self.number: received})
             return request.model_copy(update={"state": self._keep(request.round)}), None
         if request.kind == "report":
-            reports, refusals = self.engine.report(request.round, received)
+            reports, refusals = self.engine.reports(request.round, received)
             if not reports:
                 problem = "".join(refusal.reason for refusal in refusals)
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
@@ -95,11 +138,15 @@ class Party:
             raise FedVLError(
                 f"Its experiment has {rounds} rounds; there is no '{request.kind}' in {request.round + 1}."
             )
-        if request.kind in ("report", "adopt") and not (consultation and consultation.due(request.round)):
+        if request.kind in ("report", "adopt", "reveal_report") and not (
+            consultation and consultation.due(request.round)
+        ):
             raise FedVLError(f"The method has no '{request.kind}' before round {request.round + 1}.")
-        reported = self._reply(request.model_copy(update={"kind": "report"}))
-        if request.kind == "adopt" and not reported.is_file():
-            raise FedVLError("It was asked to adopt an answer to what it never reported.")
+        if request.kind in ("keys", *REVEALS) and self.sums is None:
+            raise FedVLError("This experiment has no secure sums.")
+        needed = {"adopt": "report", **REVEALS}.get(request.kind)
+        if needed and not self._reply(request.model_copy(update={"kind": needed})).is_file():
+            raise FedVLError(f"It was asked to {request.kind} what it never sent.")
         answered = sorted({int(path.name[:6]) for path in self.folder.glob("[0-9]*-*.answer")})
         if len(answered) >= ROUNDS_KEPT and request.round < answered[0]:  # its answer may have been forgotten
             raise FedVLError(f"Round {request.round + 1} is long over for this client.")
@@ -112,7 +159,7 @@ class Party:
         told = header.model_dump(include={"state", "examples", "weight", "loss", "idle", "problem"})
         write_whole(self._reply(header).with_suffix(".answer"), content)
         write_whole(self._reply(header), json.dumps({**told, "asked": asked}).encode())
-        self._forget((".json", ".answer"))
+        self._forget((".json", ".answer", ".roster"))
 
     def _forget(self, suffixes: tuple[str, ...]) -> None:
         """Remove files of such kinds that are older than the last rounds."""

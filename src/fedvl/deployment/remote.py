@@ -6,25 +6,31 @@ counted are in the server's journal in place of the tensors. So a client's train
 present exactly when the round that it was for is committed, whoever is killed when.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from fedvl.config import FederationConfig
-from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import REVEALS, Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.secure_sum import ROSTER, Collected, Entry, as_tensor, read_roster
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
-from fedvl.federation.local import Trained
+from fedvl.federation.fixed_point import count_numbers, decode_reports
+from fedvl.federation.local import Summed, Trained
+from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Method, Update
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, count_bytes, count_elements
 
 STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
+REVEAL_OF: dict[str, Kind] = {of: kind for kind, of in REVEALS.items()}  # type: ignore[misc]
 NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
 
 
@@ -62,9 +68,16 @@ class RemoteEngine:
         identity: Identity,
         device: torch.device | str = "cpu",
         notify: Callable[[dict[str, Any]], None] = lambda status: None,
+        notes: Path | None = None,
+        certificates: Mapping[int, str] | None = None,
     ) -> None:
         self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
+        self.entries: dict[int, Entry] = {}  # the clients' public keys for secure sums
+        self.certificates = certificates or {}  # of the clients' parties, which vouch for these keys
+        self.notes = notes  # the file that says whose numbers are in the latest sum
+        noted = read_json(notes) if notes else None
+        self.sums: dict[tuple[str, int], list[int]] = {(noted[0], noted[1]): noted[2]} if noted else {}
         self.private: dict[int, Tensors] = {}  # the name of each client's private tensors, once it has any
         self.last_seen: dict[int, float] = {}
         self.problems: list[Refusal] = []
@@ -93,6 +106,15 @@ class RemoteEngine:
                 trained.append(Trained(update, private, header.loss, header.examples))
         return trained
 
+    def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
+        """Learn the sum of the clients' moves, weights and losses, and no single one of them."""
+        total, states, sent = self._sum("train", round_index, cohort, shared, count_elements(shared) + 2)
+        trained = [
+            Trained(Update(client, {}, 0.0), {STATE: name_as_tensor(state)} if state else {}, 0.0, 0)
+            for client, state in states.items()
+        ]
+        return Summed(total, trained, sent)
+
     def keep(self, trained: Iterable[Trained]) -> None:
         for result in trained:
             if result.private:
@@ -104,7 +126,9 @@ class RemoteEngine:
         return problems
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """Collect reports, and sum them if that is enough; this process sees each of them."""
+        """Collect reports and sum them if that is enough; without secure sums each is seen here."""
+        if self.config.secure_sum:
+            return self._report_in_sum(round_index, shared)
         answers = self._exchange("report", round_index, dict.fromkeys(range(self.clients), pack_tensors(shared)))
         consultation = self.method.consultation()
         assert consultation is not None
@@ -115,6 +139,18 @@ class RemoteEngine:
             self._note_state(answers[client].header)
         refusals = [*self.refused(), *refusals]
         return [sum_of_reports(good)] if good and consultation.summed else good, refusals
+
+    def _report_in_sum(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
+        consultation = self.method.consultation()
+        assert consultation is not None
+        shapes = consultation.report_shapes
+        total, states, _ = self._sum("report", round_index, range(self.clients), shared, count_numbers(shapes))
+        self.round, self.reporters = round_index, list(states)
+        for client, state in states.items():
+            if state:
+                self.private[client] = {STATE: name_as_tensor(state)}
+        tensors = {name: tensor.to(self.device) for name, tensor in decode_reports(total, shapes).items()}
+        return [Report(None, tensors)], self.refused()
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
         answers = {client: settlements.get(client, settlements.get(None)) for client in self.reporters}
@@ -135,6 +171,56 @@ class RemoteEngine:
     def local_flops(self, shared: Tensors) -> int:
         """Unknown: clients train on machines and data of their own."""
         return 0
+
+    # --- secure sums
+
+    def _sum(
+        self, kind: Literal["train", "report"], round_index: int, cohort: Sequence[int], shared: Tensors, length: int
+    ) -> tuple[torch.Tensor, dict[int, str], int]:
+        """Return a sum in whole numbers, the state of each client in it, and the bytes it took."""
+        roster = self._roster(round_index, cohort)
+        if len(roster) < self.config.least_clients:
+            raise FedVLError(
+                f"{len(roster)} clients can take part in the secure sum of round {round_index + 1}, fewer than "
+                f"federation.least_clients ({self.config.least_clients}); nothing was sent: start the others, then resume."
+            )
+        payload = pack_tensors({**shared, ROSTER: as_tensor(list(roster.values()))})
+        answers = self._exchange(kind, round_index, dict.fromkeys(roster, payload))
+        collected = Collected({client: answer.tensors for client, answer in answers.items()}, length)
+        collected.keep_to(self.sums.get((kind, round_index)))
+        if len(collected.survivors) < self.config.least_clients:
+            raise FedVLError(
+                f"{len(collected.survivors)} clients answered in the secure sum of round {round_index + 1}, fewer than "
+                f"federation.least_clients ({self.config.least_clients}); committed rounds are safe: resume when others are back."
+            )
+        self._note_sum(kind, round_index, collected.survivors)
+        requests = {client: pack_tensors(request) for client, request in collected.requests().items()}
+        reveals = self._exchange(REVEAL_OF[kind], round_index, requests)
+        opened = collected.open({client: reveal.tensors for client, reveal in reveals.items()})
+        sent = sum(count_bytes(answers[client].tensors) for client in opened.clients)
+        sent += sum(count_bytes(reveal.tensors) for reveal in reveals.values())
+        return opened.total, {client: answers[client].header.state for client in opened.clients}, sent
+
+    def _roster(self, round_index: int, cohort: Sequence[int]) -> dict[int, Entry]:
+        """Return the public keys of a cohort; ask those for theirs who have not sent them in this run."""
+        unknown = [client for client in cohort if client not in self.entries]
+        if unknown:
+            for client, answer in self._exchange("keys", round_index, dict.fromkeys(unknown, pack_tensors({}))).items():
+                try:
+                    (entry,) = read_roster(answer.tensors.get(ROSTER, torch.zeros(0, dtype=torch.uint8)))
+                    if entry.client != client:
+                        raise FedVLError("its key is in another client's name")
+                    self.entries[client] = entry.model_copy(update={"certificate": self.certificates.get(client, "")})
+                except (FedVLError, ValueError) as error:
+                    self._refuse(client, str(error))
+        there = self.transport.connected()
+        return {client: self.entries[client] for client in cohort if client in self.entries and client in there}
+
+    def _note_sum(self, kind: str, round_index: int, survivors: list[int]) -> None:
+        """Write down whose numbers are opened: clients open one sum a round, also for a server that was killed."""
+        self.sums = {(kind, round_index): survivors}
+        if self.notes is not None:
+            write_whole(self.notes, json.dumps([kind, round_index, survivors]).encode())
 
     # --- messages
 

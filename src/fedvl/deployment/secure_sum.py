@@ -48,7 +48,7 @@ class Entry(Frozen):
     client: Annotated[int, Field(ge=0, lt=2**31)]
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     signature: Annotated[str, Field(max_length=200)]
-    certificate: Annotated[str, Field(max_length=4000)]  # of the party's key, by the federation's authority
+    certificate: Annotated[str, Field(max_length=4000)] = ""  # of the party's key; the server adds it
 
 
 ROSTERS = TypeAdapter(tuple[Entry, ...])
@@ -58,7 +58,6 @@ class Credentials(NamedTuple):
     """How a client vouches for itself, and checks that others are who the server says."""
 
     sign: Callable[[bytes], str]
-    certificate: str
     check: Callable[[Entry, bytes], None]  # raises where an entry is not of that client's party
 
 
@@ -81,10 +80,7 @@ class Member:
     def entry(self) -> Tensors:
         """Return this client's entry of the roster."""
         signature = self.credentials.sign(signed_part(self.run, self.client, self.public))
-        entry = Entry(
-            client=self.client, key=self.public, signature=signature, certificate=self.credentials.certificate
-        )
-        return {ROSTER: as_tensor([entry])}
+        return {ROSTER: as_tensor([Entry(client=self.client, key=self.public, signature=signature)])}
 
     def read(self, roster: torch.Tensor) -> dict[int, bytes]:
         """Return the keys of a cohort, this client's own among them; refuse strangers and too few."""
@@ -163,6 +159,11 @@ class Collected:
             for client, answer in sorted(answers.items())
             if lists[client] == self.cohort and client in self.cohort and well_formed(answer, len(self.cohort), length)
         }
+
+    def keep_to(self, survivors: Sequence[int] | None) -> None:
+        """Open the sum that clients may have helped to open before the server was killed, and no other."""
+        if survivors is not None and set(survivors) <= self.answers.keys():
+            self.answers = {client: self.answers[client] for client in survivors}
 
     @property
     def survivors(self) -> list[int]:

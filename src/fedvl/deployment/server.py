@@ -58,6 +58,8 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             identity,
             prepared.device,
             lambda status: folder.write_status({**status, **shown}),
+            folder.path / "sums.json",
+            {number: member.certificate for number, member in federation.admitted.items()},
         )
         if folder.finished:  # it ended before all had heard of it
             wait_for_parties(engine, names, federation.admitted.keys() - told, display, FAREWELL_SECONDS, quorum=0)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fedvl.config import FederationConfig
+from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Roles, Shape, Shapes
 from fedvl.tensors import Tensors
@@ -155,6 +156,16 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
         moved = math.hypot(moved, distance)
     if not moved <= limits.max_update_norm:
         return f"it moves by {moved:.3g}, more than {limits.max_update_norm:g}"
+    return None
+
+
+def unsound(total: SumOfUpdates, clients: int, limits: FederationConfig) -> str | None:
+    """Why a sum of updates, of which no single one is known, may not be merged, or None."""
+    if not 0 < total.weight <= clients * limits.max_examples:
+        return f"has the weight {total.weight:g}, not between 0 and {clients * limits.max_examples:g}"
+    move = length(total.moves) / total.weight
+    if not move <= limits.max_update_norm:
+        return f"moves by {move:.3g}, more than {limits.max_update_norm:g}"
     return None
 
 

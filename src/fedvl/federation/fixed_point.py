@@ -4,6 +4,7 @@ A number x is counted as round(x * 2^30) in 64 bits. Sums wrap around at 2^64, a
 refuses to send what could make the true sum leave that range, so that it is always read correctly.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvl.errors import FedVLError
-from fedvl.methods.roles import Shapes
+from fedvl.methods.roles import Shape, Shapes
 from fedvl.tensors import Tensors
 
 FRACTION_BITS = 30
@@ -47,11 +48,21 @@ def unflat(numbers: Tensor, shapes: Shapes) -> Tensors:
     """Sort numbers into tensors of these shapes, in the order of names."""
     found, first = {}, 0
     for name in sorted(shapes):
-        shape = [size or 0 for size in shapes[name]]
-        size = int(torch.Size(shape).numel())
-        found[name] = numbers[first : first + size].reshape(shape)
-        first += size
+        shape = fixed(shapes[name])
+        found[name] = numbers[first : first + math.prod(shape)].reshape(shape)
+        first += math.prod(shape)
     return found
+
+
+def count_numbers(shapes: Shapes) -> int:
+    return sum(math.prod(fixed(shape)) for shape in shapes.values())
+
+
+def fixed(shape: Shape) -> list[int]:
+    """Return a shape of which no size is left open: sums need as many numbers of each client."""
+    sizes = [size for size in shape if isinstance(size, int)]
+    assert len(sizes) == len(shape), "a tensor of any size cannot be summed"
+    return sizes
 
 
 def encode_update(sent: Tensors, received: Tensors, weight: float, loss: float, clients: int) -> Tensor:
@@ -68,11 +79,30 @@ def decode_updates(total: Tensor, received: Tensors) -> SumOfUpdates:
 
 def moved(received: Tensors, total: SumOfUpdates) -> Tensors:
     """Return the shared tensors after the mean of the clients' moves."""
-    return {
-        name: (tensor.double() + (total.moves[name] / total.weight).to(tensor.device)).to(tensor.dtype)
+    means = {
+        name: tensor.double() + (total.moves[name] / total.weight).to(tensor.device)
         for name, tensor in received.items()
+    }
+    # a counter is whole, and must not become less by the last unit of a sum
+    return {
+        name: (mean if received[name].is_floating_point() else mean.round()).to(received[name].dtype)
+        for name, mean in means.items()
     }
 
 
-def sum_of(parts: Sequence[Tensor]) -> Tensor:
+def encode_report(report: Tensors, clients: int) -> Tensor:
+    """Return one client's part of a sum of reports."""
+    return to_whole(flat(report), clients)
+
+
+def decode_reports(total: Tensor, shapes: Shapes) -> Tensors:
+    return {name: tensor.float() for name, tensor in unflat(from_whole(total), shapes).items()}
+
+
+def sum_of(parts: Sequence[Tensor], least: int) -> Tensor:
+    """Add whole numbers up, unless the sum would be of too few clients."""
+    if len(parts) < least:
+        raise FedVLError(
+            f"A sum of {len(parts)} clients is too few to hide one of them; federation.least_clients is {least}."
+        )
     return torch.stack(list(parts)).sum(0)

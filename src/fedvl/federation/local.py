@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
+from fedvl.federation.fixed_point import decode_reports, encode_report, encode_update, sum_of
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
@@ -35,6 +36,14 @@ class Trained(NamedTuple):
     private: Tensors
     loss: float
     examples: int  # that the client declares; what it trained on may be fewer
+
+
+class Summed(NamedTuple):
+    """What a round leaves where the server learns only the sum, in whole numbers."""
+
+    total: Tensor
+    trained: list[Trained]  # whose numbers are in it; their updates stay with them
+    bytes_up: int
 
 
 class Member(NamedTuple):
@@ -124,8 +133,30 @@ class LocalEngine:
         """Return the messages that could not be read: none, since nothing travels."""
         return []
 
+    def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
+        """Train as :meth:`train` does; return the sum that a server learns, and what stays here."""
+        trained = self.train(round_index, cohort, shared)
+        parts = [self.whole_numbers(result, shared) for result in trained]
+        return Summed(sum_of(parts, self.federation.least_clients), trained, sum(part.nbytes for part in parts))
+
+    def whole_numbers(self, trained: Trained, shared: Tensors) -> Tensor:
+        """Return one client's part of a sum of updates."""
+        update = trained.update
+        return encode_update(update.tensors, shared, update.weight, trained.loss, self.method.task.clients)
+
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the reports of all clients that have data, or their sum if that is enough."""
+        consultation = self.method.consultation()
+        assert consultation is not None
+        good, refusals = self.reports(round_index, shared)
+        if good and self.federation.secure_sum:
+            parts = [encode_report(report.tensors, self.method.task.clients) for report in good]
+            total = sum_of(parts, self.federation.least_clients)
+            return [Report(None, decode_reports(total, consultation.report_shapes))], refusals
+        return [sum_of_reports(good)] if good and consultation.summed else good, refusals
+
+    def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
+        """Collect the report of each client that has data."""
         consultation, reports = self.method.consultation(), []
         assert consultation is not None
         self.check_received(shared)
@@ -137,8 +168,7 @@ class LocalEngine:
                 )
             self.private[client] = {**tensors, **changed}
             reports.append(Report(client, sent))
-        good, refusals = sound_reports(reports, consultation.report_shapes)
-        return [sum_of_reports(good)] if good and consultation.summed else good, refusals
+        return sound_reports(reports, consultation.report_shapes)
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
         """Give each client the server's answer: its own, or the one under None."""

@@ -9,10 +9,11 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, Report, compare_moves, mean_loss, sort_out, sum_of_reports
+from fedvl.federation.checks import Refusal, Report, compare_moves, mean_loss, sort_out, sum_of_reports, unsound
 from fedvl.federation.drift import drift
+from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
-from fedvl.federation.local import Trained
+from fedvl.federation.local import Summed, Trained
 from fedvl.methods.base import Method, Update
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten, weighted_mean
@@ -31,6 +32,8 @@ class Engine(Protocol):
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]: ...
+
+    def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed: ...
 
     def keep(self, trained: list[Trained]) -> None: ...
 
@@ -67,6 +70,21 @@ class Gathered(NamedTuple):
     usual: float  # move of a client, up to this round
 
 
+class Outcome(NamedTuple):
+    """What a round comes to, before it is evaluated and committed."""
+
+    cohort: list[int]
+    dropped: list[int]
+    counted: list[Trained]
+    refusals: list[Refusal]
+    handed: ByClient
+    merged: Tensors
+    last: ByClient
+    loss: float
+    bytes_up: int
+    figures: Record
+
+
 @dataclass
 class Federation:
     """A run between two rounds: shared tensors, last updates, and records so far."""
@@ -92,32 +110,67 @@ class Federation:
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
             exchange = self._consult(round_index)
-            cohort, trained, good, refusals, handed, usual = self._gather(round_index)
-            merged, last = merge(self.method, self.shared, good), last_updates(self.method, self.last, good)
-            merged_clients = {update.client for update in good}
-            counted = [result for result in trained if result.update.client in merged_clients]
-            moved = self._moved(counted) if self.config.drift else {}
-            self.engine.keep(counted)
+            found = self._sum_up(round_index) if self.config.secure_sum else self._merge_each(round_index)
+            self.engine.keep(found.counted)
             record: Record = {
                 "round": round_index + 1,
-                "cohort": cohort,
-                "dropped": sorted(set(cohort) - {result.update.client for result in trained}),
-                "refused": [refusal._asdict() for refusal in (*exchange.refusals, *refusals)],
-                "loss": mean_loss([result.loss for result in counted]),
-                "usual_move": usual,
-                "declared": {str(result.update.client): result.examples for result in counted if self._is_new(result)},
-                "bytes_up": exchange.bytes_up + sum(count_bytes(result.update.tensors) for result in trained),
-                "bytes_down": exchange.bytes_down + self._bytes_handed(handed, exchange.consulted),
+                "cohort": found.cohort,
+                "dropped": found.dropped,
+                "refused": [refusal._asdict() for refusal in (*exchange.refusals, *found.refusals)],
+                "loss": found.loss,
+                "bytes_up": exchange.bytes_up + found.bytes_up,
+                "bytes_down": exchange.bytes_down + self._bytes_handed(found.handed, exchange.consulted),
                 "seconds": time.perf_counter() - began,
-                **moved,
-                **evaluate(merged, last, round_index + 1),
+                **found.figures,
+                **evaluate(found.merged, found.last, round_index + 1),
             }
             if self.journal:
-                self.journal.commit(round_index + 1, self._everything(merged, last), record)
-            self.shared, self.last = merged, last
+                self.journal.commit(round_index + 1, self._everything(found.merged, found.last), record)
+            self.shared, self.last = found.merged, found.last
             self._learn(record)
             self.records.append(record)
             after_round(record)
+
+    def _merge_each(self, round_index: int) -> "Outcome":
+        """Check the update of each client, and merge those that are sound."""
+        cohort, trained, good, refusals, handed, usual = self._gather(round_index)
+        merged_clients = {update.client for update in good}
+        counted = [result for result in trained if result.update.client in merged_clients]
+        declared = {str(result.update.client): result.examples for result in counted if self._is_new(result)}
+        return Outcome(
+            cohort=cohort,
+            dropped=sorted(set(cohort) - {result.update.client for result in trained}),
+            counted=counted,
+            refusals=refusals,
+            handed=handed,
+            merged=merge(self.method, self.shared, good),
+            last=last_updates(self.method, self.last, good),
+            loss=mean_loss([result.loss for result in counted]),
+            bytes_up=sum(count_bytes(result.update.tensors) for result in trained),
+            figures={"usual_move": usual, "declared": declared, **(self._moved(counted) if self.config.drift else {})},
+        )
+
+    def _sum_up(self, round_index: int) -> "Outcome":
+        """Take the sum of the clients' moves, of which no single one is known."""
+        cohort = self._choose(round_index, 0)
+        summed = self.engine.sum_updates(round_index, self._answering(cohort, round_index, 0), self.shared)
+        total, counted = decode_updates(summed.total, self.shared), summed.trained
+        if reason := unsound(total, len(counted), self.config):
+            raise FedVLError(
+                f"The sum of round {round_index + 1} {reason}; one of its clients is at fault: resume, or leave it out."
+            )
+        return Outcome(
+            cohort=cohort,
+            dropped=sorted(set(cohort) - {result.update.client for result in counted}),
+            counted=counted,
+            refusals=self.engine.refused(),
+            handed=dict.fromkeys(cohort, self.shared),
+            merged=moved(self.shared, total),
+            last={},
+            loss=total.loss / len(counted),
+            bytes_up=summed.bytes_up,
+            figures={},
+        )
 
     def restore(self) -> None:
         """Go on from the newest committed round of the journal, if there is one."""
