@@ -199,6 +199,7 @@ def run(
     device: Given = None,
     seed: Given = None,
     dropout: Given = None,
+    secure_sum: Given = None,
     chunk: Given = None,
     one_by_one: Given = None,
     out: Given = None,

@@ -64,7 +64,7 @@ def test_the_mean_of_moves_is_the_weighted_mean_of_tensors(draw):
         encode_update(one, shared, weight, loss, 5) for one, weight, loss in zip(sent, weights, range(5), strict=True)
     ]
     total = decode_updates(sum_of(parts, 2), shared)
-    assert (total.weight, total.loss) == (271.0, 10.0)
+    assert (total.weight, total.loss, total.trained) == (271.0, 10.0, 5.0)
     expected = weighted_mean(sent, weights)
     for name, tensor in moved(shared, total).items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-7)

@@ -1,11 +1,13 @@
 """Every client of the small federation a party of its own, behind a Grid of Flower's that lives in this process."""
 
 import json
-from functools import cache
+from functools import cache, partial
 
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.party import Party
 from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.deployment.secure_sum import Credentials, Member
+from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.tensors import digest
@@ -97,7 +99,18 @@ def fake_grid(parties, faults=None):
 def party_of(method, client, folder, template):
     rows = [rows if number == client else rows[:0] for number, rows in enumerate(template.rows)]
     engine = LocalEngine(method, template.data, rows, template.training, template.federation, 0)
-    return Party(client, engine, folder / str(client), rehearsal=True)
+    sums = partial(member_of, client, engine.federation.least_clients)
+    return Party(client, engine, folder / str(client), rehearsal=True, sums=sums)
+
+
+def member_of(client, least, folder):
+    """A member of secure sums whose party's signature is what it signs, as text."""
+    return Member(RUN, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
+
+
+def vouched(entry, content):
+    if entry.signature != content.hex()[:200]:
+        raise FedVLError("It is not signed by its party.")
 
 
 def remote_federation(name, folder, faults=None, options=None, training=None, **settings):

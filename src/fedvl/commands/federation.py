@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from fedvl.commands.run import Assignments, Json, MethodFlag, ModelFlag, Out, Quiet, RoundsFlag, SeedFlag, finish
+from fedvl.commands.run import (
+    Assignments,
+    Json,
+    MethodFlag,
+    ModelFlag,
+    Out,
+    Quiet,
+    RoundsFlag,
+    SecureSumFlag,
+    SeedFlag,
+    finish,
+)
 from fedvl.errors import FedVLError
 
 INIT_EXAMPLES = """
@@ -47,6 +58,7 @@ def init(
     model: ModelFlag = None,
     rounds: RoundsFlag = None,
     seed: SeedFlag = None,
+    secure_sum: SecureSumFlag = False,
     settings: Assignments = None,
 ) -> None:
     """Make certificates, the experiment, and a folder to hand to each party."""
@@ -63,6 +75,7 @@ def init(
     if folder.exists():
         raise FedVLError(f"{folder} exists already; choose another folder.")
     flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
+    flags |= {"secure_sum": secure_sum or None}
     given = gather_settings(experiment, flags, settings or [])
     create(folder, names, host, port, resolve_for_parties(given, len(names)))
     print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")

@@ -38,6 +38,9 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-D
 MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
 ModelFlag = Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")]
 RoundsFlag = Annotated[int | None, typer.Option(help="Rounds of training and merging.")]
+SecureSumFlag = Annotated[
+    bool, typer.Option("--secure-sum", help="The server learns sums over clients only, no single update.")
+]
 SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
 
@@ -70,6 +73,7 @@ def run(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     seed: SeedFlag = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a chosen client does not answer.")] = None,
+    secure_sum: SecureSumFlag = False,
     chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="Train clients one at a time; same result, slower.")

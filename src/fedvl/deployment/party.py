@@ -14,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
-from fedvl.federation.fixed_point import encode_report, encode_update
+from fedvl.federation.fixed_point import encode_report, encode_update, no_report, no_update
 from fedvl.federation.local import LocalEngine
 from fedvl.files import read_json, write_whole
 from fedvl.tensors import Tensors, digest, load, save
@@ -93,17 +95,22 @@ class Party:
             raise FedVLError("This experiment sends nothing but sums, and the request names no clients to sum over.")
         keys = self.sums.read(received.pop(ROSTER))
         header, tensors = self._work(request, received)
-        if tensors is None:
+        if header.problem:
             return header, None
-        clients = self.engine.method.task.clients
-        if request.kind == "report":
-            numbers = encode_report(tensors, clients)
-        else:
-            numbers = encode_update(tensors, received, header.weight, header.loss, clients)
-            header = header.model_copy(update={"weight": 0.0, "loss": 0.0, "examples": 0})
+        numbers = self._whole_numbers(header, tensors, received)
+        header = header.model_copy(update={"weight": 0.0, "loss": 0.0, "examples": 0, "idle": False})
         kept = json.dumps({client: key.hex() for client, key in keys.items()})
         write_whole(self._reply(request).with_suffix(".roster"), kept.encode())
         return header, self.sums.mask(f"{request.kind} {request.round}", keys, numbers)
+
+    def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
+        clients, consultation = self.engine.method.task.clients, self.engine.method.consultation()
+        if header.kind == "report":
+            assert consultation is not None
+            return no_report(consultation.report_shapes) if tensors is None else encode_report(tensors, clients)
+        if tensors is None:
+            return no_update(received)
+        return encode_update(tensors, received, header.weight, header.loss, clients)
 
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
         """Report, adopt or train; the engine refuses what the method does not declare."""

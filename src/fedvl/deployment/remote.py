@@ -20,11 +20,11 @@ from fedvl.deployment.messages import REVEALS, Header, Kind, Message, pack_tenso
 from fedvl.deployment.secure_sum import ROSTER, Collected, Entry, as_tensor, read_roster
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
-from fedvl.federation.fixed_point import count_numbers, decode_reports
+from fedvl.federation.fixed_point import count_numbers, decode_reports, no_update
 from fedvl.federation.local import Summed, Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Method, Update
-from fedvl.tensors import Tensors, count_bytes, count_elements
+from fedvl.tensors import Tensors, count_bytes
 
 STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
@@ -108,12 +108,12 @@ class RemoteEngine:
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
         """Learn the sum of the clients' moves, weights and losses, and no single one of them."""
-        total, states, sent = self._sum("train", round_index, cohort, shared, count_elements(shared) + 2)
+        total, states, sent = self._sum("train", round_index, cohort, shared, len(no_update(shared)))
         trained = [
             Trained(Update(client, {}, 0.0), {STATE: name_as_tensor(state)} if state else {}, 0.0, 0)
             for client, state in states.items()
         ]
-        return Summed(total, trained, sent)
+        return Summed(total, list(states), trained, sent)
 
     def keep(self, trained: Iterable[Trained]) -> None:
         for result in trained:

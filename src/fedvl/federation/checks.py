@@ -163,6 +163,8 @@ def unsound(total: SumOfUpdates, clients: int, limits: FederationConfig) -> str 
     """Why a sum of updates, of which no single one is known, may not be merged, or None."""
     if not 0 < total.weight <= clients * limits.max_examples:
         return f"has the weight {total.weight:g}, not between 0 and {clients * limits.max_examples:g}"
+    if not 0 < total.trained <= clients:
+        return f"is of {total.trained:g} clients, and {clients} answered"
     move = length(total.moves) / total.weight
     if not move <= limits.max_update_norm:
         return f"moves by {move:.3g}, more than {limits.max_update_norm:g}"

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.methods.roles import Shape, Shapes
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, count_elements
 
 FRACTION_BITS = 30
+FIGURES = 3  # behind the moves of an update: its weight, its loss, and 1
 RANGE_BITS = 62 - FRACTION_BITS  # of the absolute value of a sum
 
 
 class SumOfUpdates(NamedTuple):
-    """What the server learns of a round: the weighted sum of moves, of weights and of losses."""
+    """What the server learns of a round: sums of weighted moves, weights, losses and clients."""
 
     moves: Tensors
     weight: float
     loss: float
+    trained: float  # clients that had something to train on
 
 
 def to_whole(values: Tensor, clients: int) -> Tensor:
@@ -66,15 +68,21 @@ def fixed(shape: Shape) -> list[int]:
 
 
 def encode_update(sent: Tensors, received: Tensors, weight: float, loss: float, clients: int) -> Tensor:
-    """Return one client's part of the sum: its weighted moves, its weight and its loss."""
+    """Return one client's part of the sum: its weighted moves, its weight, its loss and itself."""
     moves = flat({name: (sent[name].double() - received[name].double()) * weight for name in sent})
-    return to_whole(torch.cat([moves, torch.tensor([weight, loss], dtype=torch.float64)]), clients)
+    return to_whole(torch.cat([moves, torch.tensor([weight, loss, 1.0], dtype=torch.float64)]), clients)
+
+
+def no_update(received: Tensors) -> Tensor:
+    """Return the part of a client that has nothing to train on, which nobody need know."""
+    return torch.zeros(count_elements(received) + FIGURES, dtype=torch.long)
 
 
 def decode_updates(total: Tensor, received: Tensors) -> SumOfUpdates:
     numbers = from_whole(total)
     shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in received.items()}
-    return SumOfUpdates(unflat(numbers[:-2], shapes), float(numbers[-2]), float(numbers[-1]))
+    weight, loss, trained = numbers[-FIGURES:].tolist()
+    return SumOfUpdates(unflat(numbers[:-FIGURES], shapes), weight, loss, trained)
 
 
 def moved(received: Tensors, total: SumOfUpdates) -> Tensors:
@@ -93,6 +101,10 @@ def moved(received: Tensors, total: SumOfUpdates) -> Tensors:
 def encode_report(report: Tensors, clients: int) -> Tensor:
     """Return one client's part of a sum of reports."""
     return to_whole(flat(report), clients)
+
+
+def no_report(shapes: Shapes) -> Tensor:
+    return torch.zeros(count_numbers(shapes), dtype=torch.long)
 
 
 def decode_reports(total: Tensor, shapes: Shapes) -> Tensors:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
-from fedvl.federation.fixed_point import decode_reports, encode_report, encode_update, sum_of
+from fedvl.federation.fixed_point import decode_reports, encode_report, encode_update, no_report, no_update, sum_of
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
@@ -42,7 +42,8 @@ class Summed(NamedTuple):
     """What a round leaves where the server learns only the sum, in whole numbers."""
 
     total: Tensor
-    trained: list[Trained]  # whose numbers are in it; their updates stay with them
+    clients: list[int]  # whose numbers are in it
+    trained: list[Trained]  # what stays with them
     bytes_up: int
 
 
@@ -135,9 +136,12 @@ class LocalEngine:
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
         """Train as :meth:`train` does; return the sum that a server learns, and what stays here."""
-        trained = self.train(round_index, cohort, shared)
-        parts = [self.whole_numbers(result, shared) for result in trained]
-        return Summed(sum_of(parts, self.federation.least_clients), trained, sum(part.nbytes for part in parts))
+        trained = {result.update.client: result for result in self.train(round_index, cohort, shared)}
+        parts = [
+            self.whole_numbers(trained[client], shared) if client in trained else no_update(shared) for client in cohort
+        ]
+        total = sum_of(parts, self.federation.least_clients)
+        return Summed(total, list(cohort), list(trained.values()), sum(part.nbytes for part in parts))
 
     def whole_numbers(self, trained: Trained, shared: Tensors) -> Tensor:
         """Return one client's part of a sum of updates."""
@@ -151,6 +155,7 @@ class LocalEngine:
         good, refusals = self.reports(round_index, shared)
         if good and self.federation.secure_sum:
             parts = [encode_report(report.tensors, self.method.task.clients) for report in good]
+            parts += [no_report(consultation.report_shapes)] * (self.clients - len(parts))
             total = sum_of(parts, self.federation.least_clients)
             return [Report(None, decode_reports(total, consultation.report_shapes))], refusals
         return [sum_of_reports(good)] if good and consultation.summed else good, refusals

@@ -154,20 +154,20 @@ class Federation:
         """Take the sum of the clients' moves, of which no single one is known."""
         cohort = self._choose(round_index, 0)
         summed = self.engine.sum_updates(round_index, self._answering(cohort, round_index, 0), self.shared)
-        total, counted = decode_updates(summed.total, self.shared), summed.trained
-        if reason := unsound(total, len(counted), self.config):
+        total = decode_updates(summed.total, self.shared)
+        if reason := unsound(total, len(summed.clients), self.config):
             raise FedVLError(
                 f"The sum of round {round_index + 1} {reason}; one of its clients is at fault: resume, or leave it out."
             )
         return Outcome(
             cohort=cohort,
-            dropped=sorted(set(cohort) - {result.update.client for result in counted}),
-            counted=counted,
+            dropped=sorted(set(cohort) - set(summed.clients)),
+            counted=summed.trained,
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=moved(self.shared, total),
             last={},
-            loss=total.loss / len(counted),
+            loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,
             figures={},
         )

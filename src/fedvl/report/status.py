@@ -131,6 +131,11 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
         f"{total:,} bytes in total, plus a weight, a number of examples, a loss and a salted SHA-256 of what stays.\n",
         highlight=False,
     )
+    if rehearsal["least_clients"] is not None:
+        console.print(
+            f"All of it leaves masked: the server can read nothing but a sum over {rehearsal['least_clients']} clients or more.\n",
+            highlight=False,
+        )
     table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
     table.add_row("images and labels", "", str(rehearsal["images"]), "", "")
     own: Tensors = rehearsal["stays"]
