@@ -54,7 +54,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
     if single:
         raise FedVLError(
             f"Method '{name}' needs {', '.join(single)} of each client, so that a sum is not enough; "
-            "leave --secure-sum out, or use a method whose page says 'sum'."
+            "leave --secure-sum out, or use a method that is averaged, such as fst-cbdg, fedpp, cachefl or linear."
         )
     if consultation is not None and not consultation.summed:
         raise FedVLError(

@@ -1,0 +1,145 @@
+"""Secure sums between real processes, with TLS and keys: the bits of one process, and nothing of one client on the wire."""
+
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
+
+from helpers.kills import draw_images
+from helpers.machines import (
+    LATEST,
+    Wire,
+    alone,
+    clients_at_work,
+    dropped,
+    ended,
+    kill,
+    make_federation,
+    redirect,
+    start_client,
+    start_server,
+    wait_until,
+)
+from scipy.stats import chi2
+
+from fedvl.deployment.client import free_port
+from fedvl.deployment.files import resolve_for_parties
+from fedvl.display import Silent
+from fedvl.experiment import local_engine
+from fedvl.federation.fixed_point import encode_update
+from fedvl.preparation import prepare
+from fedvl.seeding import torch_generator
+from fedvl.tensors import digest, load
+
+NAMES = ["east", "north", "south", "west"]
+SLICE = 12  # bytes in a row that would not be there by chance
+FEDERATION = {"threads": 1, "chunk": 1, "deadline": 120, "secure_sum": True}
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "fst-cbdg": {"federation": {**FEDERATION, "rounds": 2}},
+    "cachefl": {"federation": {**FEDERATION, "rounds": 1}},
+    "fedpp": {"federation": {**FEDERATION, "rounds": 1}, "method": {"visual_prompts": False}},
+    "linear": {"federation": {**FEDERATION, "rounds": 4, "deadline": 12}},
+}
+
+
+def resolve(name, settings, images):
+    common = {"device": "cpu", "data": {"dataset": str(images), "partition": "iid"}, "training": {"local_epochs": 1}}
+    method = {"name": name, **settings.get("method", {})}
+    return resolve_for_parties({**common, **settings, "method": method}, len(NAMES))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A federation of four clients, at work; what the first of them sends is read on its way."""
+    root = tmp_path_factory.mktemp("secure")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVL_CACHE", str(root / "cache"))
+        images = draw_images(root)
+        experiments = {name: resolve(name, settings, images) for name, settings in EXPERIMENTS.items()}
+        folder = make_federation(root / "clinic", {name: list(experiments.values()) for name in NAMES})
+        port = free_port()
+        with Wire(port, redirect(folder, NAMES[0], port), folder) as wire, clients_at_work(folder, NAMES) as place:
+            place.wire, place.experiments = wire, experiments
+            yield place
+
+
+def log_of(path):
+    return path.with_suffix(".log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_runs_at_once_end_with_the_bits_of_one_process_and_say_nothing_of_a_client(place, tmp_path):
+    names = ("fst-cbdg", "cachefl", "fedpp")
+    servers = {name: start_server(place, name, tmp_path / name) for name in names}
+    with ended(list(servers.values())):
+        for name, server in servers.items():
+            assert server.wait(LATEST) == 0, log_of(tmp_path / name)
+    for name in names:
+        assert dropped(tmp_path / name) == []
+        assert digest(load(tmp_path / name / "model.safetensors")) == digest(alone(place.experiments[name]).shared)
+    sent = b"".join(request.body for request in place.wire.requests())
+    for name in names:
+        assert_absent(sent, place.experiments[name], name)
+
+
+def assert_absent(sent, experiment, name):
+    """Nothing of what the first client would have sent in the open, nor of its whole numbers, is in these bytes."""
+    prepared = prepare(experiment, Silent())
+    engine = local_engine(prepared)
+    shared = prepared.method.start(torch_generator(experiment.seed, "start"))
+    if (consultation := prepared.method.consultation()) is not None:
+        reports, _ = engine.reports(0, shared)
+        total = engine.report(0, shared)[0][0].tensors
+        engine.adopt({None: consultation.settle(0, total, None)})
+        assert reports
+    [trained, *_] = engine.train(0, [0], shared)
+    numbers = engine.whole_numbers(trained, shared)
+    assert torch.equal(numbers, encode_update(trained.update.tensors, shared, trained.update.weight, trained.loss, 4))
+    contents = [tensor.cpu().contiguous().numpy().tobytes() for tensor in trained.update.tensors.values()]
+    contents.append(numbers.numpy().tobytes())
+    for content in contents:
+        slices = [content[first : first + SLICE] for first in range(0, len(content) - SLICE, 4 * SLICE)]
+        telling = [piece for piece in slices if len(set(piece)) > SLICE // 2]  # runs of zeros are everywhere
+        found = [piece for piece in telling if piece in sent]
+        assert not found, f"{len(found)} of {len(telling)} pieces of {name} are on the wire"
+
+
+def said(log, step, before):
+    return log.read_text().count(step) > before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_client_killed_at_each_step_costs_a_round_at_most(place, tmp_path):
+    """In round 1 while keys are sent, in round 2 in training, in round 3 while a sum is opened."""
+    run = tmp_path / "run"
+    logs = {name: place.logs / f"{name}.log" for name in NAMES}
+    steps = {"south": "round 1: keys", "west": "round 2: train", "north": "round 3: reveal_train"}
+    before = {name: logs[name].read_text().count(step) for name, step in steps.items()}
+    server = start_server(place, "linear", run)
+    with ended([server]):
+        for name, step in steps.items():
+            wait_until(partial(said, logs[name], step, before[name]), server)
+            kill(place.clients[name].pid)
+            place.clients[name].wait()
+            start_client(place, name)
+        assert server.wait(LATEST) == 0, log_of(run)
+    assert len(dropped(run)) <= 3
+    assert all(NAMES[client] in steps for client, _ in dropped(run))
+    federation = alone(place.experiments["linear"], dropped(run))
+    assert digest(load(run / "model.safetensors")) == digest(federation.shared)
+
+
+def test_the_search_finds_what_is_there():
+    """The test above would see an update that was sent in the open."""
+    content = torch.randn(100, generator=torch.Generator().manual_seed(0)).numpy().tobytes()
+    assert content[48 : 48 + SLICE] in b"head" + content + b"tail"
+    counts = torch.bincount(torch.frombuffer(bytearray(content), dtype=torch.uint8).long(), minlength=256)
+    expected = len(content) / 256
+    assert chi2.cdf(float(((counts - expected) ** 2 / expected).sum()), 255) > 0.999  # floats are no noise
