@@ -200,6 +200,8 @@ def run(
     seed: Given = None,
     dropout: Given = None,
     secure_sum: Given = None,
+    robust: Given = None,
+    attack: Given = None,
     chunk: Given = None,
     one_by_one: Given = None,
     out: Given = None,

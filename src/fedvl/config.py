@@ -107,6 +107,10 @@ class FederationConfig(Section):
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
     max_norm_ratio: float = Field(6.0, gt=1)  # an update that moves so many times farther than others is refused
     max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
+    # how updates are merged, some of which may be hostile; "root" trusts those that agree with images of the server's own
+    robust: Literal["mean", "median", "trimmed", "multi-krum", "geometric-median", "centred-clipping", "root"] = "mean"
+    root_images: int = Field(100, ge=1, le=100_000)  # training images that are the server's, not a client's, for "root"
+    attack: str | None = None  # hostile clients in a simulation: KIND:SHARE
     secure_sum: bool = False  # the server learns sums over clients only, counted in whole numbers
     least_clients: int = Field(3, ge=2)  # in such a sum
     # across machines only
@@ -187,6 +191,8 @@ FLAGS = {
     "per_round": "federation.per_round",
     "dropout": "federation.dropout",
     "secure_sum": "federation.secure_sum",
+    "robust": "federation.robust",
+    "attack": "federation.attack",
     "chunk": "federation.chunk",
     "one_by_one": "federation.one_by_one",
     "protocol": "evaluation.protocol",

@@ -1,6 +1,7 @@
 """Run an experiment: preparation -> rounds -> evaluation -> the files of the run."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
+from fedvl.federation.attacks import Attack, AttackedEngine, flipped
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Engine, Federation
@@ -29,15 +31,28 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:
-    """Make the engine that trains all clients in this process."""
+    """Make the engine that trains all clients in this process, hostile ones among them."""
     experiment, training = prepared.experiment, prepared.training
+    settings = (experiment.training, experiment.federation, experiment.seed)
+    if experiment.federation.attack is None:
+        return LocalEngine(prepared.method, training.samples, training.rows, *settings)
+    attack = Attack.parse(experiment.federation.attack)
+    hostile, samples = attack.clients(len(training.rows), experiment.seed), training.samples
+    if attack.kind == "label-flip":
+        theirs = torch.cat([training.rows[client] for client in sorted(hostile)])
+        samples = replace(samples, labels=flipped(samples.labels, theirs, len(prepared.method.task.class_names)))
+    engine = AttackedEngine(prepared.method, samples, training.rows, *settings)
+    engine.attack, engine.hostile = attack, hostile
+    return engine
+
+
+def root_engine(prepared: Prepared) -> LocalEngine | None:
+    """Make the engine of the server's own images, if updates are compared with what they say."""
+    experiment, training = prepared.experiment, prepared.training
+    if experiment.federation.robust != "root":
+        return None
     return LocalEngine(
-        prepared.method,
-        training.samples,
-        training.rows,
-        experiment.training,
-        experiment.federation,
-        experiment.seed,
+        prepared.method, training.samples, [training.root], experiment.training, experiment.federation, experiment.seed
     )
 
 
@@ -87,6 +102,7 @@ def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: D
         start,
         journal=folder.journal,
         device=prepared.device,
+        root=root_engine(prepared),
     )
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took

@@ -6,7 +6,7 @@ method, take the samples to train on and to test with. ``splits`` are those on t
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +24,14 @@ from fedvl.data.partition import few_shot
 from fedvl.data.protocols import PROTOCOLS, Assignment, Labels, number_domains, only_test, renumbered
 from fedvl.data.stores import Dataset
 from fedvl.display import Display
+from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import check_classes, check_labels, check_model, check_secure_sum
+from fedvl.requirements import check_classes, check_labels, check_model, check_robust, check_secure_sum
+from fedvl.seeding import numpy_generator
 from fedvl.tensors import pick_device
 
 Integers = NDArray[np.int64]
@@ -45,6 +47,7 @@ class Training:
     true_labels: Tensor  # of the samples, to measure pseudo-labels; -1 where there is none
     counts: Integers  # clients x classes of the dataset
     note: str  # on the partition
+    root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def prepare(
     test = take_test(sources, encoded, assignment, experiment)
     method, queried = make_methods(sources, encoded, assignment, experiment, display)
     check_secure_sum(method, experiment)
+    check_robust(method, experiment)
     return Prepared(
         experiment=experiment,
         method=method,
@@ -220,7 +224,24 @@ def take_training(
         samples, rows = relabelled(samples, rows, forms["features"], texts, scale, data.labels, data.pseudo_shots)
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
-    return Training(samples, rows, own, counts, assignment.note)
+    if experiment.federation.robust != "root":
+        return Training(samples, rows, own, counts, assignment.note)
+    root, rows = take_root(rows, experiment)
+    return Training(samples, rows, own, counts, assignment.note, root)
+
+
+def take_root(rows: list[Tensor], experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
+    """Take the server's own images from all clients' alike; return them, and what is left to clients."""
+    everything = torch.cat(rows)
+    if len(everything) <= experiment.federation.root_images:
+        raise FedVLError(
+            f"The server's own {experiment.federation.root_images} images would be all there are; lower federation.root_images."
+        )
+    chosen = numpy_generator(experiment.seed, "root").choice(
+        len(everything), experiment.federation.root_images, replace=False
+    )
+    root = everything[torch.from_numpy(chosen).to(everything.device)].sort().values
+    return root, [own[~torch.isin(own, root)] for own in rows]
 
 
 def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment) -> Test:

@@ -69,6 +69,22 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
         )
 
 
+def check_robust(method: Method, experiment: Experiment) -> None:
+    """Refuse rules and attacks that a method, or a sum, leaves no room for."""
+    federation, name = experiment.federation, experiment.method.name
+    if federation.robust != "mean" and federation.secure_sum:
+        raise FedVLError(
+            "A rule needs the update of each client, and a secure sum hides it; choose --robust or --secure-sum."
+        )
+    start = method.start(torch_generator(experiment.seed, "start"))
+    if federation.robust != "mean" and not any(method.role.needs(shared) == "sum" for shared in start):
+        raise FedVLError(
+            f"Method '{name}' merges the updates itself, so that no other rule applies; leave --robust out."
+        )
+    if (federation.attack or "").startswith("label-flip") and method.labels == "none":
+        raise FedVLError(f"Method '{name}' trains without labels, so that none can be flipped; use another attack.")
+
+
 def check_labels(
     dataset: Dataset, method: type[Method], labels: Mapping[str, NDArray[np.int64]], experiment: Experiment
 ) -> None:

@@ -74,6 +74,16 @@ def run(
     seed: SeedFlag = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a chosen client does not answer.")] = None,
     secure_sum: SecureSumFlag = False,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            help="How updates are merged: mean, median, trimmed, multi-krum, geometric-median, centred-clipping, root."
+        ),
+    ] = None,
+    attack: Annotated[
+        str | None,
+        typer.Option(help="Simulate hostile clients: sign-flip, label-flip, scaled, alie or ipm, as KIND:SHARE."),
+    ] = None,
     chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="Train clients one at a time; same result, slower.")

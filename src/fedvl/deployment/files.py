@@ -87,6 +87,10 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
     method = load_method(experiment.method.name)
     if method.scope == "pooled":
         raise FedVLError(f"Method '{experiment.method.name}' pools all data in one place; it is for fedvl run only.")
+    if experiment.federation.attack is not None:
+        raise FedVLError("Attacks are simulated in one process, by fedvl run; leave --attack out.")
+    if experiment.federation.robust == "root":
+        raise FedVLError("Between machines the server has no training images for --robust root; use another rule.")
     if experiment.data.labels == "cps":
         raise FedVLError(
             "data.labels=cps needs all clients at once; use --method fedpp, which does it by messages, or fpl."

@@ -13,7 +13,8 @@ from fedvl.federation.checks import Refusal, Report, compare_moves, mean_loss, s
 from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
-from fedvl.federation.local import Summed, Trained
+from fedvl.federation.local import LocalEngine, Summed, Trained
+from fedvl.federation.robust import RULES, Rule, by_root, mean
 from fedvl.methods.base import Method, Update
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten, weighted_mean
@@ -99,6 +100,7 @@ class Federation:
     last: ByClient = field(default_factory=dict)  # the tensors of each client's last update that the method needs
     examples: dict[int, int] = field(default_factory=dict)  # that each client declared when it first counted
     device: torch.device | str = "cpu"  # where restored tensors go
+    root: LocalEngine | None = None  # the server's own images, as those of one client
 
     @property
     def trains(self) -> bool:
@@ -143,12 +145,22 @@ class Federation:
             counted=counted,
             refusals=refusals,
             handed=handed,
-            merged=merge(self.method, self.shared, good),
+            merged=merge(self.method, self.shared, good, self._rule(round_index)),
             last=last_updates(self.method, self.last, good),
             loss=mean_loss([result.loss for result in counted]),
             bytes_up=sum(count_bytes(result.update.tensors) for result in trained),
             figures={"usual_move": usual, "declared": declared, **(self._moved(counted) if self.config.drift else {})},
         )
+
+    def _rule(self, round_index: int) -> Rule:
+        """Return how moves are merged in this round."""
+        if self.root is None:
+            return RULES[self.config.robust]
+        trained = self.root.train(round_index, [0], self.shared)
+        self.root.keep(trained)
+        summed = [name for name in self.shared if self.method.role.needs(name) == "sum"]
+        root = moves_of(self.shared, [result.update.tensors for result in trained], summed)[0]
+        return lambda moves, weights: by_root(moves, root)
 
     def _sum_up(self, round_index: int) -> "Outcome":
         """Take the sum of the clients' moves, of which no single one is known."""
@@ -182,12 +194,16 @@ class Federation:
         self.shared, self.last = state.shared, state.last
         for record in self.records:
             self._learn(record)
+        if self.root is not None and self.engine.clients in state.private:
+            self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
 
     def _everything(self, shared: Tensors, last: ByClient) -> Tensors:
         """Name all state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private)."""
         named = {f"shared/{name}": tensor for name, tensor in shared.items()}
         named |= {f"kept/{name}": tensor for name, tensor in flatten(last).items()}
+        if self.root is not None:  # after the clients
+            named |= flatten({self.engine.clients: self.root.private.get(0, {})})
         return named | flatten(self.engine.private)
 
     def _consult(self, round_index: int) -> Exchange:
@@ -273,12 +289,17 @@ class Federation:
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
 
 
-def merge(method: Method, shared: Tensors, updates: Sequence[Update]) -> Tensors:
+def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule = mean) -> Tensors:
     """Average what the server needs in sum; let the method merge what it needs of each."""
     summed = [name for name in shared if method.role.needs(name) == "sum"]
     rest = {name: tensor for name, tensor in shared.items() if name not in summed}
-    weights = [update.weight for update in updates]
-    merged = weighted_mean([{name: update.tensors[name] for name in summed} for update in updates], weights)
+    sent, weights = [update.tensors for update in updates], [update.weight for update in updates]
+    if rule is mean:
+        merged = weighted_mean([{name: tensors[name] for name in summed} for tensors in sent], weights)
+    else:
+        moves = moves_of(shared, sent, summed)
+        move = rule(moves, moves.new_tensor(weights))
+        merged = moved_by(shared, move, summed)
     if rest:
         each = [
             update._replace(tensors={name: t for name, t in update.tensors.items() if name not in summed})
@@ -286,6 +307,19 @@ def merge(method: Method, shared: Tensors, updates: Sequence[Update]) -> Tensors
         ]
         merged |= method.merge(rest, each)
     return {name: merged[name] for name in shared}
+
+
+def moves_of(shared: Tensors, sent: Sequence[Tensors], names: Sequence[str]) -> torch.Tensor:
+    """Return what updates change, one row for each."""
+    return torch.stack([torch.cat([(one[name] - shared[name]).flatten().float() for name in names]) for one in sent])
+
+
+def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tensors:
+    parts = torch.split(move, [shared[name].numel() for name in names])
+    return {
+        name: (shared[name] + part.reshape(shared[name].shape)).to(shared[name].dtype)
+        for name, part in zip(names, parts, strict=True)
+    }
 
 
 def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> ByClient:
