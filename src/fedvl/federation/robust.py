@@ -38,7 +38,7 @@ def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
     """Average the moves that are nearest to their neighbours (Blanchard et al., 2017)."""
     hostile = int(SHARE * len(moves))
     nearest = max(1, len(moves) - hostile - 2)
-    distances = torch.cdist(moves, moves).square().sort(1).values[:, 1 : nearest + 1].sum(1)
+    distances = torch.stack([(moves - one).square().sum(1) for one in moves]).sort(1).values[:, 1 : nearest + 1].sum(1)
     chosen = distances.argsort(stable=True)[: len(moves) - hostile]
     return mean(moves[chosen], weights[chosen])
 
@@ -75,7 +75,8 @@ RULES: dict[str, Rule] = {
 def by_root(moves: Tensor, root: Tensor) -> Tensor:
     """Trust moves as far as they point where the server's own does (FLTrust, Cao et al., 2021)."""
     lengths = moves.norm(dim=1).clamp(min=SMALLEST)
-    trust = (moves @ root / (lengths * root.norm().clamp(min=SMALLEST))).clamp(min=0)
+    # summed one by one: the bits of a matrix product depend on where in memory it is
+    trust = ((moves * root).sum(1) / (lengths * root.norm().clamp(min=SMALLEST))).clamp(min=0)
     if not trust.sum() > 0:  # nobody agrees with the server: it goes its own way
         return root
     return mean(moves * (root.norm() / lengths)[:, None], trust)

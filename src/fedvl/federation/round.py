@@ -311,7 +311,7 @@ def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule
 
 def moves_of(shared: Tensors, sent: Sequence[Tensors], names: Sequence[str]) -> torch.Tensor:
     """Return what updates change, one row for each."""
-    return torch.stack([torch.cat([(one[name] - shared[name]).flatten().float() for name in names]) for one in sent])
+    return torch.stack([torch.cat([(one[name] - shared[name]).flatten().double() for name in names]) for one in sent])
 
 
 def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tensors:

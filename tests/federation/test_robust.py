@@ -1,0 +1,72 @@
+"""Rules against hostile updates, by hand-computed values, independent formulas and properties."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import trim_mean
+
+from fedvl.federation.robust import RULES, by_root, geometric_median, median, multi_krum, trimmed
+
+ONES = torch.ones(5)
+
+
+def drawn(seed, clients=7, numbers=4):
+    return torch.randn(clients, numbers, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rules_by_hand():
+    moves = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [4.0, 1.0], [100.0, -50.0]])
+    assert median(moves, ONES).tolist() == [3.0, 0.0]
+    assert median(moves[:4], ONES[:4]).tolist() == [2.5, 0.0]
+    assert trimmed(moves, ONES).tolist() == [3.0, 0.0]  # of five, one at each end
+    assert multi_krum(moves, ONES).tolist() == [2.5, 0.25]  # all but the one that is far from its neighbours
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_trimmed_mean_is_scipys(seed):
+    moves = drawn(seed, 10)
+    expected = torch.from_numpy(trim_mean(moves.numpy(), 0.2, axis=0))
+    torch.testing.assert_close(trimmed(moves, torch.ones(10)), expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_geometric_median_minimises_the_sum_of_distances(seed):
+    moves, weights = drawn(seed), torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0, 2.0, 5.0])
+
+    def distances(point):
+        return float((weights * (moves - torch.tensor(point).float()).norm(dim=1)).sum())
+
+    best = minimize(distances, moves.mean(0).numpy(), method="Nelder-Mead", options={"maxiter": 4000, "fatol": 1e-9})
+    assert distances(geometric_median(moves, weights).numpy()) <= best.fun * 1.002
+
+
+def test_fltrust_by_hand():
+    root = torch.tensor([2.0, 0.0])
+    moves = torch.tensor([[4.0, 0.0], [0.0, 3.0], [-5.0, 0.0], [3.0, 4.0]])
+    # cosines 1, 0, -1 and 0.6; lengths become 2: (1 * (2, 0) + 0.6 * (1.2, 1.6)) / 1.6
+    assert by_root(moves, root).tolist() == pytest.approx([(2 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6])
+    assert by_root(-moves[:1], root).tolist() == [2.0, 0.0]  # nobody agrees: the server's own move
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 1000))
+def test_equal_moves_stay_what_they_are_and_order_does_not_matter(rule, seed):
+    moves, weights = drawn(seed), torch.rand(7, generator=torch.Generator().manual_seed(seed)) + 0.5
+    same = moves[:1].expand(7, -1)
+    torch.testing.assert_close(RULES[rule](same, weights), moves[0], atol=1e-4, rtol=1e-4)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(seed + 1))
+    torch.testing.assert_close(
+        RULES[rule](moves[order], weights[order]), RULES[rule](moves, weights), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
+def test_one_huge_move_in_ten_is_withstood_where_the_mean_is_not(rule):
+    moves, weights = 1 + 0.1 * drawn(0, 10), torch.ones(10)
+    hostile = moves.clone()
+    hostile[3] = -1e4
+    assert (RULES[rule](hostile, weights) - 1).norm() < 0.8
+    assert (RULES["mean"](hostile, weights) - 1).norm() > 1000
