@@ -226,21 +226,20 @@ def take_training(
         rows = [torch.cat(rows).sort().values]
     if experiment.federation.robust != "root":
         return Training(samples, rows, own, counts, assignment.note)
-    root, rows = take_root(rows, experiment)
+    root, rows = take_root(rows, len(own), experiment)
     return Training(samples, rows, own, counts, assignment.note, root)
 
 
-def take_root(rows: list[Tensor], experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
-    """Take the server's own images from all clients' alike; return them, and what is left to clients."""
-    everything = torch.cat(rows)
-    if len(everything) <= experiment.federation.root_images:
-        raise FedVLError(
-            f"The server's own {experiment.federation.root_images} images would be all there are; lower federation.root_images."
-        )
-    chosen = numpy_generator(experiment.seed, "root").choice(
-        len(everything), experiment.federation.root_images, replace=False
-    )
-    root = everything[torch.from_numpy(chosen).to(everything.device)].sort().values
+def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
+    """Take the server's own images: those that no client has, if they suffice, or from all alike."""
+    held, wanted = torch.cat(rows), experiment.federation.root_images
+    everything = torch.arange(total, device=held.device)
+    free = everything[~torch.isin(everything, held)]
+    source = free if len(free) >= wanted else held
+    if len(source) <= wanted:
+        raise FedVLError(f"The server's own {wanted} images would be all there are; lower federation.root_images.")
+    chosen = numpy_generator(experiment.seed, "root").choice(len(source), wanted, replace=False)
+    root = source[torch.from_numpy(chosen).to(source.device)].sort().values
     return root, [own[~torch.isin(own, root)] for own in rows]
 
 

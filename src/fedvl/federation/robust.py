@@ -73,10 +73,13 @@ RULES: dict[str, Rule] = {
 
 
 def by_root(moves: Tensor, root: Tensor) -> Tensor:
-    """Trust moves as far as they point where the server's own does (FLTrust, Cao et al., 2021)."""
+    """Trust moves as far as they point where the server's own does (FLTrust, Cao et al., 2021).
+
+    All are made as long as the median one, not as the server's, which has its own number of steps.
+    """
     lengths = moves.norm(dim=1).clamp(min=SMALLEST)
     # summed one by one: the bits of a matrix product depend on where in memory it is
     trust = ((moves * root).sum(1) / (lengths * root.norm().clamp(min=SMALLEST))).clamp(min=0)
     if not trust.sum() > 0:  # nobody agrees with the server: it goes its own way
         return root
-    return mean(moves * (root.norm() / lengths)[:, None], trust)
+    return mean(moves * (lengths.median() / lengths)[:, None], trust)
