@@ -204,7 +204,7 @@ class RemoteEngine:
         return not self.transport.connected() & {request.client for request in waiting.values()}
 
     def _is_forged(self, request: Header | None, sender: int | None, message: Message | FedVLError) -> bool:
-        """Tell whether another party, or none, answers in a client's name; its own answer is still awaited."""
+        """Tell whether somebody else answers in a client's name, which is still awaited."""
         if request is None or sender == request.client or (sender is None and isinstance(message, FedVLError)):
             return False
         if sender is not None:
