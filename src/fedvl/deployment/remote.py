@@ -25,7 +25,7 @@ STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
-NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
+NOTICE_SECONDS = 60.0  # at most, to learn that the run is over and test the model; who is gone is not waited for
 
 
 class Transport(Protocol):
