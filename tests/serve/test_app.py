@@ -126,7 +126,8 @@ def test_health_metrics_and_description(client):
 
 
 def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch):
-    monkeypatch.setattr(fedvl.serve.worker, "BATCH", 18)
+    # two threads decode, so that the first 24 that are ready are not the first 24 that were sent, but hold the first 18
+    monkeypatch.setattr(fedvl.serve.worker, "BATCH", 24)
     monkeypatch.setattr(fedvl.serve.worker, "LONGEST_WAIT", 60)
     gate = Gate(fed_mp)
     with client_of(make_app(gate)) as client:
@@ -135,8 +136,7 @@ def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch
         gate.go.release()
         with client.stream("POST", f"/sessions/{session['id']}/images", files=files) as response:
             lines = response.iter_lines()
-            # two threads decode, so that the last of the first eighteen may be in the second batch
-            first = [json.loads(next(lines)) for _ in range(16)]
+            first = [json.loads(next(lines)) for _ in range(18)]
             gate.go.release()  # only now is the second batch encoded
             rest = [json.loads(line) for line in lines]
     assert [line["number"] for line in (*first, *rest)] == list(range(30))
