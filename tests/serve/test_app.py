@@ -126,8 +126,7 @@ def test_health_metrics_and_description(client):
 
 
 def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch):
-    # two threads decode, so that the first 24 that are ready are not the first 24 that were sent, but hold the first 18
-    monkeypatch.setattr(fedvl.serve.worker, "BATCH", 24)
+    monkeypatch.setattr(fedvl.serve.worker, "BATCH", 18)
     monkeypatch.setattr(fedvl.serve.worker, "LONGEST_WAIT", 60)
     gate = Gate(fed_mp)
     with client_of(make_app(gate)) as client:
