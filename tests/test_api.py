@@ -174,7 +174,7 @@ def test_what_cannot_be_resumed_is_told():
     with pytest.raises(fedvl.FedVLError) as error:
         fedvl.resume("nowhere")
     assert "no run in nowhere" in one_sentence(error)
-    with RunFolder.create(Path("far"), resolve_experiment({}), {"id": "1"}):
+    with RunFolder.create(Path("far"), resolve_experiment({}), {"federation": "clinic", "run": "1"}):
         pass
     with pytest.raises(fedvl.FedVLError) as error:
         fedvl.resume("far")

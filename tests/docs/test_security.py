@@ -23,7 +23,7 @@ def found():
 
 def test_the_page_counts_the_hostile_cases(found):
     page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    told = {name: int(count) for name, count in re.findall(r"`test_hostile_(\w+)\.py` \| (\d+) \|", page)}
+    told = {name: int(count) for name, count in re.findall(r"/test_hostile_(\w+)\.py` \| (\d+) \|", page)}
     assert told == dict(found)
 
 

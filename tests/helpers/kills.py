@@ -142,9 +142,9 @@ def die_in_file(place: str, number: int) -> None:
     files, sync, rename = itertools.count(1), os.fsync, os.replace
     now = 0
 
-    def opening(path: Path, mode: str, **options: Any) -> Any:
+    def opening(path: Any, mode: str, **options: Any) -> Any:
         nonlocal now
-        now = next(files) if mode == "xb" else now
+        now = next(files) if mode == "wb" else now
         return HalfWritten(path, mode) if (place, now) == (PLACES[0], number) else io.open(path, mode, **options)  # noqa: UP020
 
     def renaming(source: Any, target: Any) -> None:

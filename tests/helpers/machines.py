@@ -152,8 +152,8 @@ def dropped(run: Path) -> list[tuple[int, int]]:
 
 def alone(experiment: Experiment, missing: Sequence[tuple[int, int]] = ()) -> Federation:
     """Run the same experiment in this process, without these clients in these rounds."""
+    torch.set_num_threads(experiment.federation.threads)  # before texts are encoded, as runs do
     prepared = prepare(experiment, Silent())
-    torch.set_num_threads(experiment.federation.threads)
     engine = local_engine(prepared)
     train = engine.train
 

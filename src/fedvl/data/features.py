@@ -167,7 +167,7 @@ def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
 
 
 def _keep_private(folder: Path) -> None:
-    """Make the cache's folder, and close it to others; one that another user owns stays as it is."""
+    """Make the cache's folder and close it to others, unless another user owns it."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=OWN_FOLDER)
         with suppress(PermissionError):

@@ -62,6 +62,7 @@ class Client:
             settings = read_toml(path)
             refuse_method_file(settings)
             experiment = resolve_experiment(settings)
+            torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
             prepared = self._prepare(experiment, data, display)
             self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(path.stem, prepared)
         if not self.ready:
@@ -246,7 +247,7 @@ class Supervised:
         self.short_lives = 0
 
     def check(self) -> bool:
-        """Start an ended SuperNode again, after ever longer pauses where it cannot stay connected."""
+        """Start an ended SuperNode again, after ever longer pauses."""
         if self.process.ended and time.monotonic() >= self.not_before:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
             reason = refusal_in_log(self.process.log.read_text(encoding="utf-8", errors="replace"))

@@ -60,6 +60,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     if host in LOOPBACK:
         for name in names:
             admit(folder, join(folder / "parties" / name))
+            request_path(folder / "parties" / name, name).unlink()
 
 
 class JoinRequest(Frozen):

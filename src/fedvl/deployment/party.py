@@ -3,8 +3,8 @@
 Private tensors are files named after their SHA-256, salted so that the server cannot try out
 guesses. Every request names those to begin with, so nothing is lost or counted twice when either
 side is killed; files that no request can name any more are removed. What a party draws at random
-(batches, residuals, noise) comes from a secret of its own: whoever knows the experiment's seed could
-draw the same otherwise.
+(batches, residuals, noise) comes from a secret of its own: whoever knows the experiment's seed
+could draw the same otherwise.
 """
 
 import hashlib

@@ -31,7 +31,7 @@ PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
 REVEAL_OF: dict[str, Kind] = {of: kind for kind, of in REVEALS.items()}  # type: ignore[misc]
-NOTICE_SECONDS = 10.0  # at most, to learn that the run is over
+NOTICE_SECONDS = 60.0  # at most, to learn that the run is over and test the model; who is gone is not waited for
 
 
 class Transport(Protocol):
@@ -290,7 +290,7 @@ class RemoteEngine:
         return not self.transport.connected() & {request.client for request in waiting.values()}
 
     def _is_forged(self, request: Header | None, sender: int | None, message: Message | FedVLError) -> bool:
-        """Tell whether another party, or none, answers in a client's name; its own answer is still awaited."""
+        """Tell whether somebody else answers in a client's name, which is still awaited."""
         if request is None or sender == request.client or (sender is None and isinstance(message, FedVLError)):
             return False
         if sender is not None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
@@ -80,6 +82,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
 
 def prepare_server(folder: RunFolder, display: Display) -> Prepared:
     """Prepare the classes, the method and the test; training images are the parties'."""
+    torch.set_num_threads(folder.experiment.federation.threads)  # text features depend on it too
     prepared = prepare(folder.experiment, display, splits=("test",))
     note = "The parties hold their images; the server knows nothing of them."
     notes = prepared.notes

@@ -126,7 +126,7 @@ def sort_out(
 
 
 def unfounded(weight: float, examples: int, weighting: str, limits: FederationConfig) -> str | None:
-    """Why a client may not have this weight, or None: it declared its examples before it trained."""
+    """Why a client may not have this weight, or None: it declared how many examples it has."""
     if not 0 < examples <= limits.max_examples:
         return f"it declares {examples} examples, not between 1 and {limits.max_examples:g}"
     most = 1 if weighting == "clients" else examples
@@ -172,7 +172,7 @@ def unsound(total: SumOfUpdates, clients: int, limits: FederationConfig) -> str 
 
 
 class Compared(NamedTuple):
-    """The updates of a round that move as others do, the refusals, and the largest usual move so far."""
+    """The updates that move as others do, the refusals, and the largest usual move so far."""
 
     good: list[Update]
     refusals: list[Refusal]
@@ -184,10 +184,11 @@ def compare_moves(
 ) -> Compared:
     """Refuse updates that move what is trained much farther than is usual.
 
-    Usual is the move that a fifth of the clients exceed, in this round or an earlier one (``before``): a few liars
-    cannot raise it, and clients that have learned all do not lower it. A client of many examples takes more steps, so
-    it may move farther in proportion. Of fewer than ten clients less is known, and more is allowed: of three or four,
-    where two may have nothing to learn, any move within the norm of the tensors themselves. Fewer are not compared.
+    Usual is the move that a fifth of the clients exceed, in this round or an earlier one
+    (``before``): a few liars cannot raise it, and clients that have learned all do not lower it. A
+    client of many examples takes more steps, so it may move farther in proportion. Of fewer than
+    ten clients less is known, and more is allowed: of three or four, where two may have nothing to
+    learn, any move within the norm of the tensors themselves. Fewer are not compared.
     """
     trained = [name for name in shared if role.shared(name).trained]
     size = length({name: shared[name] for name in trained})

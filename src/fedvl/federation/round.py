@@ -261,7 +261,7 @@ class Federation:
         return result.update.client not in self.examples
 
     def _learn(self, record: Record) -> None:
-        """Hold clients to the examples that they declared in the first round that they counted in."""
+        """Hold clients to the examples that they declared when they first counted."""
         for client, examples in record.get("declared", {}).items():
             self.examples.setdefault(int(client), examples)
 

@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 
 def csv_cell(value: object) -> object:
-    """Return a value for CSV; a name that a spreadsheet would run as a formula begins with a quote."""
+    """Return a value for CSV; put a quote before a name that would run as a formula."""
     if not isinstance(value, str):
         return value
     return f"'{visible(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else visible(value)

@@ -1,5 +1,6 @@
 """Threads of the model: three read images in turn, one encodes them together, one predicts."""
 
+import itertools
 import logging
 import threading
 import time
@@ -36,7 +37,9 @@ class Worker:
         self.encoded = 0
         self.seconds = 0.0  # spent in encoding
         self._run = run
-        self._ready: list[tuple[Image, Tensor]] = []  # decoded
+        self._ready: list[tuple[int, Image, Tensor]] = []  # decoded, with the place in which a reader took it
+        self._places = itertools.count()
+        self._reading: set[int] = set()  # places
         self._unread = 0  # images that wait for a reader, or have one
         self._changed = threading.Condition()
         self._stopped = False
@@ -69,6 +72,9 @@ class Worker:
 
     def _read(self, image: Image) -> None:
         pixels, refusal = None, BadImage("the one who sent it has left.")
+        with self._changed:
+            place = next(self._places)
+            self._reading.add(place)
         if not image.encoded.cancelled():
             try:
                 pixels = self._run.read(image.data)
@@ -78,11 +84,12 @@ class Worker:
                 log.exception("An image could not be read.")
                 refusal = BadImage("the service failed to read it; see its log.")
         with self._changed:
+            self._reading.remove(place)
             while len(self._ready) >= 2 * BATCH and not self._stopped:  # decoded images take memory
                 self._changed.wait()
             self._unread -= 1
             if pixels is not None:
-                self._ready.append((image, pixels))
+                self._ready.append((place, image, pixels))
             self._changed.notify_all()
         if pixels is None:
             self._finish(image, refusal)
@@ -91,14 +98,18 @@ class Worker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._ready)
-                self._changed.wait_for(
-                    lambda: self._stopped or len(self._ready) >= BATCH or not self._unread, LONGEST_WAIT
-                )
+                self._changed.wait_for(lambda: self._stopped or self._has_batch() or not self._unread, LONGEST_WAIT)
                 if self._stopped:
                     return
+                self._ready.sort(key=lambda each: each[0])
                 batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
                 self._changed.notify_all()
-            self._encode(batch)
+            self._encode([(image, pixels) for _, image, pixels in batch])
+
+    def _has_batch(self) -> bool:
+        """Tell whether the next images are decoded; as answers come in order, one holds up many."""
+        places = sorted(place for place, _, _ in self._ready)
+        return len(places) >= BATCH and all(place > places[BATCH - 1] for place in self._reading)
 
     def _encode(self, batch: Sequence[tuple[Image, Tensor]]) -> None:
         began = time.perf_counter()
