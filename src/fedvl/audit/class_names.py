@@ -102,7 +102,9 @@ def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Fi
         f"federation's {classes} classes a client has: {100 * value:.0f} % agreement (all of them: {100 * guess:.0f} %). "
         f"Between machines clients must not draw from a seed that the server has."
     )
-    return Finding(NAMES[1], SERVER, "agreement of the guessed and the true set of classes", value, interval, guess, sentence)
+    return Finding(
+        NAMES[1], SERVER, "agreement of the guessed and the true set of classes", value, interval, guess, sentence
+    )
 
 
 def decode(evidence: Evidence, tensor: str, message: Message) -> list[int]:

@@ -86,9 +86,11 @@ class Evidence:
     own: Samples  # labelled images of the attacker
     outside: Samples  # images of the same kind that nobody trained on and the attacker does not have
     complete: tuple[Samples, Samples]  # both, with no modality left out
+    own_rows: Tensor  # of the test split
+    outside_rows: Tensor
     messages: list[Message] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
-    last: ByClient = field(default_factory=dict)
+    answering: tuple[Tensors, ByClient] = ({}, {})  # the model that users query: shared tensors and last updates
 
     @property
     def clients(self) -> list[int]:
@@ -118,9 +120,7 @@ class Evidence:
         return int(np.median([len(self.rows(client)) for client in self.clients]))
 
     def seen_by_server(self) -> list[Seen]:
-        return [
-            Seen(m.client, m.round_index, m.before, subtract(m.update.tensors, m.before)) for m in self.messages
-        ]
+        return [Seen(m.client, m.round_index, m.before, subtract(m.update.tensors, m.before)) for m in self.messages]
 
     def seen_by_client(self) -> list[Seen]:
         """Return the mean change of all but the observer: the next of the audited clients.
@@ -181,9 +181,7 @@ class Watched(LocalEngine):
                 before = own[update.client] if own else shared
                 report = self.reports.get(update.client, {})
                 kept = [m for m in self.kept.get(update.client, []) if m.round_index != round_index]
-                self.kept[update.client] = [
-                    *kept, Message(update.client, round_index, before, update, loss, report)
-                ]
+                self.kept[update.client] = [*kept, Message(update.client, round_index, before, update, loss, report)]
         self.reports = {}
         return trained
 
@@ -199,12 +197,14 @@ class Watched(LocalEngine):
         return super().report(round_index, shared)
 
 
-def gather(
-    experiment: Experiment, clients: int, rounds: int, display: Display, opener: Opener = OPEN_ANEW
-) -> Evidence:
-    """Run the first rounds and keep what is sent."""
-    evidence = prepare_evidence(experiment, display, opener)
-    training, method = evidence.training, evidence.method
+def gather(experiment: Experiment, clients: int, rounds: int, display: Display, opener: Opener = OPEN_ANEW) -> Evidence:
+    """Prepare a run, run its first rounds and keep what is sent."""
+    return watch(prepare_evidence(experiment, display, opener), clients, rounds, display)
+
+
+def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Evidence:
+    """Run the first rounds and keep what the first few clients send."""
+    experiment, training, method = evidence.experiment, evidence.training, evidence.method
     engine = Watched(
         clients,
         method,
@@ -214,18 +214,19 @@ def gather(
         experiment.federation,
         experiment.seed,
     )
-    shown = display.stage("Rounds")
+    # the engine keeps the run's own number of rounds, on which its learning rates depend
     config = experiment.federation.model_copy(update={"rounds": min(rounds, experiment.federation.rounds)})
     start = method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(method, engine, config, experiment.seed, start)
     if not federation.trains or method.scope == "pooled":
         return evidence
-    befores: list[Tensors] = [start]
+    shown = display.stage("Rounds")
+    before = start
 
     def evaluate(shared: Tensors, last: ByClient, number: int) -> dict[str, Any]:
-        evidence.rounds.append(Round(befores[-1], shared, engine.weight, engine.tailored))
-        befores.append(shared)
-        evidence.last = last
+        nonlocal before
+        evidence.rounds.append(Round(before, shared, engine.weight, engine.tailored))
+        before, evidence.answering = shared, (shared, last)
         shown(number, config.rounds)
         return {}
 
@@ -263,7 +264,7 @@ def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -
     cut = int(share * limits[0])
     own, outside = (Samples(inputs, known).take(part) for part in (rows[:cut], rows[cut:]))
     whole = (complete.take(rows[:cut]), complete.take(rows[cut:]))
-    return Evidence(experiment, method, sources, encoded, training, slow, own, outside, whole)
+    return Evidence(experiment, method, sources, encoded, training, slow, own, outside, whole, rows[:cut], rows[cut:])
 
 
 def by_client(seen: Sequence[Seen]) -> Iterator[tuple[int, list[Seen]]]:

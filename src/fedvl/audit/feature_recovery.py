@@ -23,7 +23,7 @@ NAMES = ("feature-recovery", "feature-linking", "one-image-recovery", "one-image
 FORMS = ("features", "embeddings")
 MOST_COMPONENTS = 64  # independent components are sought among
 FAINT = 1e-4  # singular values below this share of the largest are rounding
-SINGLE = 20  # imitated clients of one image
+SINGLE = 40  # imitated clients of one image
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
@@ -36,15 +36,17 @@ def attack(evidence: Evidence) -> list[Outcome]:
     ]
     if reason := not_applicable(evidence):
         return [Unmeasured(name, SERVER, reason) for name in NAMES[::2]]
-    truths, guesses = [], []
-    for message in evidence.messages:
-        if message.round_index == min(m.round_index for m in evidence.messages if m.client == message.client):
-            rows = evidence.rows(message.client)
-            truths.append(features_of(evidence, rows))
-            guesses.append(recover(evidence, message.before, message.update.tensors, len(rows)))
-    found = judged(evidence, NAMES[:2], truths, guesses, "From the updates of this run")
-    truths, guesses = single_images(evidence)
-    one = judged(evidence, NAMES[2:], truths, guesses, "If a client trains on a single image")
+    first = {each.client: each for each in reversed(evidence.seen_by_server())}
+    known = own_features(evidence)
+    truths = [features_of(evidence, evidence.rows(client)) for client in first]
+    recovered = [
+        separate(layers_of(evidence, each.change), len(truth), known)
+        for each, truth in zip(first.values(), truths, strict=True)
+    ]
+    found = judged(evidence, NAMES[:2], truths, recovered, "From the updates of this run")
+    rows, recovered = recover_singles(evidence)
+    singles = [features_of(evidence, row) for row in rows.split(1)]
+    one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image")
     return [*found, *one, *elsewhere]
 
 
@@ -83,11 +85,9 @@ def layers(evidence: Evidence, tensors: Tensors) -> list[str]:
     return [name for name, t in tensors.items() if role.shared(name).trained and t.dim() == 2 and t.shape[1] == width]
 
 
-def recover(evidence: Evidence, before: Tensors, after: Tensors, images: int) -> Tensor:
-    """Return vectors that may be features, from the change of the layers that read them."""
-    names = layers(evidence, before)
-    change = torch.cat([(after[name] - before[name]).double().cpu() for name in names])
-    return separate(change, images, own_features(evidence))
+def layers_of(evidence: Evidence, change: Tensors) -> Tensor:
+    """Return the change of the layers that read features, their rows below each other."""
+    return torch.cat([change[name].double().cpu() for name in layers(evidence, change)])
 
 
 def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
@@ -112,28 +112,28 @@ def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
     return normalize(torch.cat([large, unmixed.T @ basis[:count]]), dim=1)
 
 
-def single_images(evidence: Evidence) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the true and the recovered feature of clients that have one image each."""
+def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
+    """Return rows, and what is recovered from clients that have one of them each."""
     everything = torch.cat([evidence.rows(client) for client in evidence.clients])
-    rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single")).split(1)
+    rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
     before = evidence.rounds[0].before
-    changes = imitate(evidence, evidence.training.samples, rows, before, 0)
-    after = ({name: before[name].float() + moved for name, moved in change.items()} for change in changes)
-    pairs = [(row, recover(evidence, before, tensors, 1)) for row, tensors in zip(rows, after, strict=True)]
-    return [features_of(evidence, row) for row, _ in pairs], [found for _, found in pairs]
+    changes = imitate(evidence, evidence.training.samples, rows.split(1), before, 0)
+    return rows, [separate(layers_of(evidence, change), 1, own_features(evidence)) for change in changes]
 
 
 def judged(
     evidence: Evidence, names: tuple[str, ...], truths: list[Tensor], recovered: list[Tensor], when: str
 ) -> list[Finding]:
     """Compare what was recovered with the truth, and with as many images drawn from elsewhere."""
-    others = own_features(evidence)
+    others, own = own_features(evidence), evidence.own.labels.cpu()
+    means = [others[: len(own)][own == c].mean(0) for c in own.unique()]  # an image is like its class
+    common = normalize(torch.stack(means), dim=1)
     generator = torch_generator(0, "guessed features")
     cosines, guesses, linked, chance = [], [], [], []
     for truth, found in zip(truths, recovered, strict=True):
         drawn = others[torch.randint(len(others), (len(found),), generator=generator)]
         cosines.append((truth @ found.T).abs().amax(1))
-        guesses.append((truth @ drawn.T).abs().amax(1))
+        guesses.append((truth @ torch.cat([drawn, common]).T).abs().amax(1))
         nearest = (found @ torch.cat([truth, others]).T).abs().argmax(1)
         linked.append(torch.isin(torch.arange(len(truth)), nearest).double())
         chance.append(1 - (1 - 1 / (len(truth) + len(others))) ** len(found))
@@ -151,7 +151,7 @@ def judged(
             interval,
             guess,
             f"{when}, the encoded images {told}: a recovered feature has a cosine of {cosine:.2f} to the true one "
-            f"(1 is exact; as many features of other images reach {guess:.2f}).",
+            f"(1 is exact; features of other images and means of classes reach {guess:.2f}).",
         ),
         Finding(
             names[1],

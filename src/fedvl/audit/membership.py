@@ -157,9 +157,7 @@ def score_updates(evidence: Evidence, seen: list[Seen], names: list[str]) -> lis
             others = reference.usual(usual, score(beyond, change), labels_outside)
             inside[each.client] = inside.get(each.client, 0) + own_scores
             outside[each.client] = outside.get(each.client, 0) + others
-    return [
-        matched(inside[client], tried[client].labels.cpu(), outside[client], labels_outside) for client in inside
-    ]
+    return [matched(inside[client], tried[client].labels.cpu(), outside[client], labels_outside) for client in inside]
 
 
 def choose(
@@ -206,7 +204,7 @@ def score_queries(evidence: Evidence) -> list[Scored] | str:
     if not evidence.rounds:
         return "Nothing was trained."
     method = evidence.method
-    tensors = method.tailor(evidence.rounds[-1].after, evidence.last)
+    tensors = method.tailor(*evidence.answering)
 
     def likelihood(samples: Samples) -> Tensor:
         parts = torch.arange(len(samples)).split(64)
@@ -234,6 +232,7 @@ def score_queries(evidence: Evidence) -> list[Scored] | str:
 
 def judged(evidence: Evidence, view: str, scored: list[Scored]) -> list[Finding]:
     """Return AUC and TPR over all clients; images are resampled for the interval."""
+
     def measure(how: Measure, generator: np.random.Generator | None) -> float:
         drawn = np.arange(len(evidence.outside))
         inside = [each.inside for each in scored]
@@ -273,5 +272,3 @@ def sentence_of(view: str, name: str, value: float, interval: tuple[float, float
         f"{who} can name {100 * value:.0f} of 100 images that were trained on, while naming 1 of 100 that were not "
         f"(guessing: 1)."
     )
-
-

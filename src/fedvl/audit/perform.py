@@ -14,7 +14,7 @@ from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, count_bytes
+from fedvl.tensors import ByClient, Tensors, count_bytes
 from fedvl.version import __version__
 
 SCHEMA = 1
@@ -38,12 +38,19 @@ def audit(
     display: Display,
     clients: int = CLIENTS,
     rounds: int = ROUNDS,
+    trained: tuple[Tensors, ByClient] | None = None,
     opener: Opener = OPEN_ANEW,
 ) -> dict[str, Any]:
-    """Return everything that the audit of an experiment found, as it goes into the JSON."""
+    """Return everything that the audit of an experiment found, as it goes into the JSON.
+
+    ``trained`` is the model that users query, if there is one already: shared tensors and last
+    updates. Otherwise it is that of the audited rounds.
+    """
     began = time.perf_counter()
     torch.set_num_threads(experiment.federation.threads)
     evidence = gather(experiment, clients, rounds, display, opener)
+    if trained is not None:
+        evidence.answering = placed(trained, evidence.own.labels.device)
     found = make_attacks(evidence, display)
     return {
         "schema": SCHEMA,
@@ -70,6 +77,12 @@ def audit(
     }
 
 
+def placed(trained: tuple[Tensors, ByClient], device: torch.device) -> tuple[Tensors, ByClient]:
+    shared, last = trained
+    moved = {client: {name: t.to(device) for name, t in tensors.items()} for client, tensors in last.items()}
+    return {name: tensor.to(device) for name, tensor in shared.items()}, moved
+
+
 def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     """Make every attack, each with progress; without messages each says why it is not made."""
     if not evidence.messages:
@@ -91,7 +104,6 @@ def leaves(evidence: Evidence) -> list[dict[str, Any]]:
     if not evidence.messages:
         return []
     message = evidence.messages[0]
-    rows = [("update", tensors_of) for tensors_of in [message.update.tensors]] + [("report", message.report)]
     described = [
         {
             "in": part,
@@ -100,7 +112,7 @@ def leaves(evidence: Evidence) -> list[dict[str, Any]]:
             "bytes": count_bytes({name: tensor}),
             "example": [round(float(number), 5) for number in tensor.flatten()[:EXAMPLE]],
         }
-        for part, tensors in rows
+        for part, tensors in (("update", message.update.tensors), ("report", message.report))
         for name, tensor in tensors.items()
     ]
     numbers = [("weight in the mean", message.update.weight), ("training loss", message.loss)]
