@@ -16,7 +16,7 @@ def figures(evidence):
 @pytest.mark.parametrize("method", ["linear", "cachefl"])
 def test_a_single_image_comes_back_whole(method):
     found = figures(evidence_of(method, rounds=1))
-    assert found["one-image-recovery"].value > 0.99
+    assert found["one-image-recovery"].value > 0.95
     assert found["one-image-linking"].value > 0.95
     assert "can be read off" in found["one-image-recovery"].sentence
 

@@ -20,7 +20,7 @@ def by_view(outcomes):
 def test_the_server_reads_it_off_updates_that_leak(method):
     found = by_view(attack(evidence_of(method)))[SERVER]
     assert isinstance(found, Finding)
-    assert found.value > 0.8
+    assert found.value > 0.7
     assert found.leaks
     assert "can be told from" in found.sentence
 
@@ -32,7 +32,8 @@ def test_another_client_sees_the_mean_of_many_and_learns_less():
 
 def test_noise_gives_nothing_away():
     found = by_view(attack(silenced(evidence_of())))[SERVER]
-    assert found.interval[0] <= found.guess <= found.interval[1]
+    assert not found.leaks
+    assert found.interval[0] <= 0 <= found.interval[1]
     assert "cannot be told" in found.sentence
 
 

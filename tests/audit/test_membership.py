@@ -6,7 +6,7 @@ import torch
 from helpers.audited import evidence_of, silenced
 
 from fedvl.audit.finding import CLIENT, SERVER, USER
-from fedvl.audit.membership import attack, matched
+from fedvl.audit.membership import attack, judged, matched, score_queries
 
 
 def figures(evidence):
@@ -15,10 +15,10 @@ def figures(evidence):
 
 @pytest.mark.parametrize("method", ["linear", "cachefl"])
 def test_the_server_finds_the_images_of_an_update(method):
-    found = figures(evidence_of(method))
+    found = figures(evidence_of(method, images=8))
     auc, hits = found["membership", SERVER], found["membership-at-1-percent", SERVER]
     assert auc.leaks
-    assert auc.value > 0.7
+    assert auc.value > 0.65
     assert hits.leaks
     assert auc.value > found["membership", CLIENT].value
     assert "cases (guessing: 50)" in auc.sentence
@@ -26,15 +26,17 @@ def test_the_server_finds_the_images_of_an_update(method):
 
 def test_noise_is_guessing():
     found = figures(silenced(evidence_of()))
-    for view in (SERVER, CLIENT, USER):
+    for view in (SERVER, CLIENT):
         low, high = found["membership", view].interval
         assert low <= 0.5 <= high, view
+    for view in (SERVER, CLIENT, USER):
+        assert not found["membership", view].leaks
         assert "cannot tell" in found["membership", view].sentence
 
 
 def test_a_user_finds_images_that_a_model_knows_by_heart():
     evidence = evidence_of(images=3, rounds=30, learning_rate=0.5, local_epochs=5)
-    found = figures(evidence)["membership", USER]
+    found, _ = judged(evidence, USER, score_queries(evidence))
     assert found.leaks
     assert found.value > 0.6
 

@@ -15,7 +15,7 @@ from fedvl.methods.base import Samples, Task
 from fedvl.preparation import Training
 from helpers.small import encoder_of
 
-CLASSES, WIDTH, CLIENTS = 5, 24, 6
+CLASSES, WIDTH, CLIENTS = 5, 64, 6
 OWN, OUTSIDE = 200, 100
 
 
@@ -25,7 +25,7 @@ def made_up(count: int, seed: int, texts: torch.Tensor, shares: Any = None) -> S
     weights = torch.ones(CLASSES) if shares is None else torch.as_tensor(shares, dtype=torch.float)
     labels = torch.multinomial(weights, count, replacement=True, generator=generator)
     spread = torch.randn(count, WIDTH, generator=generator)
-    features = normalize(texts[labels] + 0.25 * spread, dim=-1)
+    features = normalize(texts[labels] + 0.2 * spread, dim=-1)
     return Samples({"features": features}, labels)
 
 
@@ -45,7 +45,7 @@ def evidence_of(method: str = "linear", images: int = 20, rounds: int = 2, **set
     counts = np.stack([np.bincount(part.labels, minlength=CLASSES) for part in parts])
     experiment = Experiment(
         method=MethodConfig(name=method),
-        training=TrainingConfig(**{"learning_rate": 0.05, "batch_size": 50, **settings}),
+        training=TrainingConfig(**{"learning_rate": 0.002, "batch_size": 50, **settings}),
         federation=FederationConfig(rounds=rounds, threads=1),
     )
     nothing: Any = None  # no dataset: features alone

@@ -40,7 +40,7 @@ from fedvl.tensors import ByClient, Tensors
 
 MOST_OWN, MOST_OUTSIDE = 600, 300  # images of the attacker, and images that nobody trained on
 # of methods that run a whole encoder in each step
-FEW_OWN, FEW_OUTSIDE = 120, 60
+FEW_OWN, FEW_OUTSIDE = 90, 45
 
 
 ENCODED = {"features", "embeddings", "patches", "candidates"}  # inputs that are computed once

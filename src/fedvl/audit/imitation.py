@@ -18,7 +18,7 @@ from fedvl.tensors import Tensors, count_elements
 SEED = 2**31 - 1  # the attacker's own: it imitates without the seed of the run
 MOST_NUMBERS = 2**15  # of a change that are compared
 AT_ONCE, STACKED = 64, 2**24  # imitated clients, and their numbers, in one kernel
-COMPANY = 15  # images beside a candidate where a loss needs a batch
+COMPANY, LITTLE_COMPANY = 15, 3  # images beside a candidate where a loss needs a batch
 ONE_STEP = TrainingConfig(
     optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, batch_size=2**20, local_epochs=1
 )
@@ -95,7 +95,8 @@ def gradients(
     count = len(samples)
     company = torch.arange(0)
     if evidence.method.scope != "row":  # alone in its batch it might have no loss at all
-        beside = evidence.own.take(torch.arange(min(COMPANY, len(evidence.own)), device=evidence.own.labels.device))
+        size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own))
+        beside = evidence.own.take(torch.arange(size, device=evidence.own.labels.device))
         samples = joined(samples, beside)
         company = torch.arange(count, len(samples))
     rows = (torch.cat([torch.tensor([row]), company]) for row in range(count))

@@ -78,7 +78,7 @@ def judged(evidence: Evidence, name: str, view: str, estimates: dict[int, Number
     overall = np.sum([evidence.histogram(c) * len(rows) for c, rows in enumerate(evidence.training.rows)], axis=0)
     guess = float(np.mean([correlation(overall, truth) for truth in truths]))
     value, interval = mean_of(values)
-    told = "can be told" if interval[0] > max(guess, 0) + 0.05 else "cannot be told"
+    told = "can be told" if interval[0] > guess else "cannot be told"
     sentence = (
         f"How a client's images are distributed over the classes {told} {where}: the estimate correlates with the "
         f"truth by {value:.2f} (1 is exact; who knows the class shares of all clients together reaches {guess:.2f})."

@@ -44,7 +44,7 @@ MEASURES = (
 )
 FALSE_ALARMS = 0.01
 RIDGE = 0.1  # of the covariance, as a share of its mean eigenvalue
-MOST_MEMBERS, FEW_MEMBERS = 100, 20  # images of one client that are tried
+MOST_MEMBERS, FEW_MEMBERS = 100, 10  # images of one client that are tried
 TRIALS = 5  # imitated clients by which a score is chosen
 
 Measure = Callable[[Numbers, Numbers, Numbers], float]
