@@ -2,10 +2,10 @@
 
 import torch
 from helpers.audited import evidence_of
-from helpers.small import batch_of
+from helpers.small import batch_of, small_method, small_samples
 
 from fedvl.audit.evidence import subtract
-from fedvl.audit.imitation import MOST_NUMBERS, Coordinates, gradients, imitate
+from fedvl.audit.imitation import MOST_NUMBERS, Coordinates, gradients, imitate, joined
 
 
 def test_an_imitation_with_the_clients_own_images_is_its_update():
@@ -32,3 +32,15 @@ def test_many_numbers_are_thinned_out_alike_in_every_change():
     coordinates = Coordinates(["large", "small"], like)
     assert len(coordinates.of(like)) <= MOST_NUMBERS + 1
     assert torch.equal(coordinates.of(like), coordinates.of({name: t.clone() for name, t in like.items()}))
+
+
+def test_texts_of_two_splits_are_padded_to_one_length_and_mean_the_same():
+    evidence = evidence_of(rounds=1)
+    evidence.method = method = small_method("fed-prime")
+    long = small_samples(method, 4)
+    short = small_samples(method, 2, seed=3)
+    short.inputs["tokens"] = method.task.fused.tokenise(["", "a drawing"])
+    both = joined(evidence, long, short)
+    assert len(both) == 6
+    mask = method.task.fused.text_mask
+    assert torch.equal(mask(both.inputs["tokens"])[4:].sum(1), mask(short.inputs["tokens"]).sum(1))

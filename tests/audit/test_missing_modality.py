@@ -9,7 +9,7 @@ from helpers.audited import evidence_of
 from helpers.small import RAGGED, small_federation, small_method
 
 from fedvl.audit.evidence import Message, Round, Seen
-from fedvl.audit.finding import SERVER, Unmeasured
+from fedvl.audit.finding import SERVER, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.missing_modality import Kinds, attack, shares_of
 from fedvl.methods.base import Samples
@@ -74,6 +74,7 @@ def test_fed_primes_clients_are_told_apart_by_what_they_lack():
         ],
     )
     found = {each.name: each for each in attack(evidence)}["missing-modality-kind"]
+    assert isinstance(found, Finding)
     assert found.value > 0.6
 
 

@@ -68,7 +68,7 @@ def by_dictionary(evidence: Evidence, tensor: str, messages: dict[int, Message])
 
 
 def true_names(evidence: Evidence, client: int) -> set[str]:
-    held = evidence.labels(evidence.rows(client)).unique().tolist()
+    held = torch.unique(evidence.labels(evidence.rows(client))).tolist()
     return {evidence.method.task.class_names[c] for c in held if c >= 0}
 
 

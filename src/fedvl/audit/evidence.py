@@ -1,4 +1,4 @@
-"""What an attacker has: messages of a few clients in the first rounds, and labelled images of its own.
+"""What an attacker has: messages of a few clients in the first rounds, and images of its own.
 
 The rounds are those of the run itself: same method, data, settings and seed. Beside the evidence
 lies the truth (the clients' rows and labels), which no attack reads but to measure itself.
@@ -112,7 +112,8 @@ class Evidence:
         """Return the true share of each class among a client's images."""
         labels = self.labels(self.rows(client)).cpu().numpy()
         counts = np.bincount(labels[labels >= 0], minlength=self.classes)
-        return counts / max(counts.sum(), 1)
+        shares: NDArray[np.float64] = counts / max(counts.sum(), 1)
+        return shares
 
     @property
     def typical_size(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedvl.audit.evidence import Evidence, subtract
 from fedvl.audit.finding import Numbers
@@ -58,7 +59,7 @@ def imitate(
 ) -> Iterator[Tensors]:
     """Yield how each imitated client changes the tensors; one that does not train changes none."""
     method, federation = evidence.method, evidence.experiment.federation
-    all_rows = list(rows)
+    all_rows = [each.to(samples.labels.device) for each in rows]
     chunk = max(1, min(AT_ONCE, STACKED // max(count_elements(before), 1)))
     engine = LocalEngine(
         method,
@@ -97,15 +98,23 @@ def gradients(
     if evidence.method.scope != "row":  # alone in its batch it might have no loss at all
         size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own))
         beside = evidence.own.take(torch.arange(size, device=evidence.own.labels.device))
-        samples = joined(samples, beside)
+        samples = joined(evidence, samples, beside)
         company = torch.arange(count, len(samples))
     rows = (torch.cat([torch.tensor([row]), company]) for row in range(count))
     changes = imitate(evidence, samples, rows, before, round_index, ONE_STEP)
     return torch.stack([-coordinates.of(change) for change in changes])
 
 
-def joined(first: Samples, second: Samples) -> Samples:
-    inputs = {name: torch.cat([tensor, second.inputs[name]]) for name, tensor in first.inputs.items()}
+def joined(evidence: Evidence, first: Samples, second: Samples) -> Samples:
+    """Return the rows of both; texts of different splits are padded to the same length."""
+    inputs = {}
+    for name, tensor in first.inputs.items():
+        parts = [tensor, second.inputs[name]]
+        if name == "tokens":
+            end = int(evidence.method.task.fused.tokenise([""])[0, -1])
+            longest = max(part.shape[1] for part in parts)
+            parts = [pad(part, (0, longest - part.shape[1]), value=end) for part in parts]
+        inputs[name] = torch.cat(parts)
     return Samples(inputs, torch.cat([first.labels, second.labels]))
 
 

@@ -45,6 +45,7 @@ MEASURES = (
 FALSE_ALARMS = 0.01
 RIDGE = 0.1  # of the covariance, as a share of its mean eigenvalue
 MOST_MEMBERS, FEW_MEMBERS = 100, 10  # images of one client that are tried
+OFTEN = 0.65  # AUC from which on membership counts as told often
 TRIALS = 5  # imitated clients by which a score is chosen
 
 Measure = Callable[[Numbers, Numbers, Numbers], float]
@@ -81,16 +82,16 @@ def by_matched_filter(reference: Reference) -> Score:
     """Return the scores of a filter that ignores what images of a class have in common."""
     means = reference.class_means()
     common, _ = torch.linalg.qr(means.double().T)
-    rest = (reference.gradients - means[reference.labels]).double() / len(reference.labels) ** 0.5
+    rest: Tensor = (reference.gradients - means[reference.labels]).double() / len(reference.labels) ** 0.5
     gram = rest @ rest.T
     ridge = RIDGE * float(gram.trace()) / len(gram) + 1e-30
-    solver = torch.linalg.inv(gram + ridge * torch.eye(len(gram), dtype=gram.dtype))
+    solver: Tensor = torch.linalg.inv(gram + ridge * torch.eye(len(gram), dtype=gram.dtype))
 
     def score(candidates: Tensor, change: Tensor) -> Tensor:
         left = -change.double()
         left = left - common @ (common.T @ left)
-        pattern = (left - rest.T @ (solver @ (rest @ left))) / ridge
-        return candidates @ pattern.to(candidates)
+        pattern: Tensor = (left - rest.T @ (solver @ (rest @ left))) / ridge
+        return candidates @ pattern.to(candidates.dtype)
 
     return score
 
@@ -207,7 +208,7 @@ def score_queries(evidence: Evidence) -> list[Scored] | str:
     tensors = method.tailor(*evidence.answering)
 
     def likelihood(samples: Samples) -> Tensor:
-        parts = torch.arange(len(samples)).split(64)
+        parts = torch.split(torch.arange(len(samples)), 64)
         with torch.no_grad():
             scores = torch.cat([method.predict(tensors, samples.take(part).inputs) for part in parts])
         gain = torch.log_softmax(scores.float(), dim=-1)
@@ -264,8 +265,9 @@ def sentence_of(view: str, name: str, value: float, interval: tuple[float, float
     if interval[0] <= guess:
         return f"{who} cannot tell by this attack whether the image was trained on: {value:.2f}, guessing {guess:g}."
     if name == NAMES[0]:
+        often = "often" if value > OFTEN else "sometimes"
         return (
-            f"{who} can often tell whether it was trained on: of one image that was and one of the same class that was "
+            f"{who} can {often} tell whether it was trained on: of one image that was and one of the same class that was "
             f"not, the right one is picked in {100 * value:.0f} of 100 cases (guessing: 50)."
         )
     return (

@@ -68,7 +68,7 @@ class Decoder:
 
     def pictures(self, features: Tensor) -> Tensor:
         moved = (features - self.centre) @ self.known.T @ self.weights
-        return self.mean + moved.view(-1, *self.mean.shape)
+        return self.mean + torch.unflatten(moved, 1, self.mean.shape)
 
 
 def judged(found: Tensor, originals: Tensor, others: Tensor, mean: Tensor) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Show an audit: a table with a sentence for each attack, and a page for a data-protection officer."""
+"""Show an audit: a table with a sentence for each attack, and a page for an officer."""
 
 from collections.abc import Mapping
 from pathlib import Path

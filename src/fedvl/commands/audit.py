@@ -41,7 +41,7 @@ def audit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack what clients send, and write what could be learned as a page for a data-protection officer."""
+    """Attack what clients send, and write a page of what could be learned from it."""
     from fedvl.audit.perform import audit as perform
     from fedvl.audit.perform import exceeded, parse_limits
     from fedvl.audit.show import audit_table, write_audit
@@ -68,7 +68,7 @@ def audit(
 
 
 def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Tensors, ByClient] | None]":
-    """Return the experiment of a run's folder or of a TOML file, and the run's model if it has one."""
+    """Return the experiment of a run or of a TOML file, and the run's model if it has one."""
     from fedvl.run_folder import RunFolder
     from fedvl.settings import resolve_experiment
 
