@@ -60,7 +60,8 @@ def imitate(
     """Yield how each imitated client changes the tensors; one that does not train changes none."""
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
-    chunk = max(1, min(AT_ONCE, STACKED // max(count_elements(before), 1)))
+    most = federation.chunk if evidence.slow else AT_ONCE
+    chunk = max(1, min(most, STACKED // max(count_elements(before), 1)))
     engine = LocalEngine(
         method,
         samples,

@@ -58,7 +58,7 @@ def audit(
         "method": experiment.method.label,
         "dataset": experiment.data.dataset,
         "model": experiment.model.name,
-        "partition": experiment.data.partition,
+        "partition": "by classes" if experiment.evaluation.protocol == "open" else experiment.data.partition,
         "clients": len(evidence.training.rows),
         "audited_clients": len(evidence.clients),
         "images_per_client": evidence.typical_size if evidence.messages else 0,
@@ -134,7 +134,7 @@ def known_seed(evidence: Evidence) -> str:
     one, other = (first_private(evidence, seed) for seed in (evidence.experiment.seed, evidence.experiment.seed + 1))
     drawn = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
     drawn += list(evidence.method.noise(torch_generator(0, "noise")))
-    also = f"; the private tensors or noise {', '.join(sorted(drawn))}" if drawn else ""
+    also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
         f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "
         f"client's batches{also}. Between machines, what is private must be drawn from a secret of each party's own."
