@@ -59,3 +59,15 @@ def test_a_mixture_of_directions_is_taken_apart():
     shares = np.array([0.5, 0.0, 0.3, 0.2, 0.0])
     change = 7 * torch.tensor(shares, dtype=torch.float32) @ directions
     assert mixture(directions, change) == pytest.approx(shares, abs=1e-5)
+
+
+def test_a_method_by_which_one_class_alone_teaches_nothing_is_attacked_with_all_of_them(monkeypatch):
+    evidence = evidence_of(rounds=1)
+    learn = evidence.method.loss
+
+    def only_of_several(tensors, batch):
+        return learn(tensors, batch) * (batch.labels != batch.labels[..., :1]).any()
+
+    monkeypatch.setattr(evidence.method, "loss", only_of_several)
+    monkeypatch.setattr("fedvl.federation.local.CLOSED_FORMS", {})
+    assert by_view(attack(evidence))[SERVER].value > 0.7

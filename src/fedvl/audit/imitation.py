@@ -94,9 +94,27 @@ def gradients(
     evidence: Evidence, samples: Samples, before: Tensors, round_index: int, coordinates: Coordinates
 ) -> Tensor:
     """Return the gradient of each sample (rows x numbers), alone or in the same company."""
+    found = torch.zeros(0, 0)
+    if evidence.method.scope == "row":
+        found = gradients_beside(evidence, samples, False, before, round_index, coordinates)
+    if found.any():
+        return found
+    # alone, a client of one class may have no loss at all
+    return gradients_beside(evidence, samples, True, before, round_index, coordinates)
+
+
+def gradients_beside(
+    evidence: Evidence,
+    samples: Samples,
+    accompanied: bool,
+    before: Tensors,
+    round_index: int,
+    coordinates: Coordinates,
+) -> Tensor:
+    """Return the gradient of each sample; ``accompanied``: in a batch with images of the attacker."""
     count = len(samples)
     company = torch.arange(0)
-    if evidence.method.scope != "row":  # alone in its batch it might have no loss at all
+    if accompanied:
         size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own))
         beside = evidence.own.take(torch.arange(size, device=evidence.own.labels.device))
         samples = joined(evidence, samples, beside)

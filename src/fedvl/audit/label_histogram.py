@@ -14,6 +14,7 @@ from fedvl.seeding import torch_generator
 
 NAME = "label-histogram"
 NAMES = (NAME, "label-histogram-of-report")
+ALIKE = 1e-3  # changes that differ by a smaller share are the same but for rounding
 MEASURE = "correlation of the estimated and the true share of each class"
 
 
@@ -45,12 +46,17 @@ def estimate(evidence: Evidence, seen: list[Seen]) -> dict[int, Numbers]:
     of_class = [torch.nonzero(own.labels.cpu() == c)[:, 0] for c in range(count)]
     known = [c for c in range(count) if len(of_class[c])]
     rows = [draw_rows(of_class[c], evidence.typical_size, generator) for c in known]
+    everywhere = draw_rows(torch.arange(len(own)), max(evidence.typical_size, count), generator)
+    mixed = [torch.cat([part, everywhere]) for part in rows]
     shares: dict[int, list[Numbers]] = {}
     for index in sorted({each.round_index for each in seen}):
         changes = [each for each in seen if each.round_index == index]
         coordinates = Coordinates(moved_names(evidence, changes[0].change), changes[0].change)
         before = evidence.rounds[index].before
         directions = torch.stack([coordinates.of(c) for c in imitate(evidence, own, rows, before, index)])
+        apart = (directions - directions.mean(0)).norm()
+        if apart <= ALIKE * directions.norm():  # a client of one class learns nothing by this method
+            directions = torch.stack([coordinates.of(c) for c in imitate(evidence, own, mixed, before, index)])
         for each in changes:
             full = np.zeros(count)
             full[known] = mixture(directions, coordinates.of(each.change))
