@@ -56,11 +56,12 @@ def test_noise_says_nothing():
     assert found.interval[0] <= 0 <= found.interval[1]
 
 
-def test_fed_primes_clients_are_told_apart_by_what_they_lack():
-    method = small_method("fed-prime")
+def test_clients_are_told_apart_by_the_prompts_of_what_they_lack():
+    method = small_method("fedavg-p")
     federation = small_federation(method)
     start, data = federation.shared, federation.engine.data
-    complete = Samples({**data.inputs, "present": torch.ones_like(data.inputs["present"])}, data.labels)
+    texts = method.task.fused.tokenise([f"a drawing of thing {label}" for label in data.labels.tolist()])
+    complete = Samples({**data.inputs, "tokens": texts}, data.labels)
     evidence = evidence_of(rounds=1)
     rows = [part for part in torch.arange(sum(RAGGED)).split(RAGGED) if len(part)]
     evidence = replace(

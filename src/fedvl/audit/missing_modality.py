@@ -1,7 +1,8 @@
 """Missing modality: how many of a client's samples lack their text or their image.
 
 The attacker imitates a client of complete samples, one without texts and one without images, and
-finds the mixture of these changes that is nearest to the client's. Each tensor counts equally.
+finds the mixture of these changes that is nearest to the client's: of the tensors that are counted
+and not trained if there are any (Fed-PRIME's uses), else of all. Each tensor counts equally.
 """
 
 from typing import NamedTuple
@@ -61,7 +62,9 @@ def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
     size = min(evidence.typical_size, MOST_IMITATED)
     rows = draw_rows(torch.arange(len(own)), size, torch_generator(0, "imitated kinds"))
     changes = [next(imitate(evidence, left_out(evidence, own, kind), [rows], before, index)) for kind in KINDS]
-    coordinates = Coordinates(list(changes[0]), changes[0])
+    # what is counted depends on the samples' kinds more directly than what is trained
+    counted = [name for name in changes[0] if not evidence.method.role.shared(name).trained]
+    coordinates = Coordinates(counted or list(changes[0]), changes[0])
     sizes = {name: max(sum(float(change[name].norm()) for change in changes), 1e-12) for name in changes[0]}
     scale = coordinates.of({name: torch.full_like(tensor, 1 / sizes[name]) for name, tensor in changes[0].items()})
     return Kinds(coordinates, scale, torch.stack([scale * coordinates.of(change) for change in changes]))
