@@ -56,8 +56,9 @@ def test_noise_says_nothing():
     assert found.interval[0] <= 0 <= found.interval[1]
 
 
-def test_clients_are_told_apart_by_the_prompts_of_what_they_lack():
-    method = small_method("fedavg-p")
+@pytest.mark.parametrize("name", ["fedavg-p", "fed-prime"])
+def test_clients_are_told_apart_by_what_they_lack(name):
+    method = small_method(name)
     federation = small_federation(method)
     start, data = federation.shared, federation.engine.data
     texts = method.task.fused.tokenise([f"a drawing of thing {label}" for label in data.labels.tolist()])

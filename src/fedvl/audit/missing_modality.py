@@ -1,8 +1,8 @@
 """Missing modality: how many of a client's samples lack their text or their image.
 
 The attacker imitates a client of complete samples, one without texts and one without images, and
-finds the mixture of these changes that is nearest to the client's: of the tensors that are counted
-and not trained if there are any (Fed-PRIME's uses), else of all. Each tensor counts equally.
+finds the mixture of these changes that is nearest to the client's. Two clients of each kind show
+which tensors tell kinds apart and which only differ from client to client; the former count more.
 """
 
 from typing import NamedTuple
@@ -33,6 +33,8 @@ from fedvl.tensors import Tensors
 NAMES = ("missing-modality", "missing-modality-kind")
 KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
 MOST_IMITATED = 32  # samples of an imitated client
+TWINS = 2  # imitated clients of each kind
+FAINT = 1e-6  # share of a change that is rounding
 PLANTED = 3  # clients of each kind that are told apart
 
 
@@ -47,27 +49,47 @@ def attack(evidence: Evidence) -> list[Outcome]:
 
 
 class Kinds(NamedTuple):
-    """How imitated clients of each kind change the tensors; each tensor counts equally."""
+    """How imitated clients of each kind change the tensors, which count by what they tell."""
 
     coordinates: Coordinates
     scale: Tensor
     directions: Tensor
 
     def shares(self, change: Tensors) -> Numbers:
-        return mixture(self.directions, self.scale * self.coordinates.of(change))
+        return mixture(self.directions, self.scale * self.coordinates.of(with_sizes(change)))
 
 
 def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
     own, before = evidence.complete[0], evidence.rounds[index].before
-    size = min(evidence.typical_size, MOST_IMITATED)
-    rows = draw_rows(torch.arange(len(own)), size, torch_generator(0, "imitated kinds"))
-    changes = [next(imitate(evidence, left_out(evidence, own, kind), [rows], before, index)) for kind in KINDS]
-    # what is counted depends on the samples' kinds more directly than what is trained
-    counted = [name for name in changes[0] if not evidence.method.role.shared(name).trained]
-    coordinates = Coordinates(counted or list(changes[0]), changes[0])
-    sizes = {name: max(sum(float(change[name].norm()) for change in changes), 1e-12) for name in changes[0]}
-    scale = coordinates.of({name: torch.full_like(tensor, 1 / sizes[name]) for name, tensor in changes[0].items()})
-    return Kinds(coordinates, scale, torch.stack([scale * coordinates.of(change) for change in changes]))
+    size, generator = min(evidence.typical_size, MOST_IMITATED), torch_generator(0, "imitated kinds")
+    rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
+    changes = [
+        [with_sizes(change) for change in imitate(evidence, left_out(evidence, own, kind), rows, before, index)]
+        for kind in KINDS
+    ]
+    names = list(changes[0][0])
+    coordinates = Coordinates(names, changes[0][0])
+    factors = {name: told_by([torch.stack([c[name] for c in twins]) for twins in changes]) for name in names}
+    if not any(factors.values()):
+        factors = dict.fromkeys(factors, 1.0)
+    scale = coordinates.of({name: torch.full_like(tensor, factors[name]) for name, tensor in changes[0][0].items()})
+    means = [torch.stack([coordinates.of(change) for change in twins]).mean(0) for twins in changes]
+    return Kinds(coordinates, scale, scale * torch.stack(means))
+
+
+def with_sizes(change: Tensors) -> Tensors:
+    """Add the size of each tensor's change: where a kind has a tensor of its own, it tells most."""
+    return change | {f"size of {name}": tensor.norm()[None] for name, tensor in change.items()}
+
+
+def told_by(changes: list[Tensor]) -> float:
+    """Return a tensor's factor: how far kinds are apart, against clients of one kind, by size."""
+    means = torch.stack([twins.mean(0) for twins in changes])
+    within = float(sum(((twins - twins.mean(0)).norm() ** 2 for twins in changes), torch.zeros(())))
+    within /= len(changes) * (TWINS - 1)  # of single clients, so that chance puts means apart by a share of it
+    between = float((means - means.mean(0)).norm() ** 2) / (len(changes) - 1) - within / TWINS
+    size = float(means.norm())
+    return (max(between, 0.0) / (within + FAINT * size**2)) ** 0.5 / size if size > 0 else 0.0
 
 
 def left_out(evidence: Evidence, samples: Samples, kind: str) -> Samples:
