@@ -111,7 +111,7 @@ def gradients_beside(
     round_index: int,
     coordinates: Coordinates,
 ) -> Tensor:
-    """Return the gradient of each sample; ``accompanied``: in a batch with images of the attacker."""
+    """Return the gradient of each sample, alone or in a batch with the attacker's images."""
     count = len(samples)
     company = torch.arange(0)
     if accompanied:

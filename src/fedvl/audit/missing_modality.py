@@ -3,6 +3,7 @@
 The attacker imitates a client of complete samples, one without texts and one without images, and
 finds the mixture of these changes that is nearest to the client's. Two clients of each kind show
 which tensors tell kinds apart and which only differ from client to client; the former count more.
+Tensors that are counted and not trained (Fed-PRIME's uses) are taken alone.
 """
 
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from fedvl.audit.finding import (
 from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture
 from fedvl.data.missing import without_modalities
 from fedvl.methods.base import Samples
+from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
@@ -54,9 +56,10 @@ class Kinds(NamedTuple):
     coordinates: Coordinates
     scale: Tensor
     directions: Tensor
+    role: Roles
 
     def shares(self, change: Tensors) -> Numbers:
-        return mixture(self.directions, self.scale * self.coordinates.of(with_sizes(change)))
+        return mixture(self.directions, self.scale * self.coordinates.of(telling(change, self.role)))
 
 
 def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
@@ -64,7 +67,10 @@ def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
     size, generator = min(evidence.typical_size, MOST_IMITATED), torch_generator(0, "imitated kinds")
     rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
     changes = [
-        [with_sizes(change) for change in imitate(evidence, left_out(evidence, own, kind), rows, before, index)]
+        [
+            telling(change, evidence.method.role)
+            for change in imitate(evidence, left_out(evidence, own, kind), rows, before, index)
+        ]
         for kind in KINDS
     ]
     names = list(changes[0][0])
@@ -74,12 +80,16 @@ def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
         factors = dict.fromkeys(factors, 1.0)
     scale = coordinates.of({name: torch.full_like(tensor, factors[name]) for name, tensor in changes[0][0].items()})
     means = [torch.stack([coordinates.of(change) for change in twins]).mean(0) for twins in changes]
-    return Kinds(coordinates, scale, scale * torch.stack(means))
+    return Kinds(coordinates, scale, scale * torch.stack(means), evidence.method.role)
 
 
-def with_sizes(change: Tensors) -> Tensors:
-    """Add the size of each tensor's change: where a kind has a tensor of its own, it tells most."""
-    return change | {f"size of {name}": tensor.norm()[None] for name, tensor in change.items()}
+def telling(change: Tensors, role: Roles) -> Tensors:
+    """Return what is counted, not trained, if there is any; else all, and the size of each change.
+
+    Counts follow from the kinds directly. Where a kind has a tensor of its own, its size tells.
+    """
+    counted = {name: tensor for name, tensor in change.items() if not role.shared(name).trained}
+    return counted or change | {f"size of {name}": tensor.norm()[None] for name, tensor in change.items()}
 
 
 def told_by(changes: list[Tensor]) -> float:
