@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "Comparisons": ("compare",),
     "Reports": ("report",),
     "Serving": ("serve",),
+    "Audits": ("audit",),
     "Deployment": ("deployment",),
     "Commands and functions": ("doctor", "commands", "api"),
     "Entry points": ("cli", "__init__"),

@@ -1,0 +1,161 @@
+"""Missing modality: how many of a client's samples lack their text or their image.
+
+The attacker imitates a client of complete samples, one without texts and one without images, and
+finds the mixture of these changes that is nearest to the client's. Two clients of each kind show
+which tensors tell kinds apart and which only differ from client to client; the former count more.
+Tensors that are counted and not trained (Fed-PRIME's uses) are taken alone.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedvl.audit.evidence import Evidence, Seen
+from fedvl.audit.finding import (
+    CLIENT,
+    SERVER,
+    Finding,
+    Numbers,
+    Outcome,
+    Unmeasured,
+    bootstrap,
+    correlation,
+    proportion,
+)
+from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture
+from fedvl.data.missing import without_modalities
+from fedvl.methods.base import Samples
+from fedvl.methods.roles import Roles
+from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors
+
+NAMES = ("missing-modality", "missing-modality-kind")
+KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
+MOST_IMITATED = 32  # samples of an imitated client
+TWINS = 2  # imitated clients of each kind
+FAINT = 1e-6  # share of a change that is rounding
+PLANTED = 3  # clients of each kind that are told apart
+
+
+def attack(evidence: Evidence) -> list[Outcome]:
+    if "present" not in evidence.training.samples.inputs:
+        return [Unmeasured(NAMES[0], SERVER, "Samples are single images, so that no modality can be missing.")]
+    kinds = {index: imitate_kinds(evidence, index) for index in range(len(evidence.rounds))}
+    found: list[Outcome] = [tell_kinds(evidence, kinds[0])]
+    seen = evidence.seen_by_server()
+    found.append(shares_of(evidence, SERVER, seen, kinds))
+    return [*found, Unmeasured(NAMES[0], CLIENT, "It was tried from the server's view only, which sees each update.")]
+
+
+class Kinds(NamedTuple):
+    """How imitated clients of each kind change the tensors, which count by what they tell."""
+
+    coordinates: Coordinates
+    scale: Tensor
+    directions: Tensor
+    role: Roles
+
+    def shares(self, change: Tensors) -> Numbers:
+        return mixture(self.directions, self.scale * self.coordinates.of(telling(change, self.role)))
+
+
+def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
+    own, before = evidence.complete[0], evidence.rounds[index].before
+    size, generator = min(evidence.typical_size, MOST_IMITATED), torch_generator(0, "imitated kinds")
+    rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
+    changes = [
+        [
+            telling(change, evidence.method.role)
+            for change in imitate(evidence, left_out(evidence, own, kind), rows, before, index)
+        ]
+        for kind in KINDS
+    ]
+    names = list(changes[0][0])
+    coordinates = Coordinates(names, changes[0][0])
+    factors = {name: told_by([torch.stack([c[name] for c in twins]) for twins in changes]) for name in names}
+    if not any(factors.values()):
+        factors = dict.fromkeys(factors, 1.0)
+    scale = coordinates.of({name: torch.full_like(tensor, factors[name]) for name, tensor in changes[0][0].items()})
+    means = [torch.stack([coordinates.of(change) for change in twins]).mean(0) for twins in changes]
+    return Kinds(coordinates, scale, scale * torch.stack(means), evidence.method.role)
+
+
+def telling(change: Tensors, role: Roles) -> Tensors:
+    """Return what is counted, not trained, if there is any; else all, and the size of each change.
+
+    Counts follow from the kinds directly. Where a kind has a tensor of its own, its size tells.
+    """
+    counted = {name: tensor for name, tensor in change.items() if not role.shared(name).trained}
+    return counted or change | {f"size of {name}": tensor.norm()[None] for name, tensor in change.items()}
+
+
+def told_by(changes: list[Tensor]) -> float:
+    """Return a tensor's factor: how far kinds are apart, against clients of one kind, by size."""
+    means = torch.stack([twins.mean(0) for twins in changes])
+    within = float(sum(((twins - twins.mean(0)).norm() ** 2 for twins in changes), torch.zeros(())))
+    within /= len(changes) * (TWINS - 1)  # of single clients, so that chance puts means apart by a share of it
+    between = float((means - means.mean(0)).norm() ** 2) / (len(changes) - 1) - within / TWINS
+    size = float(means.norm())
+    return (max(between, 0.0) / (within + FAINT * size**2)) ** 0.5 / size if size > 0 else 0.0
+
+
+def left_out(evidence: Evidence, samples: Samples, kind: str) -> Samples:
+    encoder = evidence.method.task.fused
+    return Samples(without_modalities(samples.inputs, KINDS[kind], "audit", encoder, 0), samples.labels)
+
+
+def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: dict[int, Kinds]) -> Finding:
+    """Correlate the estimated and the true shares without text and without image over clients."""
+    clients = sorted({each.client for each in seen})
+    estimates = np.array(
+        [
+            np.mean([kinds[each.round_index].shares(each.change) for each in seen if each.client == client], axis=0)[1:]
+            for client in clients
+        ]
+    )
+    truths = np.array([true_shares(evidence, client) for client in clients])
+
+    def measure(drawn: NDArray[np.int64]) -> float:
+        left, right = estimates[drawn], truths[drawn]
+        return correlation((left - left.mean(0)).ravel(), (right - right.mean(0)).ravel())
+
+    count = len(clients)
+    value = measure(np.arange(count))
+    interval = bootstrap(lambda generator: measure(generator.integers(count, size=count)))
+    told = "can be told" if interval[0] > 0 else "cannot be told by this attack"
+    where = "one client's updates" if view == SERVER else "the mean of the others' updates"
+    sentence = (
+        f"How many of a client's samples lack their text or their image {told} from {where}: over {count} clients, the "
+        f"estimate correlates with the truth by {value:.2f} (guessing: 0)."
+    )
+    measured = "correlation of the estimated and the true shares without text and without image"
+    return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence)
+
+
+def true_shares(evidence: Evidence, client: int) -> Numbers:
+    """Return the shares of a client's samples without text and without image."""
+    present = evidence.training.samples.inputs["present"][evidence.rows(client)]
+    shares: Numbers = 1 - present.double().mean(0).cpu().numpy()
+    return shares
+
+
+def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
+    """Plant clients that lack one modality altogether, or none, and tell them apart."""
+    outside, before = evidence.complete[1], evidence.rounds[0].before
+    generator = torch_generator(0, "planted kinds")
+    size = min(evidence.typical_size, MOST_IMITATED, len(outside))
+    hits = 0
+    for number, kind in enumerate(KINDS):
+        rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]
+        for change in imitate(evidence, left_out(evidence, outside, kind), rows, before, 0):
+            hits += int(kinds.shares(change).argmax()) == number
+    planted = PLANTED * len(KINDS)
+    sentence = (
+        f"Of clients that lack all texts, all images or nothing, the server tells {hits} of {planted} right from one "
+        f"update (guessing: {planted // len(KINDS)})."
+    )
+    measured = "share of planted clients whose missing modality is told right"
+    return Finding(NAMES[1], SERVER, measured, hits / planted, proportion(hits, planted), 1 / len(KINDS), sentence)

@@ -1,0 +1,87 @@
+"""fedvl audit: attack a run's own messages, and say in plain words what could be learned."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedvl.commands.run import Json, Quiet, Trust
+from fedvl.errors import FedVLError
+
+if TYPE_CHECKING:
+    from fedvl.config import Experiment
+    from fedvl.tensors import ByClient, Tensors
+
+EXAMPLES = """
+Examples:
+
+  fedvl audit runs/linear-cifar10-mini                  attack what the clients of this run send
+
+  fedvl audit experiment.toml --out audit.html          before anything is run
+
+  fedvl audit runs/NAME --fail-above membership=0.6     exit code 1 if a figure is above its limit
+"""
+
+
+def audit(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN|EXPERIMENT", help="Folder of a run, or a TOML file of settings.")
+    ],
+    clients: Annotated[int, typer.Option(min=1, help="Clients whose messages are attacked.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="First rounds whose messages are attacked.")] = 2,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ATTACK=VALUE", help="Exit with code 1 if this figure is above; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page; audit.html in the run's folder, or beside the TOML file.")
+    ] = None,
+    trust_method: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack what clients send, and write a page of what could be learned from it."""
+    from fedvl.audit.perform import audit as perform
+    from fedvl.audit.perform import exceeded, parse_limits
+    from fedvl.audit.show import audit_table, write_audit
+    from fedvl.display import TerminalDisplay
+
+    limits = parse_limits(fail_above or [])
+    experiment, trained = open_target(target, trust_method)
+    with TerminalDisplay(quiet) as display:
+        found = perform(experiment, display, clients, rounds, trained)
+    page = write_audit(found, out or (target / "audit.html" if target.is_dir() else target.with_suffix(".audit.html")))
+    above = exceeded(found, limits)
+    if as_json:
+        print(json.dumps({**found, "above": above}))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        for part in audit_table(found):
+            console.print(part)
+        console.print(f"Page: {page}", soft_wrap=True, highlight=False)
+    for sentence in above:
+        typer.echo(f"Above the limit: {sentence}", err=True)
+    raise typer.Exit(1 if above else 0)
+
+
+def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Tensors, ByClient] | None]":
+    """Return the experiment of a run or of a TOML file, and the run's model if it has one."""
+    from fedvl.run_folder import RunFolder
+    from fedvl.settings import resolve_experiment
+
+    if target.is_dir():
+        folder = RunFolder(target, trust_method)
+        if folder.federation is not None:
+            raise FedVLError(
+                f"The clients of the run in {target} are on other machines, whose images are not here; "
+                "audit a TOML file of its settings with images of your own."
+            )
+        return folder.experiment, folder.tensors() if folder.finished else None
+    if target.suffix != ".toml":
+        raise FedVLError(f"{target} is neither the folder of a run nor a TOML file of settings; give one of them.")
+    from fedvl.config import read_toml
+
+    return resolve_experiment(read_toml(target)), None

@@ -1,0 +1,46 @@
+"""Imitated clients move as real ones do, and gradients are those of the loss."""
+
+import torch
+from helpers.audited import evidence_of
+from helpers.small import batch_of, small_method, small_samples
+
+from fedvl.audit.evidence import subtract
+from fedvl.audit.imitation import MOST_NUMBERS, Coordinates, gradients, imitate, joined
+
+
+def test_an_imitation_with_the_clients_own_images_is_its_update():
+    evidence = evidence_of(rounds=1)  # one batch holds all images, so that their order does not matter
+    message = evidence.messages[2]
+    (change,) = imitate(evidence, evidence.training.samples, [evidence.rows(2)], message.before, 0)
+    assert torch.allclose(change["weight"], subtract(message.update.tensors, message.before)["weight"], atol=1e-6)
+
+
+def test_gradients_are_those_of_the_loss_of_each_image():
+    evidence = evidence_of(rounds=1)
+    before = evidence.rounds[0].before
+    few = evidence.own.take(torch.arange(3))
+    found = gradients(evidence, few, before, 0, Coordinates(list(before), before))
+    for row in range(3):
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in before.items()}
+        loss = evidence.method.loss(leaves, batch_of(few.take(torch.tensor([row]))))
+        wanted = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
+        assert torch.allclose(found[row], wanted, atol=1e-5)
+
+
+def test_many_numbers_are_thinned_out_alike_in_every_change():
+    like = {"large": torch.arange(4.0 * MOST_NUMBERS), "small": torch.arange(8.0)}
+    coordinates = Coordinates(["large", "small"], like)
+    assert len(coordinates.of(like)) <= MOST_NUMBERS + 1
+    assert torch.equal(coordinates.of(like), coordinates.of({name: t.clone() for name, t in like.items()}))
+
+
+def test_texts_of_two_splits_are_padded_to_one_length_and_mean_the_same():
+    evidence = evidence_of(rounds=1)
+    evidence.method = method = small_method("fed-prime")
+    long = small_samples(method, 4)
+    short = small_samples(method, 2, seed=3)
+    short.inputs["tokens"] = method.task.fused.tokenise(["", "a drawing"])
+    both = joined(evidence, long, short)
+    assert len(both) == 6
+    mask = method.task.fused.text_mask
+    assert torch.equal(mask(both.inputs["tokens"])[4:].sum(1), mask(short.inputs["tokens"]).sum(1))

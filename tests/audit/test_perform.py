@@ -1,0 +1,56 @@
+"""A whole audit: every method is audited or says why not, and limits are kept."""
+
+import json
+import math
+
+import pytest
+from helpers.runs import OPENER
+
+from fedvl.audit.perform import NAMES, audit, exceeded, parse_limits
+from fedvl.display import Silent
+from fedvl.errors import FedVLError
+from fedvl.settings import resolve_experiment
+
+SMALL = {"data": {"clients": 3, "shots": 6}, "federation": {"rounds": 1, "threads": 1}, "training": {"local_epochs": 1}}
+
+
+def audited(method, **data):
+    settings = {**SMALL, "method": {"name": method}, "data": {**SMALL["data"], **data}}
+    return audit(resolve_experiment(settings), Silent(), clients=2, rounds=1, opener=OPENER)
+
+
+@pytest.mark.parametrize("method", ["linear", "fed-mp"])
+def test_an_audit_says_what_leaves_and_what_could_be_learned(method):
+    found = audited(method)
+    json.dumps(found)
+    assert {each["name"] for each in (*found["findings"], *found["unmeasured"])} <= set(NAMES)
+    for each in found["findings"]:
+        assert each["interval"][0] <= each["interval"][1]
+        assert all(map(math.isfinite, (each["value"], each["guess"], *each["interval"])))
+        assert each["sentence"].endswith(".")
+    names = [row["name"] for row in found["leaves"]]
+    assert ("perturbed_texts" in names) is (method == "fed-mp")
+    assert names[-2:] == ["weight in the mean", "training loss"]
+    assert ("residuals" in found["known_seed"]) is (method == "fed-mp")
+    assert ("class-names-by-seed" in {each["name"] for each in found["findings"]}) is (method == "fed-mp")
+
+
+@pytest.mark.parametrize("method, reason", [("zero-shot", "no client sends anything"), ("centralised", "pooled")])
+def test_where_nothing_is_sent_every_attack_says_so(method, reason):
+    found = audited(method)
+    assert found["findings"] == found["leaves"] == []
+    assert len(found["unmeasured"]) == 6
+    assert all(reason in each["sentence"] for each in found["unmeasured"])
+
+
+def test_a_figure_above_its_limit_is_named():
+    found = {"findings": [{"name": "membership", "view": "the server", "value": 0.7}]}
+    assert exceeded(found, {"membership": 0.7, "picture": 0.0}) == []
+    (sentence,) = exceeded(found, {"membership": 0.6})
+    assert sentence == "membership from the view of the server is 0.7, above 0.6."
+
+
+@pytest.mark.parametrize("text", ["membership", "membership=", "membership=high", "membership=nan", "leak=0.5", ""])
+def test_a_limit_that_is_none_is_refused(text):
+    with pytest.raises(FedVLError, match="--fail-above takes ATTACK=VALUE"):
+        parse_limits([text])

@@ -1,0 +1,58 @@
+"""The table and the page of an audit."""
+
+import re
+
+import pytest
+from helpers.audits import made_up_audit
+from rich.console import Console
+
+from fedvl.audit.perform import NAMES, NOT_CLAIMED
+from fedvl.audit.show import TITLES, audit_table, describe, write_audit
+
+
+def printed(found):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for part in audit_table(found):
+        console.print(part)
+    return console.export_text()
+
+
+def test_every_attack_has_a_title():
+    assert TITLES.keys() == set(NAMES)
+
+
+def test_the_terminal_has_figures_intervals_and_sentences():
+    text = printed(made_up_audit())
+    assert re.search(r"the server +membership +0\.77 +0\.70 to 0\.84 +0\.50", text)
+    assert re.search(r"picture +14\.4 dB +13\.0 to 15\.0 dB +12\.7 dB", text)
+    assert "another client: It was not tried." in text
+
+
+def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
+    page = write_audit(made_up_audit(), tmp_path / "audit.html").read_text(encoding="utf-8")
+    for words in (
+        "By the server",
+        "By another client",
+        "&lt;b&gt;evil&lt;/b&gt;",
+        "None: the server receives",
+        "None is kept",
+    ):
+        assert words in page
+    assert NOT_CLAIMED[0] in page
+    assert "<b>evil" not in page
+    assert not re.search(r"(src|href)=[\"']?https?:", page)
+
+
+def test_a_budget_and_remedies_are_shown_once_there_are_any(tmp_path):
+    found = {**made_up_audit(), "remedies": ["Secure sums of 3 clients."], "budget": "epsilon 3 of 8"}
+    page = write_audit(found, tmp_path / "audit.html").read_text(encoding="utf-8")
+    assert "Secure sums of 3 clients." in page
+    assert "epsilon 3 of 8" in page
+
+
+@pytest.mark.parametrize("value, place", [(0.5, "500"), (-0.2, "0"), (2.0, "1000")])
+def test_a_strip_ends_where_the_figure_is(value, place):
+    found = made_up_audit()
+    found["findings"] = [{**found["findings"][0], "value": value}]
+    strip = describe(found)["views"][0]["findings"][0]["strip"]
+    assert f'width="{place}" height="12" class="loss"' in strip

@@ -1,0 +1,46 @@
+"""What an audit found, made up, for its table and page."""
+
+from typing import Any
+
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Unmeasured
+from fedvl.audit.perform import NOT_CLAIMED
+
+
+def made_up_audit() -> dict[str, Any]:
+    findings = [
+        Finding("membership", SERVER, "AUC", 0.77, (0.70, 0.84), 0.5, "Membership can be told."),
+        Finding("picture", SERVER, "PSNR", 14.4, (13.0, 15.0), 12.7, "A picture comes out.", unit=" dB"),
+        Finding("membership", USER, "AUC", 0.5, (0.45, 0.55), 0.5, "Nothing is found."),
+    ]
+    return {
+        "schema": 1,
+        "fedvl_version": "0",
+        "method": "linear",
+        "dataset": "<b>evil</b>",
+        "model": "fedvl-tiny",
+        "partition": "iid",
+        "clients": 12,
+        "audited_clients": 10,
+        "images_per_client": 20,
+        "rounds": 2,
+        "seed": 0,
+        "attackers_images": 600,
+        "leaves": [
+            {
+                "in": "update",
+                "name": "a.tensor.with.a.long.name.weight",
+                "shape": [10, 256],
+                "bytes": 10240,
+                "example": [0.1],
+            },
+            {"in": "update", "name": "training loss", "shape": [], "bytes": 8, "example": [1.25]},
+        ],
+        "stays": ["images", "labels"],
+        "findings": [each.as_json() for each in findings],
+        "unmeasured": [Unmeasured("feature-recovery", CLIENT, "It was not tried.").as_json()],
+        "known_seed": "The seed gives all away.",
+        "remedies": [],
+        "budget": None,
+        "not_claimed": list(NOT_CLAIMED),
+        "seconds": 1.0,
+    }
