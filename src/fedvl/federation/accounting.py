@@ -1,0 +1,91 @@
+"""Epsilon of Gaussian mechanisms on Poisson samples, and the noise that keeps it below a ceiling.
+
+A step takes each unit (a client or an image) with probability ``rate``, independently, adds up what
+it gives, of norm at most C, and adds Gaussian noise of deviation ``sigma`` C. Two datasets are
+neighbours if one has a unit more. ``dp_accounting`` does the sums; it is imported when it is needed.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from fedvl.errors import FedVLError
+
+# Of privacy losses in a PLD: they are rounded up, so that coarser is faster and says a larger epsilon, never a smaller.
+INTERVAL = 1e-3
+CLOSE = 1e-3  # how far, as a share, a noise multiplier may be above the smallest one that will do
+MOST_SIGMA = 1e6
+
+Account = Literal["pld", "rdp"]
+
+
+class Step(NamedTuple):
+    """One step of a kind: who is in it, by chance, and how much noise there is."""
+
+    rate: float
+    sigma: float
+
+
+def epsilon_of(steps: Mapping[Step, int], delta: float, by: Account = "pld") -> float:
+    """Return the epsilon of so many steps of each kind, one after another."""
+    if any(step.sigma == 0 for step, count in steps.items() if count):
+        return math.inf
+    return _epsilon(tuple(sorted((step, count) for step, count in steps.items() if count)), delta, by)
+
+
+@cache
+def sigma_for(epsilon: float, rate: float, steps: int, delta: float) -> float:
+    """Return the least noise multiplier (within a thousandth) whose epsilon is at most this."""
+    low, high = 0.0, 1.0
+    while epsilon_of({Step(rate, high): steps}, delta) > epsilon:
+        low, high = high, 2 * high
+        if high > MOST_SIGMA:
+            raise FedVLError(f"No noise keeps {steps} steps within epsilon {epsilon:g}; take fewer rounds.")
+    while low == 0.0:  # below, where little noise takes an accountant long, go no farther than is needed
+        if epsilon_of({Step(rate, high / 2): steps}, delta) > epsilon:
+            low = high / 2
+        else:
+            high /= 2
+    while high > low * (1 + CLOSE):
+        middle = math.sqrt(low * high)
+        if epsilon_of({Step(rate, middle): steps}, delta) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@cache
+def _epsilon(steps: tuple[tuple[Step, int], ...], delta: float, by: Account) -> float:
+    if not steps:
+        return 0.0
+    library = accounting_library()
+    accountant: Any
+    if by == "pld":
+        from dp_accounting.pld import PLDAccountant
+
+        accountant = PLDAccountant(value_discretization_interval=INTERVAL)
+    else:
+        from dp_accounting.rdp import RdpAccountant
+
+        accountant = RdpAccountant()
+    for (rate, sigma), count in steps:
+        if rate == 1:  # so many Gaussian mechanisms are one of less noise
+            accountant.compose(library.GaussianDpEvent(sigma / math.sqrt(count)))
+        else:
+            accountant.compose(library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(sigma)), count)
+    return float(accountant.get_epsilon(delta))
+
+
+def accounting_library() -> Any:
+    """Return dp_accounting, which takes seconds to import."""
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise FedVLError(
+            "Differential privacy needs dp-accounting; install it by pip install fedvl[privacy]."
+        ) from error
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out
+    return dp_accounting
