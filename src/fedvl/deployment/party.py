@@ -123,6 +123,7 @@ class Party:
                 problem = "".join(refusal.reason for refusal in refusals)
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
             return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
+        self._spend(request.round)
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None
@@ -130,6 +131,17 @@ class Party:
         result = trained[0]
         reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
+
+    def _spend(self, round_index: int) -> None:
+        """Write down what a round spends of this client's budget before it is trained; refuse one too many."""
+        hidden, path = self.engine.hidden, self.folder / "ledger.json"
+        if hidden is None:
+            return
+        before = [
+            entry for entry in read_json(path) or [] if entry["round"] != round_index
+        ]  # one that is answered again
+        spent = hidden.spend([{"privacy": entry} for entry in before], self.engine.sizes)
+        write_whole(path, json.dumps([*before, {"round": round_index, **spent}]).encode())
 
     # --- what may be asked
 

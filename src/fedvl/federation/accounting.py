@@ -7,7 +7,7 @@ neighbours if one has a unit more. ``dp_accounting`` does the sums; it is import
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -37,24 +37,33 @@ def epsilon_of(steps: Mapping[Step, int], delta: float, by: Account = "pld") -> 
 
 @cache
 def sigma_for(epsilon: float, rate: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier (within a thousandth) whose epsilon is at most this."""
+    """Return the least noise multiplier of so many steps whose epsilon is at most this."""
+    return least_sigma(epsilon, delta, lambda sigma: {Step(rate, sigma): steps})
+
+
+def least_sigma(epsilon: float, delta: float, plan: Callable[[float], Mapping[Step, int]]) -> float:
+    """Return the least noise multiplier, within a thousandth, whose plan spends at most epsilon."""
+    if not plan(1.0):
+        return 0.0
     low, high = 0.0, 1.0
-    while epsilon_of({Step(rate, high): steps}, delta) > epsilon:
+    while epsilon_of(plan(high), delta) > epsilon:
         low, high = high, 2 * high
         if high > MOST_SIGMA:
-            raise FedVLError(f"No noise keeps {steps} steps within epsilon {epsilon:g}; take fewer rounds.")
-    while low == 0.0:  # below, where little noise takes an accountant long, go no farther than is needed
-        if epsilon_of({Step(rate, high / 2): steps}, delta) > epsilon:
+            raise FedVLError(f"No noise keeps these rounds within epsilon {epsilon:g}; take fewer rounds.")
+    while low == 0.0:  # by halves: an accountant takes long where there is hardly any noise
+        if epsilon_of(plan(high / 2), delta) > epsilon:
             low = high / 2
         else:
             high /= 2
-    while high > low * (1 + CLOSE):
-        middle = math.sqrt(low * high)
-        if epsilon_of({Step(rate, middle): steps}, delta) > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+    from scipy.optimize import brentq
+
+    def excess(log_sigma: float) -> float:
+        return math.log(epsilon_of(plan(math.exp(log_sigma)), delta) / epsilon)
+
+    found = math.exp(brentq(excess, math.log(low), math.log(high), xtol=CLOSE / 4))
+    while epsilon_of(plan(found), delta) > epsilon:
+        found *= 1 + CLOSE / 4
+    return found
 
 
 @cache
