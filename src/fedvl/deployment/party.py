@@ -132,16 +132,19 @@ class Party:
         reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
 
+    @property
+    def spent(self) -> list[dict[str, Any]]:
+        """Return the client's budget after each round that it trained, if it has one."""
+        return list(read_json(self.folder / "ledger.json") or [])
+
     def _spend(self, round_index: int) -> None:
         """Write down what a round spends of this client's budget before it is trained; refuse one too many."""
-        hidden, path = self.engine.hidden, self.folder / "ledger.json"
+        hidden = self.engine.hidden
         if hidden is None:
             return
-        before = [
-            entry for entry in read_json(path) or [] if entry["round"] != round_index
-        ]  # one that is answered again
+        before = [entry for entry in self.spent if entry["round"] != round_index]  # one that is answered again
         spent = hidden.spend([{"privacy": entry} for entry in before], self.engine.sizes)
-        write_whole(path, json.dumps([*before, {"round": round_index, **spent}]).encode())
+        write_whole(self.folder / "ledger.json", json.dumps([*before, {"round": round_index, **spent}]).encode())
 
     # --- what may be asked
 

@@ -226,7 +226,9 @@ class RecordPrivacy:
 
 def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
     """Return the sum of one client's gradients (rows first), each cut to a norm over all tensors."""
-    norms = torch.stack([gradient.flatten(1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
+    norms = (
+        torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
+    )
     factors = mask / (norms / clip).clamp(min=1)
     return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
 

@@ -263,7 +263,8 @@ class Federation:
         """Redraw clients until a quorum gives usable updates, then fail."""
         refusals: list[Refusal] = []
         hidden = isinstance(self.privacy, ClientPrivacy)
-        for attempt in range(1 if hidden else self.config.attempts):  # another draw would not be the one accounted for
+        # a sample is taken as it comes, of nobody too: another draw would not be the one that is accounted for
+        for attempt in range(1 if hidden else self.config.attempts):
             cohort = self._choose(round_index, attempt)
             handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
             trained = self._train(round_index, self._answering(cohort, round_index, attempt), handed)
@@ -276,7 +277,7 @@ class Federation:
             if not hidden:  # one client must not decide whether another counts
                 good, far, usual = compare_moves(good, asked, self.shared, role, ratio, before)
             refusals += [*self.engine.refused(), *refused, *far]
-            if len(good) >= (min(self.config.quorum, len(cohort)) if hidden else self.config.quorum):
+            if len(good) >= (0 if hidden and len(cohort) < self.engine.clients else self.config.quorum):
                 return Gathered(cohort, trained, good, refusals, handed, usual)
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
         raise FedVLError(
