@@ -19,7 +19,6 @@ from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
 from fedvl.federation.fixed_point import decode_updates, encode_update
 from fedvl.federation.journal import Journal
-from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, normals, row_gradients, uniforms
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Update
@@ -44,20 +43,10 @@ def hiding(config, rounds=3, expected=CLIENTS, seed=0, sigma=None, clients=CLIEN
     return found
 
 
-def private(method, config, training=None, **federation):
-    """The small federation under privacy."""
-    found = small_federation(method, training, **federation)
-    engine = found.engine
-    found.engine = LocalEngine(method, engine.data, engine.rows, engine.training, found.config, 0, config)
-    clients = hiding(config, found.config.rounds, found.config.per_round or CLIENTS)
-    found.privacy = clients if config.unit == "client" else RecordPrivacy(config, engine.training, found.config.rounds)
-    return found
-
-
 def without_noise(method, clip=ENDLESS, **federation):
     """Under client-level privacy that spends everything: no noise, and updates cut at a norm that none has."""
-    found = private(method, settings(epsilon=math.inf, clip=clip), **federation)
-    found.privacy = hiding(found.privacy.config, found.config.rounds, sigma=0.0)
+    found = small_federation(method, privacy=settings(epsilon=math.inf, clip=clip), **federation)
+    found.privacy = hiding(found.engine.privacy, found.config.rounds, sigma=0.0)
     return found
 
 
@@ -168,7 +157,7 @@ def test_the_same_under_secure_sums():
 
 def test_in_a_secure_sum_clients_cut_their_own_moves_so_that_rounding_cannot_lengthen_them():
     config = settings(clip=0.01)
-    federation = private(small_method("linear"), config, secure_sum=True, least_clients=2)
+    federation = small_federation(small_method("linear"), privacy=config, secure_sum=True, least_clients=2)
     norms = []
     for trained in federation.engine.train(0, range(CLIENTS), federation.shared):
         update = trained.update
@@ -181,7 +170,7 @@ def test_in_a_secure_sum_clients_cut_their_own_moves_so_that_rounding_cannot_len
 
 
 def test_clients_weigh_the_same_and_tell_neither_loss_nor_examples():
-    federation = private(small_method("linear"), settings())
+    federation = small_federation(small_method("linear"), privacy=settings())
     for trained in federation.engine.train(0, range(CLIENTS), federation.shared):
         assert (trained.update.weight, trained.loss, trained.examples) == (1.0, 0.0, 1)
 
@@ -198,7 +187,7 @@ def test_cohorts_are_poisson_samples_that_the_secret_alone_decides():
 
 
 def test_a_round_of_nobody_is_a_round_of_noise_alone():
-    federation = private(small_method("linear"), settings(), per_round=1, rounds=8)
+    federation = small_federation(small_method("linear"), privacy=settings(), per_round=1, rounds=8)
     run_quietly(federation)
     assert [] in [record["cohort"] for record in federation.records]
     assert len(federation.records) == 8
@@ -247,13 +236,13 @@ def test_an_attacker_learns_no_more_of_a_client_than_epsilon_says(share, holds):
 def test_an_attacker_learns_no_more_of_an_image_than_epsilon_says(share, holds):
     """All steps of a run, where the image is in each by chance and has a gradient as long as it may have."""
     config = settings("record", clip=0.5, epsilon=2.0, delta=1e-3)
-    training = small_federation(small_method("linear")).engine.training.model_copy(update={"local_epochs": 4})
+    training = small_federation(small_method("linear")).engine.training.model_copy(update={"local_epochs": 2})
     hidden = Scaled(config, training, 1)
     hidden.__dict__["share"] = share
 
     def released(there, first):
         totals = []
-        for run in range(first, first + 2000):
+        for run in range(first, first + 1200):
             found = 0.0
             for step, drawn in enumerate(hidden.draw(8, 0, run, 0)):
                 gradient = torch.full((1,), 0.5 if there and 0 in drawn else 0.0)
@@ -261,7 +250,7 @@ def test_an_attacker_learns_no_more_of_an_image_than_epsilon_says(share, holds):
             totals.append(found)
         return torch.tensor(totals)
 
-    found = empirical_epsilon(released(True, 0), released(False, 2000), 1e-3)
+    found = empirical_epsilon(released(True, 0), released(False, 1200), 1e-3)
     assert found > 0.4
     assert (found < 2.0) == holds
 
@@ -312,7 +301,7 @@ class Quiet(RecordPrivacy):
 
 
 def quiet(method, clip=ENDLESS, **settings_of_training):
-    found = private(method, settings("record", math.inf, clip), settings_of_training)
+    found = small_federation(method, settings_of_training, settings("record", math.inf, clip))
     found.engine.hidden = Quiet(found.engine.privacy, found.engine.training, found.config.rounds)
     return found.engine
 
@@ -378,7 +367,9 @@ def test_noise_of_a_step_has_the_deviation_sigma_clip_by_images():
 def test_hidden_images_train_the_same_whatever_the_chunk_and_tell_no_loss():
     found = []
     for chunk in (1, 10):
-        federation = run_quietly(private(small_method("linear"), settings("record", 8.0, 1.0), chunk=chunk))
+        federation = run_quietly(
+            small_federation(small_method("linear"), privacy=settings("record", 8.0, 1.0), chunk=chunk)
+        )
         assert [record["loss"] for record in federation.records] == [None] * 3
         assert federation.engine.train(0, [3], federation.shared)[0].loss == 0
         found.append(federation.shared)
@@ -394,7 +385,7 @@ class Empty(RecordPrivacy):
 
 
 def test_a_step_without_images_is_a_step_of_noise_alone():
-    federation = private(small_method("linear"), settings("record", 8.0, 1.0))
+    federation = small_federation(small_method("linear"), privacy=settings("record", 8.0, 1.0))
     federation.engine.hidden = Empty(federation.engine.privacy, federation.engine.training, 3)
     (trained,) = federation.engine.train(0, [0], federation.shared)
     assert not torch.equal(trained.update.tensors["weight"], federation.shared["weight"])
@@ -406,7 +397,7 @@ def test_a_step_without_images_is_a_step_of_noise_alone():
 
 @pytest.mark.parametrize("unit, clip", [("client", 0.1), ("client", None), ("record", 1.0)])
 def test_the_budget_grows_round_by_round_and_is_spent_with_the_last(unit, clip):
-    federation = run_quietly(private(small_method("linear"), settings(unit, 3.0, clip)))
+    federation = run_quietly(small_federation(small_method("linear"), privacy=settings(unit, 3.0, clip)))
     spent = [record["privacy"]["epsilon"] for record in federation.records]
     assert spent == sorted(set(spent))
     assert 2.9 < spent[-1] <= 3.0
@@ -417,8 +408,8 @@ def test_the_budget_grows_round_by_round_and_is_spent_with_the_last(unit, clip):
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_a_resumed_run_goes_on_counting_and_stops_before_its_ceiling(unit, tmp_path):
     config, journal = settings(unit, 3.0), Journal(tmp_path / "journal")
-    run_quietly(replace(private(small_method("linear"), config, rounds=2), journal=journal))
-    longer = replace(private(small_method("linear"), config, rounds=4), journal=journal)
+    run_quietly(replace(small_federation(small_method("linear"), privacy=config, rounds=2), journal=journal))
+    longer = replace(small_federation(small_method("linear"), privacy=config, rounds=4), journal=journal)
     longer.restore()
     before = digest(longer.shared)
     with pytest.raises(FedVLError, match=r"Round 3 would take epsilon to 3\.\d+, above privacy\.epsilon \(3\)"):
@@ -427,9 +418,9 @@ def test_a_resumed_run_goes_on_counting_and_stops_before_its_ceiling(unit, tmp_p
 
 
 def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
-    whole = run_quietly(private(small_method("linear"), settings(clip=None), rounds=3))
+    whole = run_quietly(small_federation(small_method("linear"), privacy=settings(clip=None), rounds=3))
     journal = Journal(tmp_path / "journal")
-    stopped = replace(private(small_method("linear"), settings(clip=None), rounds=3), journal=journal)
+    stopped = replace(small_federation(small_method("linear"), privacy=settings(clip=None), rounds=3), journal=journal)
 
     def stop(record):
         if record["round"] == 2:
@@ -437,7 +428,7 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         stopped.run(lambda shared, kept, number: {}, stop)
-    resumed = replace(private(small_method("linear"), settings(clip=None), rounds=3), journal=journal)
+    resumed = replace(small_federation(small_method("linear"), privacy=settings(clip=None), rounds=3), journal=journal)
     resumed.restore()
     run_quietly(resumed)
     assert digest(resumed.shared) == digest(whole.shared)
@@ -445,7 +436,7 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
 
 
 def party(folder):
-    federation = private(small_method("linear"), settings("record", 3.0, 1.0))
+    federation = small_federation(small_method("linear"), privacy=settings("record", 3.0, 1.0))
     federation.engine.rows = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
     return Party(3, federation.engine, folder)
 
