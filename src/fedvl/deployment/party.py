@@ -138,7 +138,7 @@ class Party:
         return list(read_json(self.folder / "ledger.json") or [])
 
     def _spend(self, round_index: int) -> None:
-        """Write down what a round spends of this client's budget before it is trained; refuse one too many."""
+        """Write down what a round spends before it is trained; refuse one above the ceiling."""
         hidden = self.engine.hidden
         if hidden is None:
             return

@@ -2,7 +2,7 @@
 
 A step takes each unit (a client or an image) with probability ``rate``, independently, adds up what
 it gives, of norm at most C, and adds Gaussian noise of deviation ``sigma`` C. Two datasets are
-neighbours if one has a unit more. ``dp_accounting`` does the sums; it is imported when it is needed.
+neighbours if one has a unit more. ``dp_accounting`` does the sums, and is imported when needed.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""Differential privacy of a run: cut what one unit gives, add Gaussian noise, and count what is spent.
+"""Differential privacy: cut what one unit gives, add Gaussian noise, and count what is spent.
 
-The unit is a client with all its images, hidden by the server in the mean of a round, or a record, one
-image of a client, hidden by the client in each of its steps (DP-SGD). Random numbers come from
-SHAKE-256 of a seed and a purpose: the same again for a known seed, in simulation, and as secret as the
-seed where it is a party's or the server's own.
+The unit is a client with all its images, hidden by the server in the mean of a round, or a record,
+one image of a client, hidden by the client in each of its steps (DP-SGD). Random numbers come from
+SHAKE-256 of a seed and a purpose: the same again for a known seed, in simulation, and as secret as
+the seed where it is a party's or the server's own.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class ClientPrivacy:
         return (Step(self.rate, self._with_search(sigma, first=index == 0)) for index in range(self.rounds))
 
     def _with_search(self, sigma: float, first: bool) -> float:
-        """Return the noise multiplier of a round; counts of the search and the sum are as one release."""
+        """Return the noise multiplier of a round, where a search and the sum are one release."""
         searches = first and self.config.clip is None
         return sigma / math.sqrt(1 + SEARCH_SHARE * self.rounds) if searches else sigma
 
@@ -152,7 +152,7 @@ class ClientPrivacy:
     def merge(
         self, round_index: int, shared: Tensors, updates: Sequence[Update], records: Sequence[Record]
     ) -> tuple[Tensors, float]:
-        """Return the noisy mean of the cut updates, where who is missing has not moved, and the clip."""
+        """Return the noisy mean of the cut updates, and the clip; who is missing has not moved."""
         moves = [{name: update.tensors[name] - shared[name] for name in shared} for update in updates]
         clip = self.clip_of(round_index, records, [length(move) for move in moves])
         cut = [clipped(update.tensors, shared, clip) for update in updates]
@@ -187,13 +187,13 @@ class RecordPrivacy:
         return -(-images // self.training.batch_size)
 
     def sigma(self, images: int, rounds: int) -> float:
-        """Return the noise multiplier of a client that takes part in every one of so many rounds."""
+        """Return the noise multiplier of a client that takes part in so many rounds."""
         batches = self.batches(images)
         steps = rounds * self.training.local_epochs * batches
         return sigma_for(self.config.epsilon, 1 / batches, steps, self.config.delta)
 
     def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
-        """Return the budget after another round, for its record: of the client that spends the most.
+        """Return the budget after another round, for its record: of who spends the most.
 
         Where sizes are not known the ceiling is told: each client counts for itself.
         """
@@ -225,7 +225,7 @@ class RecordPrivacy:
 
 
 def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
-    """Return the sum of one client's gradients (rows first), each cut to a norm over all tensors."""
+    """Return the sum of one client's gradients (rows first), each cut over all tensors."""
     norms = (
         torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
     )

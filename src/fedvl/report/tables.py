@@ -120,7 +120,7 @@ def condition_rows(result: dict[str, Any]) -> list[Row]:
 
 
 def privacy_rows(result: dict[str, Any]) -> list[Row]:
-    """Return what was spent of a privacy budget, of what unit and under what sampling; none if there is none."""
+    """Return what was spent of a privacy budget, of which unit and under what sampling."""
     spent = result.get("privacy")
     if not spent:
         return []
