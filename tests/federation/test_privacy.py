@@ -481,6 +481,7 @@ def test_what_noise_does_not_cover_is_refused_in_a_sentence():
     assert "image counts" in refused("record", method={"name": "fedpp"}, federation={"drift": False})
     assert "report class counts" in refused(method={"name": "fedpp"}, federation={"drift": False})
     assert "drift=false" in refused(federation={"drift": True})
+    assert "choose --robust" in refused(federation={"robust": "median"})
     assert "sends perturbed_texts" in refused(method={"name": "fed-mp"})
     assert "gradients do not move" in refused(method={"name": "fedavg-nn"})
     assert "say to what norm" in refused(federation={"secure_sum": True})
