@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvl.config import Experiment, parse_assignment, read_toml, resolve, write_toml
+from fedvl.config import Experiment, gather_settings, parse_assignment, read_toml, resolve, write_toml
 from fedvl.errors import FedVLError
 from fedvl.settings import resolve_experiment
 
@@ -130,3 +130,35 @@ def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path):
     (tmp_path / "a.toml").write_text("a" + ".a" * 400_000 + " = 1\n")
     with pytest.raises(FedVLError, match="more than 200 dots"):
         read_toml(tmp_path / "a.toml")
+
+
+def test_privacy_is_a_section_in_one_flag():
+    assert gather_settings(None, {"privacy": "client:eps=3"}) == {"privacy": {"unit": "client", "epsilon": 3.0}}
+    found = gather_settings(None, {"privacy": "record:eps=8,delta=1e-6,clip=0.5"}, ["privacy.clip=2.0"])
+    assert found == {"privacy": {"unit": "record", "epsilon": 8.0, "delta": 1e-6, "clip": 2.0}}
+    assert gather_settings(None, {"privacy": "none"}) == {"privacy": {"unit": "none"}}
+    assert resolve([found]).privacy.unit == "record"
+
+
+@pytest.mark.parametrize(
+    "text", ["client", "record:", "image:eps=3", "client:eps=three", "client:epsilon=3", "none:eps=3", ""]
+)
+def test_privacy_that_is_none_is_told_with_an_example(text):
+    with pytest.raises(FedVLError, match=r"--privacy takes client or record and an epsilon, for example client:eps=3"):
+        gather_settings(None, {"privacy": text})
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "client:eps=0",
+        "client:eps=-1",
+        "client:eps=1000",
+        "client:eps=3,delta=2",
+        "record:eps=3,clip=0",
+        "client:eps=nan",
+    ],
+)
+def test_budgets_that_are_none_are_refused(flag):
+    with pytest.raises(FedVLError, match=r"Setting 'privacy\.(epsilon|delta|clip)' is"):
+        resolve([gather_settings(None, {"privacy": flag})])

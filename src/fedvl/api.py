@@ -202,6 +202,7 @@ def run(
     secure_sum: Given = None,
     robust: Given = None,
     attack: Given = None,
+    privacy: Given = None,
     chunk: Given = None,
     one_by_one: Given = None,
     out: Given = None,

@@ -118,6 +118,17 @@ class FederationConfig(Section):
     max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)  # a larger message is not read
 
 
+class PrivacyConfig(Section):
+    """Differential privacy: whose presence the trained model hides, and how well."""
+
+    unit: Literal["none", "client", "record"] = "none"  # a client with all its images, or one image of a client
+    epsilon: float = Field(8.0, gt=0, le=100)  # most that all planned rounds spend; the noise follows from it
+    delta: float = Field(1e-5, gt=0, lt=1)
+    # norm to which a client's update, or the gradient of an image, is cut; if absent, the median of the first round's
+    # updates, found with noise, or 1 for an image
+    clip: float | None = Field(None, gt=0)
+
+
 class EvaluationConfig(Section):
     # open: a new user queries classes that no client has; personal: every client queries its own test part;
     # missing: the test has the missing modalities of training, and is repeated under six further conditions
@@ -137,6 +148,7 @@ class Experiment(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     federation: FederationConfig = FederationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     def to_toml(self) -> str:
@@ -193,6 +205,7 @@ FLAGS = {
     "secure_sum": "federation.secure_sum",
     "robust": "federation.robust",
     "attack": "federation.attack",
+    "privacy": "privacy",
     "chunk": "federation.chunk",
     "one_by_one": "federation.one_by_one",
     "protocol": "evaluation.protocol",
@@ -213,7 +226,9 @@ def gather_settings(file: Path | None, flags: Mapping[str, Any], assignments: It
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """Return settings with one value at section.key."""
+    """Return settings with one value at section.key; a text for ``privacy`` is a whole section."""
+    if key == "privacy" and isinstance(value, str):
+        value = parse_privacy(value)
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
@@ -230,6 +245,24 @@ def parse_assignment(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return nested(".".join(parts), parsed)
+
+
+def parse_privacy(text: str) -> dict[str, Any]:
+    """Return ``client:eps=3,delta=1e-6,clip=0.5`` of ``--privacy`` as a section."""
+    unit, _, rest = text.partition(":")
+    found: dict[str, Any] = {"unit": unit.strip()}
+    try:
+        for part in rest.split(",") if rest else ():
+            name, _, value = part.partition("=")
+            found[{"eps": "epsilon", "delta": "delta", "clip": "clip"}[name.strip()]] = float(value)
+        if unit not in ("none", "client", "record") or ("epsilon" in found) == (unit == "none"):
+            raise ValueError
+    except (KeyError, ValueError):
+        raise FedVLError(
+            "--privacy takes client or record and an epsilon, for example client:eps=3 or "
+            f"record:eps=8,delta=1e-6,clip=0.5, not '{text[:100]}'."
+        ) from None
+    return found
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

@@ -37,6 +37,19 @@ class Refused(Content):
     reason: str
 
 
+class Budget(Content):
+    """What a run has spent of its privacy budget."""
+
+    unit: Literal["client", "record"]
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    sampling: str
+    # of a round, to go on counting
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    sigma: Annotated[float, Field(ge=0)] | None = None
+    planned: Round | None = None
+
+
 class Record(Content):
     """A line of metrics.jsonl, and the record of a round in the journal."""
 
@@ -49,6 +62,7 @@ class Record(Content):
     bytes_up: Count = 0
     bytes_down: Count = 0
     seconds: Number = 0.0
+    privacy: Budget | None = None
 
 
 class Manifest(Content):
@@ -126,6 +140,7 @@ class Result(Content):
     partition_note: str | None = None
     skipped_images: list[Skipped] | None = None
     notes: list[str] | None = None
+    privacy: Budget | None = None
     config: dict[str, Setting | dict[str, Setting]] | None = None
     command: str | None = None
     files_sha256: dict[Literal["model.safetensors", "kept.safetensors"], Hash] | None = None

@@ -13,6 +13,7 @@ from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, flipped
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Engine, Federation
 from fedvl.preparation import Prepared, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
@@ -33,7 +34,7 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
 def local_engine(prepared: Prepared) -> LocalEngine:
     """Make the engine that trains all clients in this process, hostile ones among them."""
     experiment, training = prepared.experiment, prepared.training
-    settings = (experiment.training, experiment.federation, experiment.seed)
+    settings = (experiment.training, experiment.federation, experiment.seed, experiment.privacy)
     if experiment.federation.attack is None:
         return LocalEngine(prepared.method, training.samples, training.rows, *settings)
     attack = Attack.parse(experiment.federation.attack)
@@ -87,8 +88,13 @@ def check_restored(federation: Federation, start: Tensors, folder: RunFolder) ->
         )
 
 
-def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: Display) -> dict[str, Any]:
-    """Run the rounds still to come, wherever the clients are, and write the result."""
+def run_rounds(
+    folder: RunFolder, prepared: Prepared, engine: Engine, display: Display, secret: int | None = None
+) -> dict[str, Any]:
+    """Run the rounds still to come, wherever the clients are, and write the result.
+
+    The noise that hides clients is drawn from ``secret``, or from the seed in simulation.
+    """
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
     judge = make_judge(prepared, engine)
@@ -103,6 +109,7 @@ def run_rounds(folder: RunFolder, prepared: Prepared, engine: Engine, display: D
         journal=folder.journal,
         device=prepared.device,
         root=root_engine(prepared),
+        privacy=privacy_of(experiment, experiment.seed if secret is None else secret),
     )
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took

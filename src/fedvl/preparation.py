@@ -30,7 +30,7 @@ from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import check_classes, check_labels, check_model, check_robust, check_secure_sum
+from fedvl.requirements import check_classes, check_labels, check_model, check_privacy, check_robust, check_secure_sum
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import pick_device
 
@@ -120,6 +120,7 @@ def prepare(
     method, queried = make_methods(sources, encoded, assignment, experiment, display)
     check_secure_sum(method, experiment)
     check_robust(method, experiment)
+    check_privacy(method, experiment)
     return Prepared(
         experiment=experiment,
         method=method,

@@ -10,6 +10,7 @@ from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method
 from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors
 
 MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
 
@@ -83,6 +84,74 @@ def check_robust(method: Method, experiment: Experiment) -> None:
         )
     if (federation.attack or "").startswith("label-flip") and method.labels == "none":
         raise FedVLError(f"Method '{name}' trains without labels, so that none can be flipped; use another attack.")
+
+
+def check_privacy(method: Method, experiment: Experiment) -> None:
+    """Refuse differential privacy where something would leave that noise does not cover."""
+    unit = experiment.privacy.unit
+    if unit == "none":
+        return
+    name, role = experiment.method.name, method.role
+    start = method.start(torch_generator(experiment.seed, "start"))
+    if method.scope == "pooled" or not start:
+        raise FedVLError(f"Method '{name}' sends no updates that noise could be added to; leave --privacy out.")
+    if role.sent:
+        raise FedVLError(
+            f"Method '{name}' sends {', '.join(role.sent)} besides its update, which noise does not cover; leave --privacy out."
+        )
+    if untrained := [shared for shared in start if not role.shared(shared).trained]:
+        raise FedVLError(
+            f"Method '{name}' shares tensors that gradients do not move, such as {untrained[0]}, and noise would spoil "
+            "them; leave --privacy out."
+        )
+    if unit == "client":
+        check_client_privacy(method, start, experiment)
+    else:
+        check_record_privacy(method, experiment)
+
+
+def check_client_privacy(method: Method, start: Tensors, experiment: Experiment) -> None:
+    """Refuse client-level privacy where the server needs more than a noisy mean."""
+    name, federation, consultation = experiment.method.name, experiment.federation, method.consultation()
+    if single := [shared for shared in start if method.role.needs(shared) != "sum"]:
+        raise FedVLError(
+            f"Method '{name}' needs {', '.join(single)} of each client, and client-level privacy hides each client; "
+            "use a method that is averaged, such as linear, cachefl or promptfl."
+        )
+    if consultation is not None and consultation.report_shapes:
+        raise FedVLError(
+            f"Clients of method '{name}' report class counts before a round, which noise does not cover; let each "
+            "choose its labels alone, with --set method.selection=fpl."
+        )
+    if federation.robust != "mean":
+        raise FedVLError(
+            "A rule weighs clients by one another, so that noise on its outcome hides none; choose --robust or --privacy client."
+        )
+    if federation.drift:
+        raise FedVLError("The drift of single clients is not private; use --set federation.drift=false.")
+    if federation.secure_sum and experiment.privacy.clip is None:
+        raise FedVLError(
+            "In a secure sum clients cut their own updates; say to what norm: --privacy client:eps=3,clip=0.1."
+        )
+    if federation.secure_sum and federation.per_round and federation.per_round < experiment.data.clients:
+        raise FedVLError(
+            "Client-level privacy draws clients one by one, so that a secure sum could have too few; leave --per-round out."
+        )
+
+
+def check_record_privacy(method: Method, experiment: Experiment) -> None:
+    """Refuse record-level privacy where an image has a say beyond its own gradient."""
+    name, labels = experiment.method.name, experiment.data.labels
+    if method.scope != "row" or method.consultation() is not None:
+        raise FedVLError(
+            f"In method '{name}' an image counts in the loss or label of other images, so that cutting its own gradient does "
+            "not bound it; use --privacy client:eps=3, or linear, cachefl or promptfl."
+        )
+    if labels not in ("true", "zero-shot"):
+        raise FedVLError(
+            f"Pseudo-labels of '{labels}' compare the images of a client, so that one image changes others' labels; "
+            "use --set data.labels=zero-shot."
+        )
 
 
 def check_labels(

@@ -67,6 +67,9 @@ def describe(
             "evaluate": sum(seconds for _, seconds in judged),
         },
         "seconds_per_image": final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
+        "privacy": {key: records[-1]["privacy"][key] for key in ("unit", "epsilon", "delta", "sampling")}
+        if records and federation.privacy
+        else None,
         "refused_updates": sum(len(record["refused"]) for record in records),
         "state_sha256": state_sha256(federation),
         "class_names": list(prepared.queried.task.class_names),

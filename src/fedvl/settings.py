@@ -51,6 +51,8 @@ def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
 def resume_key(experiment: Experiment) -> str:
     """Hash the settings that may not change between rounds; files go by name."""
     settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
+    if experiment.privacy.unit != "none":
+        settings["privacy"] = experiment.privacy.model_dump(mode="json")
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]

@@ -98,7 +98,7 @@ def fake_grid(parties, faults=None):
 
 def party_of(method, client, folder, template):
     rows = [rows if number == client else rows[:0] for number, rows in enumerate(template.rows)]
-    engine = LocalEngine(method, template.data, rows, template.training, template.federation, 0)
+    engine = LocalEngine(method, template.data, rows, template.training, template.federation, 0, template.privacy)
     sums = partial(member_of, client, engine.federation.least_clients)
     return Party(client, engine, folder / str(client), rehearsal=True, sums=sums)
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Batch, Method, Samples, Task
@@ -163,15 +164,22 @@ class SmallFederation(Federation):
     engine: LocalEngine
 
 
-def small_federation(method: Method, training: dict[str, Any] | None = None, **federation: Any) -> SmallFederation:
+def small_federation(
+    method: Method, training: dict[str, Any] | None = None, privacy: PrivacyConfig | None = None, **federation: Any
+) -> SmallFederation:
     network = "pixels" in method.inputs  # slow: fewer steps
     config = FederationConfig(**{"rounds": 2 if network else 3, **federation})
     rows = torch.arange(sum(RAGGED)).split(RAGGED)
     steps = TrainingConfig(
         **{"batch_size": 4, "local_epochs": 1 if network else 2, "learning_rate": 0.05, **(training or {})}
     )
-    engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0)
-    return SmallFederation(method, engine, config, 0, method.start(torch_generator(0, "start")))
+    engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0, privacy=privacy)
+    found = SmallFederation(method, engine, config, 0, method.start(torch_generator(0, "start")))
+    if privacy and privacy.unit == "client":
+        found.privacy = ClientPrivacy(privacy, config.rounds, len(RAGGED), config.per_round or len(RAGGED), 0)
+    elif privacy and privacy.unit == "record":
+        found.privacy = RecordPrivacy(privacy, steps, config.rounds)
+    return found
 
 
 def run_quietly(federation: AnyFederation) -> AnyFederation:

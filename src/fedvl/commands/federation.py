@@ -15,6 +15,7 @@ from fedvl.commands.run import (
     MethodFlag,
     ModelFlag,
     Out,
+    PrivacyFlag,
     Quiet,
     RoundsFlag,
     SecureSumFlag,
@@ -59,6 +60,7 @@ def init(
     rounds: RoundsFlag = None,
     seed: SeedFlag = None,
     secure_sum: SecureSumFlag = False,
+    privacy: PrivacyFlag = None,
     settings: Assignments = None,
 ) -> None:
     """Make certificates, the experiment, and a folder to hand to each party."""
@@ -75,7 +77,7 @@ def init(
     if folder.exists():
         raise FedVLError(f"{folder} exists already; choose another folder.")
     flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
-    flags |= {"secure_sum": secure_sum or None}
+    flags |= {"secure_sum": secure_sum or None, "privacy": privacy}
     given = gather_settings(experiment, flags, settings or [])
     create(folder, names, host, port, resolve_for_parties(given, len(names)))
     print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")

@@ -41,6 +41,9 @@ RoundsFlag = Annotated[int | None, typer.Option(help="Rounds of training and mer
 SecureSumFlag = Annotated[
     bool, typer.Option("--secure-sum", help="The server learns sums over clients only, no single update.")
 ]
+PrivacyFlag = Annotated[
+    str | None, typer.Option(help="Differential privacy: client:eps=EPSILON or record:eps=EPSILON[,delta=,clip=].")
+]
 SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
 
@@ -84,6 +87,7 @@ def run(
         str | None,
         typer.Option(help="Simulate hostile clients: sign-flip, label-flip, scaled, alie or ipm, as KIND:SHARE."),
     ] = None,
+    privacy: PrivacyFlag = None,
     chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="Train clients one at a time; same result, slower.")

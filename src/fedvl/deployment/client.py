@@ -140,6 +140,11 @@ class Client:
         federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, shared)
         zero_shot = judge.judge_zero_shot() if judged else None
         result = describe(prepared, federation, judge, zero_shot, judged)
+        if spent := party.spent:
+            result["privacy"] = spent[-1]
+            self.say(
+                f"This client's images have spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g})."
+            )
         told = {"rounds": header.round, "party": self.file.name, "command": f"fedvl client {self.folder}"}
         folder.finish({**result, **told}, {}, tensors, {})
         self.say(f"The run is over; the model, with what is this client's own, is in {folder.path}.")

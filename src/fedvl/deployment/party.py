@@ -123,6 +123,7 @@ class Party:
                 problem = "".join(refusal.reason for refusal in refusals)
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
             return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
+        self._spend(request.round)
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None
@@ -130,6 +131,20 @@ class Party:
         result = trained[0]
         reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
+
+    @property
+    def spent(self) -> list[dict[str, Any]]:
+        """Return the client's budget after each round that it trained, if it has one."""
+        return list(read_json(self.folder / "ledger.json") or [])
+
+    def _spend(self, round_index: int) -> None:
+        """Write down what a round spends before it is trained; refuse one above the ceiling."""
+        hidden = self.engine.hidden
+        if hidden is None:
+            return
+        before = [entry for entry in self.spent if entry["round"] != round_index]  # one that is answered again
+        spent = hidden.spend([{"privacy": entry} for entry in before], self.engine.sizes)
+        write_whole(self.folder / "ledger.json", json.dumps([*before, {"round": round_index, **spent}]).encode())
 
     # --- what may be asked
 

@@ -88,6 +88,11 @@ class RemoteEngine:
 
     # --- what a federation asks for
 
+    @property
+    def sizes(self) -> list[int]:
+        """Unknown: each client counts for itself."""
+        return []
+
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> list[Trained]:

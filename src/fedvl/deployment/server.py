@@ -74,7 +74,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
                 experiment.federation.deadline,
                 experiment.federation.quorum,
             )
-            run_rounds(folder, prepared, engine, display)
+            run_rounds(folder, prepared, engine, display, secrets.randbits(256))
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
         folder.write_federation({**folder.federation, "told": sorted(told)})
     return folder.result

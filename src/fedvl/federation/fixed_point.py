@@ -41,6 +41,11 @@ def from_whole(total: Tensor) -> Tensor:
     return torch.div(total.double(), 2**FRACTION_BITS)
 
 
+def rounding_error(tensors: Mapping[str, Tensor]) -> float:
+    """Return how far rounding to whole numbers may move as many numbers together, at most."""
+    return 2.0 ** -(FRACTION_BITS + 1) * math.sqrt(count_elements(dict(tensors)))
+
+
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return all numbers in the order of names."""
     return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)] or [torch.zeros(0)]).cpu()

@@ -15,11 +15,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
-from fedvl.federation.fixed_point import decode_reports, encode_report, encode_update, no_report, no_update, sum_of
+from fedvl.federation.fixed_point import (
+    decode_reports,
+    encode_report,
+    encode_update,
+    no_report,
+    no_update,
+    rounding_error,
+    sum_of,
+)
 from fedvl.federation.optimisers import Optimiser, learning_rate
+from fedvl.federation.privacy import RecordPrivacy, clipped, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -66,6 +75,7 @@ class LocalEngine:
         training: TrainingConfig,
         federation: FederationConfig,
         seed: int,
+        privacy: PrivacyConfig | None = None,
     ) -> None:
         self.method = method
         self.data = data
@@ -74,6 +84,9 @@ class LocalEngine:
         self.federation = federation
         self.seed = seed
         self.private_seed = seed  # of what clients draw for themselves; a party has one that nobody else knows
+        self.privacy = privacy or PrivacyConfig()
+        hides_images = self.privacy.unit == "record"
+        self.hidden = RecordPrivacy(self.privacy, training, federation.rounds) if hides_images else None
         self.private: dict[int, Tensors] = {}
         self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
@@ -81,6 +94,10 @@ class LocalEngine:
     @property
     def clients(self) -> int:
         return len(self.rows)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(rows) for rows in self.rows]
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
@@ -228,8 +245,11 @@ class LocalEngine:
         clients, used = [member.client for member in chunk], [member.used for member in chunk]
         shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
-        positions, mask = self._batches(round_index, clients, used, largest)
-        steps = [min(int(count), most_steps or int(count)) for count in mask.any(-1).sum(-1)]
+        orders = self._orders(round_index, clients, used, largest)
+        positions = pad_sequence(orders, batch_first=True, padding_value=largest)
+        positions = positions.to(self.data.labels.device)
+        mask = (positions < largest).float()
+        steps = [min(len(order), most_steps or len(order)) for order in orders]
         received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
         tensors = {
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
@@ -264,6 +284,8 @@ class LocalEngine:
                 whole=prefix(whole, active),
             )
             gradients, (loss, changed) = gradient_step(prefix(moving, active), prefix(still, active), batch)
+            if self.hidden:
+                gradients = self._hidden(self.hidden, gradients, clients, round_index, step)
             optimiser.rate = rates[step]
             optimiser.step(gradients, active)
             for name, tensor in changed.items():
@@ -299,13 +321,24 @@ class LocalEngine:
         if role.sent:
             samples = self.data.take(self.rows[client])
             sent |= {name: extra.make({**private, **sent}, samples) for name, extra in role.sent.items()}
-        alike = self.method.weighting == "clients"  # then nobody need know how many examples a client has
+        if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms
+            assert self.privacy.clip is not None, "requirements.py asks for it"
+            sent = clipped(sent, shared, self.privacy.clip - rounding_error(shared))
+        # where all weigh the same nobody need know how many examples a client has
+        alike = self.method.weighting == "clients" or self.privacy.unit == "client"
         update = Update(client, sent, 1.0 if alike else float(used))
         lasting = {name: tensor for name, tensor in private.items() if role.private(name).lasts}
-        return Trained(update, lasting, loss, 1 if alike else size)
+        return Trained(update, lasting, loss if self.privacy.unit == "none" else 0.0, 1 if alike else size)
 
-    def _batches(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> tuple[Tensor, Tensor]:
-        """Draw the order of samples (clients x steps x batch) and which rows are real."""
+    def _orders(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> list[Tensor]:
+        """Draw the samples of each client's steps (steps x batch); ``filler`` is none of them."""
+        if self.hidden:
+            drawn = [
+                self.hidden.draw(len(own), self.private_seed, round_index, client)
+                for client, own in zip(clients, used, strict=True)
+            ]
+            width = max(1, *(len(step) for steps in drawn for step in steps))
+            return [torch.stack([pad(step, (0, width - len(step)), value=filler) for step in steps]) for steps in drawn]
         width = min(self.training.batch_size, len(used[0]))
         orders = []
         for client, own in zip(clients, used, strict=True):
@@ -316,9 +349,24 @@ class LocalEngine:
                 for _ in range(self.training.local_epochs)
             ]
             orders.append(torch.cat(epochs).view(-1, width))
-        positions = pad_sequence(orders, batch_first=True, padding_value=filler)
-        positions = positions.to(self.data.labels.device)
-        return positions, (positions < filler).float()
+        return orders
+
+    def _hidden(
+        self, hidden: RecordPrivacy, gradients: Tensors, clients: list[int], round_index: int, step: int
+    ) -> Tensors:
+        """Return the noisy mean of each client's cut gradients."""
+        means = [
+            hidden.noisy_mean(
+                {name: tensor[row] for name, tensor in gradients.items()},
+                len(self.rows[client]),
+                self.private_seed,
+                round_index,
+                client,
+                step,
+            )
+            for row, client in zip(range(len(next(iter(gradients.values())))), clients, strict=False)
+        ]
+        return {name: torch.stack([mean[name] for mean in means]) for name in gradients}
 
     def _rates(self, round_index: int, used: list[Tensor], steps: int) -> Sequence[float | Tensor]:
         """Return each step's rate: one for all, or one per client if it falls by epoch."""
@@ -372,6 +420,21 @@ class LocalEngine:
             detached = {name: tensor.detach() for name, tensor in changed.items()}
             return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
 
+        def by_row(moving: Tensors, still: Tensors, batch: Batch) -> Tensors:
+            """Return the sum of one client's gradients, each image's cut before."""
+            assert self.hidden is not None
+
+            def of_row(inputs: Tensors, label: Tensor, mask: Tensor, position: Tensor) -> Tensors:
+                row = batch._replace(inputs=lift(inputs), labels=label[None], mask=mask[None], position=position[None])
+                return dict(torch.func.grad(lambda tensors: objective(tensors, still, row)[0])(moving))
+
+            gradients = torch.func.vmap(of_row)(batch.inputs, batch.labels, batch.mask, batch.position)
+            return row_gradients(gradients, batch.mask, self.hidden.clip)
+
+        def row_by_row(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+            totals = torch.func.vmap(by_row, in_dims=(0, 0, axes))(moving, still, batch)
+            return totals, (batch.mask.new_zeros(len(batch.mask)), {})
+
         closed_form = CLOSED_FORMS.get(type(self.method))  # of this very class: a subclass may have another loss
 
         def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
@@ -394,6 +457,8 @@ class LocalEngine:
             gradients, (loss, changed) = gradient(first(moving), first(still), single)
             return lift(gradients), (loss[None], lift(changed))
 
+        if self.hidden:
+            return row_by_row
         if self.federation.one_by_one:
             return alone
         return in_closed_form if closed_form else together

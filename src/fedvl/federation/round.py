@@ -14,6 +14,7 @@ from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine, Summed, Trained
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.robust import RULES, Rule, by_root, mean
 from fedvl.methods.base import Method, Update
 from fedvl.seeding import numpy_generator
@@ -29,6 +30,10 @@ class Engine(Protocol):
 
     @property
     def clients(self) -> int: ...
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the clients' numbers of images; none where they are not known."""
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
@@ -101,6 +106,7 @@ class Federation:
     examples: dict[int, int] = field(default_factory=dict)  # that each client declared when it first counted
     device: torch.device | str = "cpu"  # where restored tensors go
     root: LocalEngine | None = None  # the server's own images, as those of one client
+    privacy: ClientPrivacy | RecordPrivacy | None = None
 
     @property
     def trains(self) -> bool:
@@ -111,6 +117,7 @@ class Federation:
         """Run the rounds that are still to come; a round that was committed is not run again."""
         for round_index in range(len(self.records), self.config.rounds):
             began = time.perf_counter()
+            spent = {"privacy": self.privacy.spend(self.records, self.engine.sizes)} if self.privacy else {}
             exchange = self._consult(round_index)
             found = self._sum_up(round_index) if self.config.secure_sum else self._merge_each(round_index)
             self.engine.keep(found.counted)
@@ -119,11 +126,12 @@ class Federation:
                 "cohort": found.cohort,
                 "dropped": found.dropped,
                 "refused": [refusal._asdict() for refusal in (*exchange.refusals, *found.refusals)],
-                "loss": found.loss,
+                "loss": None if self.privacy else found.loss,  # noise does not cover it
                 "bytes_up": exchange.bytes_up + found.bytes_up,
                 "bytes_down": exchange.bytes_down + self._bytes_handed(found.handed, exchange.consulted),
                 "seconds": time.perf_counter() - began,
                 **found.figures,
+                **spent,
                 **evaluate(found.merged, found.last, round_index + 1),
             }
             if self.journal:
@@ -138,6 +146,7 @@ class Federation:
         cohort, trained, good, refusals, handed, usual = self._gather(round_index)
         merged_clients = {update.client for update in good}
         counted = [result for result in trained if result.update.client in merged_clients]
+        merged, noise = self._merged(round_index, good)
         declared = {str(result.update.client): result.examples for result in counted if self._is_new(result)}
         return Outcome(
             cohort=cohort,
@@ -145,11 +154,16 @@ class Federation:
             counted=counted,
             refusals=refusals,
             handed=handed,
-            merged=merge(self.method, self.shared, good, self._rule(round_index)),
+            merged=merged,
             last=last_updates(self.method, self.last, good),
-            loss=mean_loss([result.loss for result in counted]),
+            loss=mean_loss([result.loss for result in counted]) if counted else 0.0,
             bytes_up=sum(count_bytes(result.update.tensors) for result in trained),
-            figures={"usual_move": usual, "declared": declared, **(self._moved(counted) if self.config.drift else {})},
+            figures={
+                "usual_move": usual,
+                "declared": declared,
+                **noise,
+                **(self._moved(counted) if self.config.drift else {}),
+            },
         )
 
     def _rule(self, round_index: int) -> Rule:
@@ -162,6 +176,12 @@ class Federation:
         root = moves_of(self.shared, [result.update.tensors for result in trained], summed)[0]
         return lambda moves, weights: by_root(moves, root)
 
+    def _merged(self, round_index: int, good: list[Update]) -> tuple[Tensors, Record]:
+        if not isinstance(self.privacy, ClientPrivacy):
+            return merge(self.method, self.shared, good, self._rule(round_index)), {}
+        merged, clip = self.privacy.merge(round_index, self.shared, good, self.records)
+        return merged, {"clip": clip}
+
     def _sum_up(self, round_index: int) -> "Outcome":
         """Take the sum of the clients' moves, of which no single one is known."""
         cohort = self._choose(round_index, 0)
@@ -171,13 +191,18 @@ class Federation:
             raise FedVLError(
                 f"The sum of round {round_index + 1} {reason}; one of its clients is at fault: resume, or leave it out."
             )
+        if isinstance(self.privacy, ClientPrivacy):
+            merged = moved(self.shared, total._replace(weight=self.privacy.expected))
+            merged = self.privacy.add_noise(round_index, merged, self.privacy.clip_of(round_index, self.records, []))
+        else:
+            merged = moved(self.shared, total)
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),
             counted=summed.trained,
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
-            merged=moved(self.shared, total),
+            merged=merged,
             last={},
             loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,
@@ -237,7 +262,9 @@ class Federation:
     def _gather(self, round_index: int) -> "Gathered":
         """Redraw clients until a quorum gives usable updates, then fail."""
         refusals: list[Refusal] = []
-        for attempt in range(self.config.attempts):
+        hidden = isinstance(self.privacy, ClientPrivacy)
+        # a sample is taken as it comes, of nobody too: another draw would not be the one that is accounted for
+        for attempt in range(1 if hidden else self.config.attempts):
             cohort = self._choose(round_index, attempt)
             handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
             trained = self._train(round_index, self._answering(cohort, round_index, attempt), handed)
@@ -246,9 +273,11 @@ class Federation:
             good, refused = sort_out([r.update for r in trained], asked, self.shared, self.method, self.config)
             before = self.records[-1].get("usual_move", 0.0) if self.records else 0.0
             role, ratio = self.method.role, self.config.max_norm_ratio
-            good, far, usual = compare_moves(good, asked, self.shared, role, ratio, before)
+            far, usual = list[Refusal](), 0.0
+            if not hidden:  # one client must not decide whether another counts
+                good, far, usual = compare_moves(good, asked, self.shared, role, ratio, before)
             refusals += [*self.engine.refused(), *refused, *far]
-            if len(good) >= self.config.quorum:
+            if len(good) >= (0 if hidden and len(cohort) < self.engine.clients else self.config.quorum):
                 return Gathered(cohort, trained, good, refusals, handed, usual)
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
         raise FedVLError(
@@ -278,6 +307,8 @@ class Federation:
         return count_bytes(self.shared) * (consulted or len(handed)) + extra
 
     def _choose(self, round_index: int, attempt: int) -> list[int]:
+        if isinstance(self.privacy, ClientPrivacy):
+            return self.privacy.choose(round_index)
         generator = numpy_generator(self.seed, "choose", round_index, attempt)
         count = min(self.config.per_round or self.engine.clients, self.engine.clients)
         return sorted(int(client) for client in generator.choice(self.engine.clients, count, replace=False))

@@ -23,6 +23,7 @@ from fedvl.report.tables import (
     human_seconds,
     percent,
     points,
+    privacy_rows,
 )
 from fedvl.run_folder import RunFolder
 
@@ -44,7 +45,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_protocol(run.result),
         **_troubles(run),
         "examples": _examples(run.examples),
-        "costs": cost_rows(run.result, run.rounds),
+        "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
         "rounds": [_round_cells(entry) for entry in run.rounds],
         "facts": _facts(run.result),
         "config": list(flatten(run.result.get("config") or {})),

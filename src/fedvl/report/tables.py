@@ -119,6 +119,15 @@ def condition_rows(result: dict[str, Any]) -> list[Row]:
     ]
 
 
+def privacy_rows(result: dict[str, Any]) -> list[Row]:
+    """Return what was spent of a privacy budget, of which unit and under what sampling."""
+    spent = result.get("privacy")
+    if not spent:
+        return []
+    text = f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {spent['unit']}; {spent['sampling']}"
+    return [Row("Differential privacy", text, f"epsilon {spent['epsilon']!r}")]
+
+
 def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
     """Return the costs; totals need metrics.jsonl, because cohorts differ between rounds."""
     kept = result.get("private_parameters")
@@ -159,7 +168,7 @@ def result_table(result: dict[str, Any]) -> Table:
     for row in condition_rows(result):
         table.add_row(Text(row.label), Text(row.text))
     table.add_section()
-    for row in cost_rows(result):
+    for row in (*privacy_rows(result), *cost_rows(result)):
         table.add_row(Text(row.label), Text(row.text))
     return table
 

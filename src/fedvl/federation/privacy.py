@@ -1,0 +1,241 @@
+"""Differential privacy: cut what one unit gives, add Gaussian noise, and count what is spent.
+
+The unit is a client with all its images, hidden by the server in the mean of a round, or a record,
+one image of a client, hidden by the client in each of its steps (DP-SGD). Random numbers come from
+SHAKE-256 of a seed and a purpose: the same again for a known seed, in simulation, and as secret as
+the seed where it is a party's or the server's own.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvl.config import Experiment, PrivacyConfig, TrainingConfig
+from fedvl.errors import FedVLError
+from fedvl.federation.accounting import Step, epsilon_of, least_sigma, sigma_for
+from fedvl.federation.checks import length
+from fedvl.methods.base import Update
+from fedvl.tensors import Tensors, weighted_mean
+
+Record = Mapping[str, Any]
+
+RECORD_CLIP = 1.0
+SEARCH_SHARE = 0.1  # of what the rounds spend, beside it, on finding the clip
+SEARCH_STEPS = 6  # halvings of the range of the clip, on a scale of logarithms
+SMALLEST, LARGEST = 2.0**-20, 2.0**4  # norms of updates that are found; others are cut or drowned
+
+
+# --- random numbers
+
+
+def uniforms(count: int, seed: int, *purpose: str | int) -> Tensor:
+    """Draw numbers between 0 and 1, neither included, from a cryptographic stream."""
+    text = "\x1f".join([str(seed), *(f"{type(part).__name__}:{part}" for part in purpose)])
+    stream = np.frombuffer(hashlib.shake_256(text.encode()).digest(8 * count), dtype="<u8")
+    return torch.from_numpy(((stream >> np.uint64(11)) + 0.5) * 2.0**-53)
+
+
+def normals(count: int, seed: int, *purpose: str | int) -> Tensor:
+    """Draw standard normal numbers from a cryptographic stream (Box and Muller)."""
+    pairs = -(-count // 2)
+    radius, angle = uniforms(2 * pairs, seed, *purpose).view(2, pairs)
+    radius = (-2 * radius.log()).sqrt()
+    return torch.cat([radius * (2 * math.pi * angle).cos(), radius * (2 * math.pi * angle).sin()])[:count]
+
+
+def noisy(tensors: Tensors, deviation: float, seed: int, *purpose: str | int) -> Tensors:
+    """Add noise of this deviation to every number, name by name."""
+    found = {}
+    for name, tensor in tensors.items():
+        noise = normals(tensor.numel(), seed, *purpose, name).view(tensor.shape) * deviation
+        found[name] = (tensor.double() + noise.to(tensor.device)).to(tensor.dtype)
+    return found
+
+
+# --- cutting
+
+
+def clipped(sent: Tensors, received: Tensors, clip: float) -> Tensors:
+    """Shorten a move that is longer than ``clip``; one that is not stays as it is, to the bit."""
+    moves = {name: sent[name].double() - received[name].double() for name in sent}
+    norm = length(moves)
+    if norm <= clip:
+        return sent
+    return {name: received[name].double() + move * (clip / norm) for name, move in moves.items()}
+
+
+# --- what is spent
+
+
+def budget(unit: str, epsilon: float, delta: float, sampling: str) -> dict[str, Any]:
+    return {"unit": unit, "epsilon": epsilon, "delta": delta, "sampling": sampling}
+
+
+def stop_before(epsilon: float, ceiling: float, round_number: int) -> None:
+    """Refuse a round that would spend more than there is."""
+    if epsilon > ceiling * (1 + 1e-9):
+        raise FedVLError(
+            f"Round {round_number} would take epsilon to {epsilon:.3g}, above privacy.epsilon ({ceiling:g}); the model of the "
+            "rounds before is the last that the budget allows."
+        )
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """Hide each client in the mean of a round; the server, which adds the noise, is trusted."""
+
+    config: PrivacyConfig
+    rounds: int
+    clients: int
+    expected: int  # clients in a round, by which their sum is divided whoever answers
+    seed: int
+
+    @property
+    def rate(self) -> float:
+        return self.expected / self.clients
+
+    @cached_property
+    def sigma(self) -> float:
+        """The noise multiplier of a round's sum, so that all rounds together spend epsilon."""
+        return least_sigma(self.config.epsilon, self.config.delta, lambda sigma: Counter(self._plan(sigma)))
+
+    def _plan(self, sigma: float) -> Iterable[Step]:
+        return (Step(self.rate, self._with_search(sigma, first=index == 0)) for index in range(self.rounds))
+
+    def _with_search(self, sigma: float, first: bool) -> float:
+        """Return the noise multiplier of a round, where a search and the sum are one release."""
+        searches = first and self.config.clip is None
+        return sigma / math.sqrt(1 + SEARCH_SHARE * self.rounds) if searches else sigma
+
+    def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
+        """Return the budget after another round, for its record; refuse a round too many."""
+        step = Step(self.rate, self._with_search(self.sigma, first=not records))
+        spent = Counter(Step(record["privacy"]["rate"], record["privacy"]["sigma"]) for record in records)
+        epsilon = epsilon_of(spent + Counter([step]), self.config.delta)
+        stop_before(epsilon, self.config.epsilon, len(records) + 1)
+        sampling = "every client in every round"
+        if self.rate < 1:
+            sampling = f"each client in a round by a secret chance of {self.rate:.4g} (Poisson sampling)"
+        return {**budget("client", epsilon, self.config.delta, sampling), "rate": step.rate, "sigma": step.sigma}
+
+    def choose(self, round_index: int) -> list[int]:
+        """Draw the clients of a round, each by itself: the account is of such samples."""
+        if self.expected == self.clients:
+            return list(range(self.clients))
+        drawn = uniforms(self.clients, self.seed, "choose", round_index) < self.rate
+        return [client for client in range(self.clients) if drawn[client]]
+
+    def clip_of(self, round_index: int, records: Sequence[Record], norms: Sequence[float]) -> float:
+        """Return the norm to cut to: the setting, what was found before, or the noisy median."""
+        if self.config.clip is not None:
+            return self.config.clip
+        if records:
+            return float(records[0]["clip"])
+        low, high = math.log2(SMALLEST), math.log2(LARGEST)
+        # a client moves a count less a half for each client by a half; so many counts cost the search's share
+        deviation = 0.5 * self.sigma * math.sqrt(SEARCH_STEPS / (SEARCH_SHARE * self.rounds))
+        noise = normals(SEARCH_STEPS, self.seed, "clip", round_index) * deviation
+        for index in range(SEARCH_STEPS):
+            middle = (low + high) / 2
+            above = sum(0.5 if norm > 2**middle else -0.5 for norm in norms) + float(noise[index])
+            low, high = (middle, high) if above > 0 else (low, middle)
+        return float(2 ** ((low + high) / 2))
+
+    def merge(
+        self, round_index: int, shared: Tensors, updates: Sequence[Update], records: Sequence[Record]
+    ) -> tuple[Tensors, float]:
+        """Return the noisy mean of the cut updates, and the clip; who is missing has not moved."""
+        moves = [{name: update.tensors[name] - shared[name] for name in shared} for update in updates]
+        clip = self.clip_of(round_index, records, [length(move) for move in moves])
+        cut = [clipped(update.tensors, shared, clip) for update in updates]
+        mean = weighted_mean([shared, *cut], [self.expected - len(cut), *(1.0 for _ in cut)])
+        return self.add_noise(round_index, mean, clip), clip
+
+    def add_noise(self, round_index: int, mean: Tensors, clip: float) -> Tensors:
+        deviation = self.sigma * clip / self.expected if self.sigma else 0.0
+        return noisy(mean, deviation, self.seed, "noise", round_index) if deviation else mean
+
+
+# --- records
+
+
+@dataclass(frozen=True)
+class RecordPrivacy:
+    """Hide each image of a client in the client's own steps, before anything leaves it.
+
+    The number of a client's images is no secret: its weight and its number of steps follow from it.
+    """
+
+    config: PrivacyConfig
+    training: TrainingConfig
+    rounds: int
+
+    @property
+    def clip(self) -> float:
+        return self.config.clip or RECORD_CLIP
+
+    def batches(self, images: int) -> int:
+        """Return the steps of an epoch, as in plain training; an image is in each by 1 / this."""
+        return -(-images // self.training.batch_size)
+
+    def sigma(self, images: int, rounds: int) -> float:
+        """Return the noise multiplier of a client that takes part in so many rounds."""
+        batches = self.batches(images)
+        steps = rounds * self.training.local_epochs * batches
+        return sigma_for(self.config.epsilon, 1 / batches, steps, self.config.delta)
+
+    def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
+        """Return the budget after another round, for its record: of who spends the most.
+
+        Where sizes are not known the ceiling is told: each client counts for itself.
+        """
+        planned = [*(record["privacy"]["planned"] for record in records), self.rounds]
+        kinds = {self.batches(images): images for images in sizes if images}
+        epsilon = max((self._epsilon(images, planned) for images in kinds.values()), default=self.config.epsilon)
+        stop_before(epsilon, self.config.epsilon, len(planned))
+        sampling = "each image in a step by a secret chance (Poisson sampling), each client in every round"
+        return {**budget("record", epsilon, self.config.delta, sampling), "planned": self.rounds}
+
+    def _epsilon(self, images: int, planned: Sequence[int]) -> float:
+        batches, spent = self.batches(images), Counter[Step]()
+        for rounds in planned:
+            spent[Step(1 / batches, self.sigma(images, rounds))] += self.training.local_epochs * batches
+        return epsilon_of(spent, self.config.delta)
+
+    def draw(self, images: int, seed: int, *purpose: str | int) -> list[Tensor]:
+        """Draw the images of each step of a round, each image by itself."""
+        batches = self.batches(images)
+        steps = self.training.local_epochs * batches
+        drawn = uniforms(steps * images, seed, "batches", *purpose).view(steps, images)
+        return [row.nonzero()[:, 0] for row in drawn < 1 / batches]
+
+    def noisy_mean(self, total: Tensors, images: int, seed: int, *purpose: str | int) -> Tensors:
+        """Add noise to the sum of a step's cut gradients; divide by the images expected in it."""
+        deviation = self.sigma(images, self.rounds) * self.clip
+        with_noise = noisy(total, deviation, seed, "noise", *purpose) if deviation else total
+        return {name: tensor / (images / self.batches(images)) for name, tensor in with_noise.items()}
+
+
+def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
+    """Return the sum of one client's gradients (rows first), each cut over all tensors."""
+    norms = (
+        torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
+    )
+    factors = mask / (norms / clip).clamp(min=1)
+    return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
+
+
+def privacy_of(experiment: Experiment, seed: int) -> ClientPrivacy | RecordPrivacy | None:
+    """Return what the settings ask for; ``seed`` is of the server's noise."""
+    config, federation, clients = experiment.privacy, experiment.federation, experiment.data.clients
+    if config.unit == "client":
+        return ClientPrivacy(config, federation.rounds, clients, min(federation.per_round or clients, clients), seed)
+    return RecordPrivacy(config, experiment.training, federation.rounds) if config.unit == "record" else None

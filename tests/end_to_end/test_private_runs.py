@@ -1,0 +1,78 @@
+"""Runs under differential privacy: from a flag to the report, and with every client a party of its own."""
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from helpers.small import RAGGED, run_quietly
+from typer.testing import CliRunner
+
+import fedvl
+from fedvl.cli import app
+from fedvl.config import PrivacyConfig
+from fedvl.errors import FedVLError
+from fedvl.run_folder import RunFolder
+
+SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "quiet": True, "shots": 20, "training.batch_size": 200}
+SECURE: dict[str, Any] = {"secure_sum": True, "least_clients": 2}
+RECORD, CLIENT = PrivacyConfig(unit="record", epsilon=8), PrivacyConfig(unit="client", epsilon=8, clip=0.05)
+WITH_DATA = [client for client, size in enumerate(RAGGED) if size]
+
+
+@pytest.mark.parametrize(
+    "flag, unit, sampling",
+    [
+        ("client:eps=3", "client", "every client in every round"),
+        ("record:eps=8,delta=1e-6,clip=5", "record", "each image in a step by a secret chance"),
+    ],
+)
+def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling, tmp_path):
+    done = fedvl.run(out=str(tmp_path / "run"), privacy=flag, **SMALL)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    spent, ceiling = result["privacy"], float(flag.split("=")[1].split(",")[0])
+    assert (spent["unit"], spent["delta"]) == (unit, 1e-6 if "delta" in flag else 1e-5)
+    assert spent["sampling"].startswith(sampling)
+    assert 0.98 * ceiling < spent["epsilon"] <= ceiling
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {unit}; {spent['sampling']}" in page
+    assert result["per_round_loss"] == [None, None]
+    assert "privacy.unit" in result["command"]
+    again = fedvl.run(out=str(tmp_path / "again"), privacy=flag, **SMALL)
+    assert RunFolder(tmp_path / "again").result["state_sha256"] == result["state_sha256"]
+    assert again.accuracy == done.accuracy
+
+
+def test_a_run_without_privacy_says_nothing_of_it(tmp_path):
+    fedvl.run(out=str(tmp_path / "run"), **SMALL)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["privacy"] is None
+    assert "Differential privacy" not in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_what_cannot_be_private_is_told_on_the_command_line():
+    done = CliRunner().invoke(app, ["run", "--method", "fst-cbdg", "--privacy", "record:eps=8", "--quiet"])
+    assert isinstance(done.exception, FedVLError)
+    assert "an image counts in the loss or label of other images" in str(done.exception)
+
+
+# --- between machines
+
+if find_spec("flwr") is not None:
+    from helpers.parties import local_federation, remote_federation, same
+
+
+@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed")
+@pytest.mark.parametrize("privacy, settings", [(RECORD, {}), (RECORD, SECURE), (CLIENT, SECURE), (CLIENT, {})], ids=str)
+def test_parties_give_the_bits_of_the_local_engine(privacy, settings, tmp_path):
+    remote, grid = remote_federation("linear", tmp_path, privacy=privacy, **settings)
+    local = run_quietly(local_federation("linear", privacy=privacy, **settings))
+    assert same(run_quietly(remote), local)
+    for party in grid.parties:
+        for path in party.folder.glob("*-train.json"):
+            told = json.loads(path.read_text())
+            assert told["loss"] == 0
+            assert told["weight"] in ((0, 1) if privacy is CLIENT else (0, *RAGGED))
+        rounds = [entry["round"] for entry in party.spent]
+        assert rounds == ([0, 1, 2] if privacy is RECORD else [])
+    if privacy is RECORD:
+        assert 7.8 < max(grid.parties[client].spent[-1]["epsilon"] for client in WITH_DATA) <= 8
