@@ -232,7 +232,7 @@ def take_training(
 
 
 def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
-    """Take the server's own images: those that no client has, if they suffice, or from all alike."""
+    """Take the server's own images, of those that no client has if they suffice."""
     held, wanted = torch.cat(rows), experiment.federation.root_images
     everything = torch.arange(total, device=held.device)
     free = everything[~torch.isin(everything, held)]

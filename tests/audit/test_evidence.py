@@ -38,8 +38,8 @@ def test_the_report_of_each_client_is_kept_though_the_method_needs_their_sum():
     start = method.start(torch.Generator())
     summed, _ = watched.report(0, start)
     assert len(summed) == 1
-    assert sorted(watched.reports) == [0, 2]  # client 1 has no images
-    assert all(report["images"].item() == len(engine.rows[client]) for client, report in watched.reports.items())
+    assert sorted(watched.reported) == [0, 2]  # client 1 has no images
+    assert all(report["images"].item() == len(engine.rows[client]) for client, report in watched.reported.items())
 
 
 def test_an_audit_without_test_images_says_what_is_missing():

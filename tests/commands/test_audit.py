@@ -71,6 +71,6 @@ def test_wrong_input_is_one_sentence_and_nothing_is_performed(call, performed, f
 def test_a_run_between_machines_is_refused(call, performed, file, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text('[method]\nname = "linear"\n')
-    (tmp_path / "run" / "federation.json").write_text("{}")
+    (tmp_path / "run" / "federation.json").write_text('{"federation": "clinic", "run": "1"}')
     done = call("audit", "run")
     assert "on other machines" in str(done.exception)

@@ -169,7 +169,7 @@ class Watched(LocalEngine):
         super().__init__(*arguments)
         self.limit = limit
         self.kept: dict[int, list[Message]] = {}
-        self.reports: dict[int, Tensors] = {}
+        self.reported: dict[int, Tensors] = {}
         self.weight, self.tailored = 0.0, False
 
     def train(
@@ -177,25 +177,22 @@ class Watched(LocalEngine):
     ) -> list[Trained]:
         trained = super().train(round_index, cohort, shared, own)
         self.weight, self.tailored = sum(result.update.weight for result in trained), own is not None
-        for update, _, loss in trained:
+        for update, _, loss, _ in trained:
             if update.client in self.kept or len(self.kept) < self.limit:
                 before = own[update.client] if own else shared
-                report = self.reports.get(update.client, {})
+                report = self.reported.get(update.client, {})
                 kept = [m for m in self.kept.get(update.client, []) if m.round_index != round_index]
                 self.kept[update.client] = [*kept, Message(update.client, round_index, before, update, loss, report)]
-        self.reports = {}
+        self.reported = {}
         return trained
 
-    def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
+    def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Keep each client's report: between machines the server receives them, and then sums."""
-        consultation = self.method.consultation()
-        assert consultation is not None
-        for client in range(self.clients):
-            if len(self.rows[client]) and (client in self.kept or len(self.reports) < self.limit):
-                tensors, samples = {**shared, **self.private_of(client)}, self.data.take(self.rows[client])
-                with torch.no_grad():
-                    self.reports[client] = consultation.report(round_index, tensors, samples)[0]
-        return super().report(round_index, shared)
+        good, refusals = super().reports(round_index, shared)
+        for report in good:
+            if report.client is not None and (report.client in self.kept or len(self.reported) < self.limit):
+                self.reported[report.client] = report.tensors
+        return good, refusals
 
 
 def gather(experiment: Experiment, clients: int, rounds: int, display: Display, opener: Opener = OPEN_ANEW) -> Evidence:

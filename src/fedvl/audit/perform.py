@@ -70,8 +70,8 @@ def audit(
         "findings": [each.as_json() for each in found if isinstance(each, Finding)],
         "unmeasured": [each.as_json() for each in found if isinstance(each, Unmeasured)],
         "known_seed": known_seed(evidence),
-        "remedies": [],
-        "budget": None,
+        "remedies": remedies(evidence.experiment),
+        "budget": budget(evidence.experiment),
         "not_claimed": list(NOT_CLAIMED),
         "seconds": time.perf_counter() - began,
     }
@@ -173,3 +173,34 @@ def parse_limits(given: list[str]) -> dict[str, float]:
                 f"--fail-above takes ATTACK=VALUE, for example membership=0.6, not '{text}'; attacks are {', '.join(NAMES)}."
             )
     return limits
+
+
+def remedies(experiment: Experiment) -> list[str]:
+    """Say what is switched on, and how the figures are to be read with it."""
+    federation, privacy, found = experiment.federation, experiment.privacy, []
+    if federation.secure_sum:
+        found.append(
+            f"Secure sums: the server sees sums over at least {federation.least_clients} clients. The figures of its view "
+            "are those of single updates, which it no longer has; those of another client's view are closer to what a sum reveals."
+        )
+    if privacy.unit == "client":
+        found.append(
+            "Noise on the mean of the updates, which hides whether a client took part from all who see the model. "
+            "The server adds it, so that the figures of its view stand."
+        )
+    if privacy.unit == "record":
+        found.append(
+            "Noise in each client's own training, which hides single images; the figures are of what it sends with it."
+        )
+    if federation.robust != "mean":
+        found.append(f"Updates are merged by {federation.robust}: against hostile clients, not against curious ones.")
+    return found
+
+
+def budget(experiment: Experiment) -> str | None:
+    """Say what the planned rounds may spend."""
+    privacy = experiment.privacy
+    if privacy.unit == "none":
+        return None
+    whose = "client" if privacy.unit == "client" else "image"
+    return f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds."

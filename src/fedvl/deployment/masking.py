@@ -1,10 +1,10 @@
 """Masks that vanish in a sum, and shares that open them: the arithmetic of secure sums.
 
-Each pair of clients has a key that nobody else can compute (X25519, HKDF). One adds the stream that it
-gives (ChaCha20) to its numbers and the other subtracts it, so that the sum over all is unmasked. Each
-client also adds the stream of a seed of its own, of which it gives everyone a share (Shamir): enough
-shares open it, and one too few say nothing. The protocol is that of Bonawitz et al. (CCS 2017), but
-for pair keys of one round, which survivors tell one by one for a client that was lost.
+Each pair of clients has a key that nobody else can compute (X25519, HKDF). One adds the stream that
+it gives (ChaCha20) to its numbers and the other subtracts it, so that the sum over all is unmasked.
+Each client also adds the stream of a seed of its own, of which it gives everyone a share (Shamir):
+enough shares open it, and one too few say nothing. The protocol is that of Bonawitz et al. (CCS
+2017), but for pair keys of one round, which survivors tell one by one for a client that was lost.
 """
 
 import secrets
@@ -61,7 +61,7 @@ def pair_sign(own: int, other: int) -> int:
 
 
 def unmask(total: torch.Tensor, seeds: Sequence[bytes], lost: Mapping[int, Mapping[int, bytes]]) -> torch.Tensor:
-    """Subtract the survivors' own masks, and those that they share with each client that was lost."""
+    """Subtract the survivors' own masks, and those that they share with lost clients."""
     result = total.clone()
     for seed in seeds:
         result -= stream(seed, len(total))

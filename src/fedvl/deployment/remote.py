@@ -207,7 +207,7 @@ class RemoteEngine:
         return opened.total, {client: answers[client].header.state for client in opened.clients}, sent
 
     def _roster(self, round_index: int, cohort: Sequence[int]) -> dict[int, Entry]:
-        """Return the public keys of a cohort; ask those for theirs who have not sent them in this run."""
+        """Return the public keys of a cohort; ask for those that are not known yet."""
         unknown = [client for client in cohort if client not in self.entries]
         if unknown:
             for client, answer in self._exchange("keys", round_index, dict.fromkeys(unknown, pack_tensors({}))).items():
@@ -222,7 +222,7 @@ class RemoteEngine:
         return {client: self.entries[client] for client in cohort if client in self.entries and client in there}
 
     def _note_sum(self, kind: str, round_index: int, survivors: list[int]) -> None:
-        """Write down whose numbers are opened: clients open one sum a round, also for a server that was killed."""
+        """Write down whose numbers are opened: clients open one sum a round."""
         self.sums = {(kind, round_index): survivors}
         if self.notes is not None:
             write_whole(self.notes, json.dumps([kind, round_index, survivors]).encode())

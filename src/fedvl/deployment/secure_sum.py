@@ -5,8 +5,8 @@
     reveal   each hands over the shares that open the masks of those who answered, and its keys with
              those who did not
 
-``masking.py`` has the arithmetic. A client answers each of these once a round (``party.py``), so that
-the server can open one sum and no other. It refuses one of too few clients, or of strangers.
+``masking.py`` has the arithmetic. A client answers each of these once a round (``party.py``), so
+that the server can open one sum and no other. It refuses one of too few clients, or of strangers.
 """
 
 import json
@@ -83,7 +83,7 @@ class Member:
         return {ROSTER: as_tensor([Entry(client=self.client, key=self.public, signature=signature)])}
 
     def read(self, roster: torch.Tensor) -> dict[int, bytes]:
-        """Return the keys of a cohort, this client's own among them; refuse strangers and too few."""
+        """Return the keys of a cohort with this client in it; refuse strangers and too few."""
         entries = read_roster(roster)
         keys = {entry.client: bytes.fromhex(entry.key) for entry in entries}
         if len(keys) < len(entries) or keys.get(self.client, b"").hex() != self.public:
@@ -97,7 +97,7 @@ class Member:
         return keys
 
     def mask(self, purpose: str, keys: Mapping[int, bytes], numbers: torch.Tensor) -> Tensors:
-        """Return numbers that say nothing but in a sum over these clients, and shares of the mask."""
+        """Return numbers that say nothing but in this cohort's sum, and shares of the mask."""
         seed, cohort = secrets.token_bytes(SEED_BYTES), sorted(keys)
         pairs = {c: self._pair(keys[c], purpose, self.client, c) for c in cohort if c != self.client}
         shares = split(seed, cohort, threshold(len(keys)))
@@ -161,7 +161,7 @@ class Collected:
         }
 
     def keep_to(self, survivors: Sequence[int] | None) -> None:
-        """Open the sum that clients may have helped to open before the server was killed, and no other."""
+        """Open the sum that was begun before the server was killed, and no other."""
         if survivors is not None and set(survivors) <= self.answers.keys():
             self.answers = {client: self.answers[client] for client in survivors}
 

@@ -1,7 +1,7 @@
 """Hostile clients in a simulation, to see what a rule is worth: ``--attack scaled:0.2``.
 
 A share of the clients is hostile. They train like the others (on flipped labels, if that is the
-attack) and then change what they send, knowing each other's updates but not those of honest clients.
+attack) and then change what they send, knowing each other's updates but not those of the honest.
 """
 
 import math
@@ -64,7 +64,7 @@ def alie(moves: Tensor, cohort: int) -> Tensor:
 
 
 def ipm(moves: Tensor, cohort: int) -> Tensor:
-    """Send the mean backwards, so that the inner product with the true one is negative (Xie et al., 2020)."""
+    """Send the mean backwards, against the true one (inner product, Xie et al., 2020)."""
     return (-AGAINST * moves.mean(0)).expand_as(moves)
 
 

@@ -1,8 +1,8 @@
 """Rules that merge updates of which some may be hostile.
 
-Each takes the clients' moves (clients x numbers) and weights and returns one move. Rules that compare
-clients with each other reject an honest minority too, where clients have different classes; ``root``
-compares them with an update that the server trained on images of its own.
+Each takes the clients' moves (clients x numbers) and weights and returns one move. Rules that
+compare clients with each other reject an honest minority too, where clients have different
+classes; ``root`` compares them with an update that the server trained on images of its own.
 """
 
 from collections.abc import Callable
