@@ -50,7 +50,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
     name, role, consultation = experiment.method.name, method.role, method.consultation()
     start = method.start(torch_generator(experiment.seed, "start"))
     single = [*role.sent, *(shared for shared in start if role.needs(shared) != "sum")]
-    if method.scope == "pooled" or not start:
+    if method.scope == "pooled" or not (start or consultation):
         raise FedVLError(f"Method '{name}' sends no updates that could be summed; leave --secure-sum out.")
     if single:
         raise FedVLError(
@@ -61,8 +61,6 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"With these options method '{name}' needs the report of each client; use --set method.counts=summed."
         )
-    if federation.drift:
-        raise FedVLError("The drift of single clients cannot be seen in a sum; use --set federation.drift=false.")
     if experiment.data.clients < federation.least_clients:
         raise FedVLError(
             f"A sum of {experiment.data.clients} clients is too few to hide one of them; "

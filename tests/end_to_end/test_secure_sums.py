@@ -55,7 +55,7 @@ def test_every_method_of_sums_gives_the_bits_of_the_local_engine(name, tmp_path)
         torch.testing.assert_close(local.shared[key], plain.shared[key], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SUMMABLE)
+@pytest.mark.parametrize("name", ["fst-cbdg", "cachefl", "fedpp", "pfedprompt", "linear"])
 def test_no_answer_that_the_server_gets_says_anything_of_one_client(name, tmp_path):
     remote, grid = remote_federation(name, tmp_path, **{**SECURE, "rounds": 1})
     seen = []
