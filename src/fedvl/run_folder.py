@@ -66,11 +66,9 @@ class RunFolder:
         path, made = claim(out, experiment)
         folder = cls(path)
         folder.experiment = experiment
-        with folder.lock():
+        with folder.lock(new=True):
             if taken(path):  # by a run that began and ended in between
-                raise FedVLError(
-                    f"{path} exists already; go on with it by fedvl resume {path}, or choose another --out."
-                )
+                raise FedVLError(exists_already(path))
             try:
                 folder.describe(experiment)
                 if federation is not None:
@@ -89,7 +87,7 @@ class RunFolder:
         write_whole(self.file("config.toml"), experiment.to_toml().encode())
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, new: bool = False) -> Iterator[None]:
         """Hold the folder against other processes; the lock ends with this one."""
         path = self.file(".lock")
         if path.exists():
@@ -100,8 +98,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 holder = file.read().partition(" ")[0] or "just started"
+                exists = f"{self.path} exists already: another process" if new else "Another process"
                 raise FedVLError(
-                    f"Another process ({holder}) is at work in {self.path}; wait for it or choose another --out."
+                    f"{exists} ({holder}) is at work in {self.path}; wait for it or choose another --out."
                 ) from error
             file.truncate(0)
             file.write(f"{os.getpid()} {process_start(os.getpid())}")
@@ -285,12 +284,16 @@ class RunFolder:
         return dict(found) if fits(Status, found) else {}
 
 
+def exists_already(path: Path) -> str:
+    return f"{path} exists already; go on with it by fedvl resume {path}, or choose another --out."
+
+
 def claim(out: Path | None, experiment: Experiment) -> tuple[Path, bool]:
     """Make the folder of a new run; return it, and whether it was not there before."""
     if out is not None:
         new = make_folder(out)
         if not new and (not out.is_dir() or taken(out)):
-            raise FedVLError(f"{out} exists already; go on with it by fedvl resume {out}, or choose another --out.")
+            raise FedVLError(exists_already(out))
         return out, new
     stem = f"{experiment.method.label}-{Path(experiment.data.dataset).stem or 'images'}"
     for number in range(1, 10_000):
