@@ -13,6 +13,7 @@ from fedvl.commands.run import (
     Assignments,
     Json,
     MethodFlag,
+    MetricsPort,
     ModelFlag,
     Out,
     PrivacyFlag,
@@ -158,6 +159,7 @@ def server(
     folder: Federation,
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
     out: Out = None,
+    metrics: MetricsPort = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -172,7 +174,7 @@ def server(
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
     with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
         print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
-        finish(run_folder, as_json, quiet)
+        finish(run_folder, as_json, quiet, metrics)
 
 
 def client(
@@ -186,6 +188,7 @@ def client(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and exit; no network.")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
+    metrics: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
@@ -202,7 +205,7 @@ def client(
         return
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
-    found.serve(stay)
+    found.serve(stay, metrics)
 
 
 def status(

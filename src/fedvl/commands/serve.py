@@ -40,13 +40,13 @@ def serve(
     try:
         from fedvl.serve.app import make_app
         from fedvl.serve.connections import make_server
-        from fedvl.serve.guard import is_loopback
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
     from PIL import Image
 
+    from fedvl.loopback import is_loopback
     from fedvl.run_folder import RunFolder
     from fedvl.serve.images import png_of
     from fedvl.serve.model import TrainedModel, predict_images

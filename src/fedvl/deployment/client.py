@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
 from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
 from fedvl.deployment.secure_sum import Member
@@ -29,7 +30,9 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.files import write_whole
+from fedvl.loopback import page_server, served
 from fedvl.preparation import Prepared, prepare
+from fedvl.prometheus import CONTENT_TYPE
 from fedvl.result import describe
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -154,17 +157,24 @@ class Client:
 
     # --- the process that connects
 
-    def serve(self, stay: bool) -> None:
-        """Answer the server until the run is over, or for ever."""
+    def serve(self, stay: bool, metrics: int | None = None) -> None:
+        """Answer the server until the run is over, or for ever; offer metrics on a port."""
         self.stay = stay
         check_key(self.folder)
         secret, port = secrets.token_hex(32), free_port()
-        with self._secret_file(secret) as secret_file:
+        images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
+        answered = Answered(self.folder / "runs", images)
+        with self._secret_file(secret) as secret_file, ExitStack() as stack:
+            if metrics is not None:
+                stack.enter_context(served(page_server(metrics, "/metrics", answered.text, CONTENT_TYPE, "--metrics")))
             node = Supervised(self.folder, self.file.server, port, secret_file, most_bytes(self.folder))
 
             def answer(message: Message) -> Message:
                 node.connected()
-                return self.answer(message)
+                began = time.perf_counter()
+                reply = self.answer(message)
+                answered.count(message, reply, time.perf_counter() - began)
+                return reply
 
             try:
                 flower().answer_messages(
