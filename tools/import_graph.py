@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "Methods": ("methods",),
     "Federation": ("federation",),
     "Evaluation": ("evaluation",),
-    "A run": ("settings", "requirements", "run_folder", "preparation", "result", "experiment"),
+    "A run": ("settings", "requirements", "run_folder", "preparation", "result", "experiment", "withdrawal"),
     "Comparisons": ("compare",),
     "Reports": ("report",),
     "Serving": ("serve",),

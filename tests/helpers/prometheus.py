@@ -1,6 +1,8 @@
 """Read the text format of Prometheus, by its description: every line, or an error."""
 
 import re
+from contextlib import suppress
+from urllib.request import urlopen
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
@@ -33,3 +35,10 @@ def read_metrics(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
         assert (sample[1], labels) not in found, line
         found[sample[1], labels] = float(sample[sample.re.groups])
     return found
+
+
+def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return what a process of this machine offers on a port; nothing if it does not yet."""
+    with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return read_metrics(response.read().decode())
+    return {}

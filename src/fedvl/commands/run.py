@@ -3,7 +3,7 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -133,7 +133,21 @@ def resume(
 
 
 def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None = None) -> None:
-    """Complete a run, with clients in this process or on other machines, and print its result."""
+    """Complete a run and print its result."""
+    result = complete_run(folder, quiet, metrics)
+    if as_json:
+        print(json.dumps(result))
+        return
+    from fedvl.display import Console
+    from fedvl.report.tables import result_table
+
+    console = Console()
+    console.print(result_table(result))
+    console.print(f"Report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -> dict[str, Any]:
+    """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
 
@@ -152,15 +166,6 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None 
             from fedvl.experiment import complete
 
             result = complete(folder, display)
-        report = folder.path / "report.html"
-        if not report.is_file():
+        if not (folder.path / "report.html").is_file():
             write_report(folder.path)
-    if as_json:
-        print(json.dumps(result))
-        return
-    from fedvl.display import Console
-    from fedvl.report.tables import result_table
-
-    console = Console()
-    console.print(result_table(result))
-    console.print(f"Report: {report}", soft_wrap=True, highlight=False)
+    return result
