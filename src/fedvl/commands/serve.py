@@ -116,7 +116,7 @@ def export(
     names = read_names(classes)
     with fitting(run):
         write(TrainedModel(RunFolder(run, trust_method), device), folder, names, client)
-    print(f"{folder / 'README.md'} says how to use it.")
+    print(f"{folder / 'README.md'} says how to use it, {folder / 'MODEL_CARD.md'} where it comes from.")
 
 
 @contextmanager
