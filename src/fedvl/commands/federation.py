@@ -186,14 +186,17 @@ def client(
             "experiment's dataset."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and exit; no network.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent and what it gives away, and exit; no network.")
+    ] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
     metrics: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
+    from fedvl.audit.show import own_figures
     from fedvl.deployment.client import Client
-    from fedvl.display import TerminalDisplay
+    from fedvl.display import Console, TerminalDisplay
     from fedvl.report.status import print_dry_run
 
     end_on_termination()
@@ -202,6 +205,8 @@ def client(
     if dry_run:
         for rehearsal in found.dry_run():
             print_dry_run(rehearsal)
+            for part in own_figures(rehearsal["audit"]):
+                Console().print(part, highlight=False)
         return
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)

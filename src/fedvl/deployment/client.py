@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedvl.audit.evidence import Message as OwnMessage
+from fedvl.audit.own_update import audit_own
 from fedvl.config import Experiment, read_toml
 from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
@@ -31,6 +33,7 @@ from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.files import write_whole
 from fedvl.loopback import page_server, served
+from fedvl.methods.base import Update
 from fedvl.preparation import Prepared, prepare
 from fedvl.prometheus import CONTENT_TYPE
 from fedvl.result import describe
@@ -197,7 +200,7 @@ class Client:
     # --- what would leave
 
     def dry_run(self) -> list[dict[str, Any]]:
-        """Return what one round would send and what would stay; nothing is sent."""
+        """Return what one round would send, what would stay, and what attacks learn of it."""
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
@@ -224,16 +227,21 @@ class Client:
                 answer = reply.read_header()
                 if answer.problem:
                     raise FedVLError(answer.problem)
-                state = answer.state or state
+                state, last = answer.state or state, answer
                 if reply.payload:
                     sent[kind] = unpack_tensors(reply.payload, engine.federation.max_message_bytes)
+        update = Update(self.file.number, sent.get("train", {}), last.weight)
+        first = OwnMessage(self.file.number, 0, shared, update, last.loss, sent.get("report", {}))
         return {
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,
             "leaves": sent,
+            "numbers": last.model_dump(include={"weight", "examples", "loss"}),
+            "private": experiment.privacy.unit != "none",
             "least_clients": experiment.federation.least_clients if summed else None,
             "stays": engine.private.get(self.file.number, {}),
             "images": len(engine.rows[self.file.number]),
+            "audit": audit_own(ready.prepared, self.file.number, None if last.idle else first, secrets.randbits(62)),
         }
 
 

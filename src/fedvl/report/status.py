@@ -128,7 +128,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     console.print(table)
     total = sum(count_bytes(tensors) for tensors in rehearsal["leaves"].values())
     console.print(
-        f"{total:,} bytes in total, plus a weight, a number of examples, a loss and a salted SHA-256 of what stays.\n",
+        f"{total:,} bytes in total, plus {numbers_sent(rehearsal)} and a salted SHA-256 of what stays.\n",
         highlight=False,
     )
     if rehearsal["least_clients"] is not None:
@@ -144,6 +144,13 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
             name, "", " x ".join(map(str, tensor.shape)), str(tensor.dtype)[6:], f"{count_bytes({name: tensor}):,}"
         )
     console.print(table)
+
+
+def numbers_sent(rehearsal: dict[str, Any]) -> str:
+    """Name the numbers beside the tensors; under differential privacy no loss leaves."""
+    told = rehearsal["numbers"]
+    counts = f"a weight ({told['weight']:g}), a number of examples ({told['examples']})"
+    return f"{counts}, no loss," if rehearsal["private"] else f"{counts}, a loss ({told['loss']:.4g})"
 
 
 # --- the page
