@@ -60,6 +60,7 @@ def test_what_leaks_is_found_and_said(prepared):
     assert by_name["label-histogram"]["leaks"]
     assert by_name["membership"]["leaks"]
     assert by_name["membership"]["value"] > 0.6
+    assert by_name["membership-at-1-percent"]["value"] > 0.01
     assert "feature-linking" in by_name
     assert {each["view"] for each in found["findings"]} == {"the server"}
     assert [each["name"] for each in found["unmeasured"]] == ["class-names"]
@@ -104,6 +105,8 @@ def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
     found = audit_own(alone, CLIENT, None, SECRET)
     assert found["held_out"]
     assert {"label-histogram", "membership", "feature-recovery"} <= figures(found).keys()
+    (few,) = (each for each in found["unmeasured"] if each["name"] == "membership-at-1-percent")
+    assert few["sentence"].endswith(f"there are {len(evidence.outside)}.")
 
 
 def test_too_few_labelled_images_and_too_little_time_are_said(prepared):

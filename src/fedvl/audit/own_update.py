@@ -123,7 +123,7 @@ def shuffled(rows: Tensor) -> Tensor:
 
 
 def with_candidates(test: Samples, training: Samples) -> Samples:
-    """Return test samples with the inputs of training, among them candidate labels if it has any."""
+    """Return test samples with the inputs of training; their one label is their candidate."""
     inputs = {name: test.inputs[name] for name in training.inputs if name in test.inputs}
     if "candidates" in training.inputs:
         classes = training.inputs["candidates"].shape[1]
@@ -227,7 +227,12 @@ def member(evidence: Evidence) -> list[Outcome]:
     names = moved_names(evidence, seen[0].change, trained=True)
     if not names:
         return [Unmeasured(membership.NAMES[0], SERVER, label_histogram.not_seen(SERVER))]
-    return list(membership.judged(evidence, SERVER, membership.score_updates(evidence, seen, names)))
+    found, at_few_alarms = membership.judged(evidence, SERVER, membership.score_updates(evidence, seen, names))
+    needed, there = round(1 / membership.FALSE_ALARMS), len(evidence.outside)
+    if there >= needed:
+        return [found, at_few_alarms]
+    reason = f"One false alarm of {needed} takes {needed} images that nobody trained on; there are {there}."
+    return [found, Unmeasured(at_few_alarms.name, SERVER, reason)]
 
 
 def recovered(evidence: Evidence) -> list[Outcome]:

@@ -132,7 +132,7 @@ def share(hits: int, images: int) -> dict[str, Any]:
 
 
 def withdrawal(each: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Return a withdrawal without folders of this machine; whether this model is the one without."""
+    """Return a withdrawal without folders of this machine, and which of its models this is."""
     told = {key: each[key] for key in ("client", "party", "difference", "difference_interval", "changed", "images")}
     left_out = each["without"]["state_sha256"] == result.get("state_sha256")
     return {
