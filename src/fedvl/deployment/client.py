@@ -166,7 +166,7 @@ class Client:
         check_key(self.folder)
         secret, port = secrets.token_hex(32), free_port()
         images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
-        answered = Answered(self.folder / "runs", images)
+        answered = Answered(images)
         with self._secret_file(secret) as secret_file, ExitStack() as stack:
             if metrics is not None:
                 stack.enter_context(served(page_server(metrics, "/metrics", answered.text, CONTENT_TYPE, "--metrics")))
@@ -174,9 +174,10 @@ class Client:
 
             def answer(message: Message) -> Message:
                 node.connected()
-                began = time.perf_counter()
+                began, run = time.perf_counter(), message.read_header().run
                 reply = self.answer(message)
-                answered.count(message, reply, time.perf_counter() - began)
+                spent = self.parties[run].spent if run in self.parties else ()
+                answered.count(message, reply, time.perf_counter() - began, spent)
                 return reply
 
             try:

@@ -1,11 +1,10 @@
 """Metrics of a client in Prometheus format: what it answered, refused, received and sent."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedvl.deployment.messages import Message
-from fedvl.files import read_json
 from fedvl.prometheus import Metric, exposition
 
 
@@ -13,7 +12,6 @@ from fedvl.prometheus import Metric, exposition
 class Answered:
     """Counts of this process, from its start on."""
 
-    runs: Path  # folder of the party's runs, each with its ledger
     images: int
     kinds: dict[str, int] = field(default_factory=dict)  # of requests that were answered
     refused: int = 0
@@ -23,8 +21,8 @@ class Answered:
     round: int = 0
     budget: dict[str, Any] | None = None  # that the run answered last has spent
 
-    def count(self, request: Message, reply: Message, seconds: float) -> None:
-        """Count a request and its answer, which may be a refusal."""
+    def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[dict[str, Any]]) -> None:
+        """Count a request and its answer, which may be a refusal; ``spent`` is its run's ledger."""
         header, answer = request.read_header(), reply.read_header()
         self.received += len(request.payload)
         self.sent += len(reply.payload)
@@ -33,8 +31,7 @@ class Answered:
             return
         self.kinds[header.kind] = self.kinds.get(header.kind, 0) + 1
         self.seconds, self.round = seconds, header.round + 1
-        ledger = read_json(self.runs / header.run / "ledger.json")
-        self.budget = ledger[-1] if ledger else None
+        self.budget = spent[-1] if spent else None
 
     def text(self) -> str:
         metrics = [
