@@ -39,6 +39,7 @@ def test_the_budget_is_that_of_the_run_answered_last():
     asked, answered = request(run="1"), Answered(600)
     spent = [{"unit": "record", "epsilon": epsilon, "delta": 1e-5} for epsilon in (0.5, 0.75)]
     answered.count(write(asked), write(asked), 1.0, spent)
+    answered.count(write(asked), write(asked), 1.0, None)  # the run is over
     assert numbers(answered)["epsilon_spent record"] == 0.75
     answered.count(write(request(run="2")), write(request(run="2")), 1.0, [])
     assert "epsilon_spent record" not in numbers(answered)

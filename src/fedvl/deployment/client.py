@@ -176,7 +176,7 @@ class Client:
                 node.connected()
                 began, run = time.perf_counter(), message.read_header().run
                 reply = self.answer(message)
-                spent = self.parties[run].spent if run in self.parties else ()
+                spent = self.parties[run].spent if run in self.parties else None
                 answered.count(message, reply, time.perf_counter() - began, spent)
                 return reply
 

@@ -21,8 +21,8 @@ class Answered:
     round: int = 0
     budget: dict[str, Any] | None = None  # that the run answered last has spent
 
-    def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[dict[str, Any]]) -> None:
-        """Count a request and its answer, which may be a refusal; ``spent`` is its run's ledger."""
+    def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[dict[str, Any]] | None) -> None:
+        """Count a request and its answer; ``spent`` is its run's ledger, None once it is over."""
         header, answer = request.read_header(), reply.read_header()
         self.received += len(request.payload)
         self.sent += len(reply.payload)
@@ -31,7 +31,8 @@ class Answered:
             return
         self.kinds[header.kind] = self.kinds.get(header.kind, 0) + 1
         self.seconds, self.round = seconds, header.round + 1
-        self.budget = spent[-1] if spent else None
+        if spent is not None:
+            self.budget = spent[-1] if spent else None
 
     def text(self) -> str:
         metrics = [
