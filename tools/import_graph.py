@@ -22,13 +22,24 @@ PICTURE = ROOT / "docs" / "images" / "import-graph.svg"
 
 # The layers, upstream first: a module imports modules of its own layer and of earlier ones, never of a later one.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "Base": ("version", "errors", "files", "seeding", "tensors", "config", "contents", "display"),
+    "Base": (
+        "version",
+        "errors",
+        "files",
+        "seeding",
+        "tensors",
+        "config",
+        "contents",
+        "display",
+        "loopback",
+        "prometheus",
+    ),
     "Models": ("models",),
     "Data": ("data",),
     "Methods": ("methods",),
     "Federation": ("federation",),
     "Evaluation": ("evaluation",),
-    "A run": ("settings", "requirements", "run_folder", "preparation", "result", "experiment"),
+    "A run": ("settings", "requirements", "run_folder", "preparation", "result", "experiment", "withdrawal"),
     "Comparisons": ("compare",),
     "Reports": ("report",),
     "Serving": ("serve",),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedvl.commands import audit, compare, federation, log, report, run, serve, show
+from fedvl.commands import audit, compare, federation, log, report, run, serve, show, withdraw
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
@@ -22,6 +22,7 @@ app.command(epilog=compare.COMPARE_EXAMPLES)(compare.compare)
 app.command(epilog=compare.REPRODUCE_EXAMPLES)(compare.reproduce)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command()(log.log)
+app.command(epilog=withdraw.EXAMPLES)(withdraw.withdraw)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
 app.command()(serve.serve)
 app.command()(serve.predict)

@@ -98,6 +98,7 @@ class FederationConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
     quorum: int = Field(1, ge=1, le=MOST_CLIENTS)  # usable updates without which a round does not count
     attempts: int = Field(3, ge=1, le=1000)  # draws of clients for a round before the run stops without a quorum
+    withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()  # clients that take no part any more
     drift: bool = False  # whether a round's record has the drift of its clients, which a secure sum does not show
     chunk: int = Field(
         10, ge=1, le=MOST_CLIENTS

@@ -22,6 +22,7 @@ Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Names = Annotated[list[str], Field(max_length=MOST_NAMES)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Path_ = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+Interval = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 Scalar = str | int | float | bool | None
 Setting = Scalar | list[Scalar | list[Scalar]]
 
@@ -176,6 +177,37 @@ class Federation(Content):
     federation: Path_
     run: str
     told: list[Client] = []  # that the run is over
+
+
+class Measured(Content):
+    """One of two runs that a withdrawal compares."""
+
+    folder: Path_
+    state_sha256: Hash | None
+    accuracy: Finite
+
+
+class Withdrawal(Content):
+    """A client that withdrew from a run, the run without it, and how far the two differ."""
+
+    client: Client
+    party: str | None
+    run: Measured
+    without: Measured
+    images: Count  # of the test
+    difference: Finite
+    difference_interval: Interval
+    changed: Finite
+    changed_interval: Interval
+    distance: Finite
+    moved: Finite | None
+    same_draws: bool
+
+
+class Withdrawals(Content):
+    """withdrawals.json, the same record in the folders of both runs."""
+
+    withdrawals: list[Withdrawal]
 
 
 class Example(Content):

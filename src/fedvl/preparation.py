@@ -30,7 +30,15 @@ from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.pseudo_labels import relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import check_classes, check_labels, check_model, check_privacy, check_robust, check_secure_sum
+from fedvl.requirements import (
+    check_classes,
+    check_labels,
+    check_model,
+    check_privacy,
+    check_robust,
+    check_secure_sum,
+    check_withdrawn,
+)
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import pick_device
 
@@ -130,9 +138,18 @@ def prepare(
         class_names=list(sources.dataset.class_names),
         templates=list(sources.dataset.templates.get(experiment.data.templates, ())),
         skipped=[{"image": i, "reason": r, "split": name} for name, read in encoded.read.items() for i, r in read.bad],
-        notes=[*sources.dataset.notes, *(note for read in encoded.read.values() for note in read.notes)],
+        notes=[
+            *sources.dataset.notes,
+            *(note for read in encoded.read.values() for note in read.notes),
+            *withdrawal_note(experiment),
+        ],
         encode_seconds=encode_seconds,
     )
+
+
+def withdrawal_note(experiment: Experiment) -> list[str]:
+    withdrawn = experiment.federation.withdrawn
+    return [f"Clients {', '.join(map(str, sorted(withdrawn)))} have withdrawn and take no part."] if withdrawn else []
 
 
 def open_sources(experiment: Experiment, opener: Opener) -> Sources:
@@ -167,6 +184,7 @@ def encode(sources: Sources, experiment: Experiment, splits: Sequence[str], disp
 
 def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assignment:
     """Assign rows to clients and to queries, by the protocol."""
+    check_withdrawn(experiment)
     domains = None
     if encoded.read.keys() >= {"train", "test"}:
         parts = (domains_of(sources.dataset.splits[name], encoded.read[name].kept) for name in ("train", "test"))
@@ -211,6 +229,9 @@ def take_training(
     labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)
     counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in assignment.clients])
     rows = [torch.from_numpy(client).to(device) for client in assignment.clients]
+    withdrawn = list(experiment.federation.withdrawn)
+    counts[withdrawn] = 0
+    left = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(rows[client] for client in withdrawn)])
     own = torch.from_numpy(renumbered(labels, assignment.trained_classes)).to(device)
     if "train" not in encoded.read:
         return Training(Samples({}, own), rows, own, counts, assignment.note)
@@ -222,13 +243,19 @@ def take_training(
         samples = Samples(inputs, own)
     if data.labels != "true":
         texts, scale = method.task.text_features, method.task.clip.logit_scale
+        rows = without(rows, left)  # they have no say in the labels of others
         samples, rows = relabelled(samples, rows, forms["features"], texts, scale, data.labels, data.pseudo_shots)
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
-    if experiment.federation.robust != "root":
-        return Training(samples, rows, own, counts, assignment.note)
-    root, rows = take_root(rows, len(own), experiment)
-    return Training(samples, rows, own, counts, assignment.note, root)
+    root = left[:0]
+    if experiment.federation.robust == "root":
+        root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
+    return Training(samples, without(rows, left), own, counts, assignment.note, *without([root], left))
+
+
+def without(rows: list[Tensor], left: Tensor) -> list[Tensor]:
+    """Take the images of those who have withdrawn out of everyone's rows."""
+    return [own[~torch.isin(own, left)] for own in rows] if len(left) else rows
 
 
 def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
@@ -267,6 +294,9 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
     return Test(
         samples,
         lambda row: split.read(int(images[row])),
-        [torch.from_numpy(part).to(device) for part in assignment.parts],
+        [
+            torch.from_numpy(part[:0] if client in experiment.federation.withdrawn else part).to(device)
+            for client, part in enumerate(assignment.parts)
+        ],
         conditions if experiment.evaluation.protocol == "missing" else {},
     )

@@ -61,11 +61,23 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"With these options method '{name}' needs the report of each client; use --set method.counts=summed."
         )
-    if experiment.data.clients < federation.least_clients:
+    clients = experiment.data.clients - len(federation.withdrawn)
+    if clients < federation.least_clients:
         raise FedVLError(
-            f"A sum of {experiment.data.clients} clients is too few to hide one of them; "
+            f"A sum of {clients} clients is too few to hide one of them; "
             f"federation.least_clients is {federation.least_clients}."
         )
+
+
+def check_withdrawn(experiment: Experiment) -> None:
+    """Refuse to leave out clients that there are not, or all of them."""
+    withdrawn, clients = experiment.federation.withdrawn, experiment.data.clients
+    if strangers := [client for client in withdrawn if client >= clients]:
+        raise FedVLError(f"There is no client {strangers[0]} to withdraw; clients are 0 to {clients - 1}.")
+    if len(set(withdrawn)) < len(withdrawn):
+        raise FedVLError("federation.withdrawn names a client twice; name it once.")
+    if len(withdrawn) == clients:
+        raise FedVLError("All clients have withdrawn, so that there is nothing to train on; keep one at least.")
 
 
 def check_robust(method: Method, experiment: Experiment) -> None:

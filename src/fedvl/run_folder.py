@@ -5,6 +5,7 @@ journal/           committed rounds, hashed         result.json       final figu
 model.safetensors  the shared tensors               kept.safetensors  clients' last updates
 examples.json      test images for the report       report.html       what a person opens
 federation.json    which federation runs it         status.json       how such a run stands
+withdrawals.json   clients that withdrew, and what the run without each differs by
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvl.config import Experiment, read_toml, resolve
-from fedvl.contents import Examples, Federation, Record, Result, Status, checked, fits
+from fedvl.contents import Examples, Federation, Record, Result, Status, Withdrawals, checked, fits
 from fedvl.errors import FedVLError
 from fedvl.files import (
     file_sha256,
@@ -269,6 +270,21 @@ class RunFolder:
                 raise FedVLError(f"{self.path / name} holds numbers that are not finite; run the experiment again.")
         return found["model.safetensors"], unflatten(found.get("kept.safetensors", {}))
 
+    # --- withdrawals
+
+    @property
+    def withdrawals(self) -> list[dict[str, Any]]:
+        """Clients that withdrew, from this run or from the one that it was made from."""
+        path = self.file("withdrawals.json")
+        found = read_json(path)
+        return list(checked(Withdrawals, found, path)["withdrawals"]) if found is not None else []
+
+    def note_withdrawal(self, withdrawal: dict[str, Any]) -> None:
+        """Add a record; one of the same client and runs that was measured before is replaced."""
+        kept = [each for each in self.withdrawals if compared(each) != compared(withdrawal)]
+        noted = {"withdrawals": [*kept, withdrawal]}
+        write_whole(self.file("withdrawals.json"), json.dumps(noted).encode())
+
     # --- status
 
     def write_status(self, status: dict[str, Any]) -> None:
@@ -282,6 +298,10 @@ class RunFolder:
         except FedVLError:
             return {}
         return dict(found) if fits(Status, found) else {}
+
+
+def compared(withdrawal: dict[str, Any]) -> tuple[Any, ...]:
+    return withdrawal["client"], withdrawal["run"]["folder"], withdrawal["without"]["folder"]
 
 
 def exists_already(path: Path) -> str:

@@ -68,7 +68,9 @@ def test_init_refuses_what_cannot_work_and_leaves_nothing(fedvl, tmp_path, words
 
 
 def test_a_dry_run_names_every_tensor_that_would_leave_and_what_stays(fedvl):
-    fedvl("federation", "init", "clinic", *THREE, "--method", "fedpp", "--set", "method.visual_prompts=false")
+    settings = ("method.visual_prompts=false", "training.local_epochs=1", "data.shots=20", "data.minimum=0")
+    flags = [word for setting in settings for word in ("--set", setting)]
+    fedvl("federation", "init", "clinic", *THREE, "--method", "fedpp", *flags)
     said = fedvl("client", "clinic/parties/south", "--dry-run", "--quiet")
     leaves, stays = said.split("stays", 1)[0], said.split("stays", 1)[1]
     assert [line.split()[:2] for line in leaves.splitlines() if "float32" in line] == [
@@ -76,7 +78,21 @@ def test_a_dry_run_names_every_tensor_that_would_leave_and_what_stays(fedvl):
         ["images", "report"],
     ]
     assert "44 bytes in total" in leaves
+    assert "label-histogram-of-report" in said
     assert all(name in stays for name in ("images and labels", "context", "labels", "confidence"))
+
+
+def test_a_dry_run_shows_what_the_update_gives_away_and_which_numbers_go_with_it(fedvl, monkeypatch):
+    monkeypatch.delenv("FEDVL_CACHE")  # features that other tests have too
+    fedvl("federation", "init", "clinic", *THREE, "--method", "linear", "--set", "federation.threads=1")
+    said = fedvl("client", "clinic/parties/south", "--dry-run", "--quiet")
+    assert ", a loss (" in said
+    assert all(name in said for name in ("label-histogram", "membership-at-1-percent", "feature-recovery"))
+    assert "No remedy is on" in said
+    fedvl("federation", "init", "private", *THREE, "--method", "linear", "--privacy", "client:eps=3")
+    said = fedvl("client", "private/parties/south", "--dry-run", "--quiet")
+    assert "a weight (1), a number of examples (1), no loss, and a salted" in said
+    assert "At most epsilon 3 at delta 1e-05 for each client" in said
 
 
 def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
@@ -88,6 +104,7 @@ def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
     said = fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")
     assert "10 x 256" in said
     assert "images and labels    6" in said
+    assert "takes 30 labelled images of this party's own, for testing or training; there are 6." in said
     (tmp_path / "photos" / "Dog").rename(tmp_path / "photos" / "unicorn")
     with pytest.raises(FedVLError, match=r"does not know \(unicorn\)"):
         fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")

@@ -1,6 +1,7 @@
 """A SuperLink, three SuperNodes, servers and clients as real processes, with TLS and keys, on this machine."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +13,9 @@ if find_spec("flwr") is None:
 
 import httpx
 from helpers.machines import LATEST, clients_at_work, ended, fedvl, kill, make_federation, start_client, wait_until
+from helpers.prometheus import scraped
 
+from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority
 from fedvl.display import Silent
@@ -72,17 +75,23 @@ def finished(place, run):
 def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers_are_refused(place, tmp_path):
     stranger = tmp_path / "stranger"
     names = ("fst-cbdg", "fedpp")
+    ports = {name: free_port() for name in names}
+    answered = trained(place)
     servers = {
         name: fedvl(
-            "server", place.folder, "--experiment", name, "--out", tmp_path / name, log=tmp_path / f"{name}.log"
+            *("server", place.folder, "--experiment", name, "--out", tmp_path / name, "--metrics", ports[name]),
+            log=tmp_path / f"{name}.log",
         )
         for name in names
     }
     with ended(list(servers.values())):
         wait_until((place.folder / "link.json").is_file, *servers.values())
+        for port in ports.values():
+            wait_until(partial(all_connected, port), *servers.values())
         refuse_strangers(place.folder, stranger)
         for name in names:
             assert servers[name].wait(LATEST) == 0, (tmp_path / f"{name}.log").read_text()
+    assert [after - before for before, after in zip(answered, trained(place), strict=True)] == [4, 4, 4]
     for name in names:
         prepared, federation = local(name)
         assert_near(load(tmp_path / name / "model.safetensors"), federation.shared)
@@ -95,6 +104,18 @@ def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers
     assert result["refused_updates"] == 0
     assert sum(map(sum, result["partition_counts"])) == 0  # the server knows nothing of what clients hold
     assert all((tmp_path / "fst-cbdg" / file).is_file() for file in ("report.html", "metrics.jsonl", "config.toml"))
+
+
+def all_connected(port):
+    return scraped(port).get(("fedvl_clients_connected", ())) == len(NAMES)
+
+
+def trained(place):
+    """How often each client has trained, by its metrics."""
+    key = ("fedvl_requests_answered_total", (("kind", "train"),))
+    for name, port in place.metrics.items():
+        wait_until(partial(scraped, port), place.clients[name])
+    return [scraped(port).get(key, 0) for port in place.metrics.values()]
 
 
 def refuse_strangers(folder, elsewhere):

@@ -87,7 +87,7 @@ def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 @contextmanager
 def clients_at_work(folder: Path, names: list[str]) -> Iterator[SimpleNamespace]:
     """The clients of a federation as processes that stay; nothing is left of them afterwards."""
-    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={})
+    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={}, metrics={})
     for name in names:
         start_client(place, name)
     try:
@@ -100,7 +100,8 @@ def clients_at_work(folder: Path, names: list[str]) -> Iterator[SimpleNamespace]
 
 def start_client(place: SimpleNamespace, name: str) -> None:
     party = place.folder / "parties" / name
-    place.clients[name] = fedvl("client", party, "--stay", log=place.logs / f"{name}.log")
+    port = place.metrics[name] = free_port()
+    place.clients[name] = fedvl("client", party, "--stay", "--metrics", port, log=place.logs / f"{name}.log")
 
 
 def of_folder(folder: Path, command: str = "") -> list[int]:

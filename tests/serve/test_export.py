@@ -11,6 +11,7 @@ from helpers.lazy import lazily
 
 from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
+from fedvl.files import file_sha256
 from fedvl.models.checkpoint import load_model
 from fedvl.run_folder import RunFolder
 from fedvl.serve.export import export
@@ -51,6 +52,12 @@ def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
     run = TrainedModel(RunFolder(folder_of("fed-mp")))
     export(run, tmp_path / "out", ["cat", "ship", "猫"])
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
+    card = json.loads((tmp_path / "out" / "model_card.json").read_text())
+    assert card["exported"]["classes"] == ["cat", "ship", "猫"]
+    assert card["hashes"]["state"] == run.result["state_sha256"]
+    for name, sha256 in card["exported"]["files_sha256"].items():
+        assert file_sha256(tmp_path / "out" / name) == sha256
+        assert f"| {name} of this folder | {sha256} |" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
     theirs = transformers.CLIPModel.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = ["a photo of a cat.", "Ein Schiff, 12 naïve 猫"]

@@ -66,14 +66,6 @@ def mean_of(values: Numbers) -> tuple[float, Interval]:
     return float(values.mean()), bootstrap(lambda generator: float(generator.choice(values, len(values)).mean()))
 
 
-def proportion(hits: int, trials: int) -> Interval:
-    """Return the exact (Clopper-Pearson) interval of a share."""
-    from scipy.stats import binomtest
-
-    found = binomtest(hits, trials).proportion_ci(LIKELY, "exact")
-    return float(found.low), float(found.high)
-
-
 def correlation(left: Numbers, right: Numbers) -> float:
     """Return Pearson's r; 0 where one side is constant and so says nothing."""
     left, right = left - left.mean(), right - right.mean()

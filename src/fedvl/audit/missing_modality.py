@@ -23,10 +23,10 @@ from fedvl.audit.finding import (
     Unmeasured,
     bootstrap,
     correlation,
-    proportion,
 )
 from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture
 from fedvl.data.missing import without_modalities
+from fedvl.evaluation.metrics import proportion
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator

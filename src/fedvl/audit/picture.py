@@ -10,8 +10,9 @@ from torch.nn.functional import interpolate, normalize
 
 from fedvl.audit.evidence import Evidence
 from fedvl.audit.feature_recovery import form_of, not_applicable, recover_singles
-from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of, proportion
+from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of
 from fedvl.evaluation.leakage import psnr
+from fedvl.evaluation.metrics import proportion
 
 NAMES = ("picture", "picture-linking")
 SIDE = 64  # pixels at which images are compared

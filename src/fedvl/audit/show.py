@@ -50,6 +50,28 @@ def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
     return [title, table, bold, *sentences, *seed, Text("")] if found["findings"] else [title, *sentences, Text("")]
 
 
+def own_figures(found: Mapping[str, Any]) -> list[RenderableType]:
+    """Return the terminal's parts of a party's own figures."""
+    table = Table("what a server could learn", box=None, pad_edge=False)
+    for head in ("figure", "95 % interval", "guessing"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for each in found["findings"]:
+        row = (each["name"], figure(each), interval(each), number(each["guess"], each["unit"]))
+        table.add_row(*(Text(cell) for cell in row), style="bold" if each["leaks"] else "")
+    where = "a third of the images, the update being of the rest" if found["held_out"] else "the test images"
+    title = Text(
+        f"\nAttacks on this update, with {found['attackers_images']} images of the attacker's own ({where}); "
+        f"{found['seconds']:.0f} seconds.\n"
+    )
+    sentences = [Text(f"  {each['sentence']}") for each in found["findings"]]
+    untried = [Text(f"  {TITLES[each['name']]}: {each['sentence']}") for each in found["unmeasured"]]
+    settings = [*found["remedies"], *([found["budget"]] if found["budget"] else [])]
+    remedies = [Text(f"  {each}") for each in settings or ["No remedy is on: no secure sums, no noise."]]
+    if not found["findings"]:
+        return [Text("\nAttacks on this update:"), *untried, *remedies]
+    return [title, table, Text("\nBold: above what guessing explains. In words:\n"), *sentences, *untried, *remedies]
+
+
 def setting(found: Mapping[str, Any]) -> str:
     if not found["audited_clients"]:
         return "no client sends anything"

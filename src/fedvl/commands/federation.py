@@ -13,6 +13,7 @@ from fedvl.commands.run import (
     Assignments,
     Json,
     MethodFlag,
+    MetricsPort,
     ModelFlag,
     Out,
     PrivacyFlag,
@@ -158,6 +159,7 @@ def server(
     folder: Federation,
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
     out: Out = None,
+    metrics: MetricsPort = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -172,7 +174,7 @@ def server(
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
     with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
         print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
-        finish(run_folder, as_json, quiet)
+        finish(run_folder, as_json, quiet, metrics)
 
 
 def client(
@@ -184,13 +186,17 @@ def client(
             "experiment's dataset."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and exit; no network.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent and what it gives away, and exit; no network.")
+    ] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
+    metrics: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a federation with this machine's images; they never leave it."""
+    from fedvl.audit.show import own_figures
     from fedvl.deployment.client import Client
-    from fedvl.display import TerminalDisplay
+    from fedvl.display import Console, TerminalDisplay
     from fedvl.report.status import print_dry_run
 
     end_on_termination()
@@ -199,10 +205,12 @@ def client(
     if dry_run:
         for rehearsal in found.dry_run():
             print_dry_run(rehearsal)
+            for part in own_figures(rehearsal["audit"]):
+                Console().print(part, highlight=False)
         return
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
-    found.serve(stay)
+    found.serve(stay, metrics)
 
 
 def status(

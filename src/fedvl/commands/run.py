@@ -1,8 +1,9 @@
 """fedvl run and fedvl resume: one experiment, from its settings to its report."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,6 +44,10 @@ SecureSumFlag = Annotated[
 ]
 PrivacyFlag = Annotated[
     str | None, typer.Option(help="Differential privacy: client:eps=EPSILON or record:eps=EPSILON[,delta=,clip=].")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Offer metrics for Prometheus on this port of this machine."),
 ]
 SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
@@ -112,6 +117,7 @@ def run(
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
+    metrics: MetricsPort = None,
     trust_method: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -123,26 +129,12 @@ def resume(
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
     with found.lock():
-        finish(found, as_json, quiet)
+        finish(found, as_json, quiet, metrics)
 
 
-def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
-    """Complete a run, with clients in this process or on other machines, and print its result."""
-    from fedvl.display import TerminalDisplay
-    from fedvl.report.page import write_report
-
-    with TerminalDisplay(quiet) as display:
-        if folder.federation is not None:
-            from fedvl.deployment.server import complete_with_machines
-
-            result = complete_with_machines(folder, display)
-        else:
-            from fedvl.experiment import complete
-
-            result = complete(folder, display)
-        report = folder.path / "report.html"
-        if not report.is_file():
-            write_report(folder.path)
+def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None = None) -> None:
+    """Complete a run and print its result."""
+    result = complete_run(folder, quiet, metrics)
     if as_json:
         print(json.dumps(result))
         return
@@ -151,4 +143,29 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
 
     console = Console()
     console.print(result_table(result))
-    console.print(f"Report: {report}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
+
+
+def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -> dict[str, Any]:
+    """Complete a run, with clients in this process or on other machines, and write its report."""
+    from fedvl.display import TerminalDisplay
+    from fedvl.report.page import write_report
+
+    with ExitStack() as stack:
+        if metrics is not None:
+            from fedvl.loopback import served
+            from fedvl.report.metrics import metrics_server
+
+            stack.enter_context(served(metrics_server(folder.path, metrics)))
+        display = stack.enter_context(TerminalDisplay(quiet))
+        if folder.federation is not None:
+            from fedvl.deployment.server import complete_with_machines
+
+            result = complete_with_machines(folder, display)
+        else:
+            from fedvl.experiment import complete
+
+            result = complete(folder, display)
+        if not (folder.path / "report.html").is_file():
+            write_report(folder.path)
+    return result

@@ -40,13 +40,13 @@ def serve(
     try:
         from fedvl.serve.app import make_app
         from fedvl.serve.connections import make_server
-        from fedvl.serve.guard import is_loopback
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
 
     from PIL import Image
 
+    from fedvl.loopback import is_loopback
     from fedvl.run_folder import RunFolder
     from fedvl.serve.images import png_of
     from fedvl.serve.model import TrainedModel, predict_images
@@ -116,7 +116,7 @@ def export(
     names = read_names(classes)
     with fitting(run):
         write(TrainedModel(RunFolder(run, trust_method), device), folder, names, client)
-    print(f"{folder / 'README.md'} says how to use it.")
+    print(f"{folder / 'README.md'} says how to use it, {folder / 'MODEL_CARD.md'} where it comes from.")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedvl.audit.evidence import Message as OwnMessage
+from fedvl.audit.own_update import audit_own
 from fedvl.config import Experiment, read_toml
 from fedvl.data.opener import Opener
 from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
@@ -21,6 +23,7 @@ from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
 from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
 from fedvl.deployment.secure_sum import Member
@@ -29,7 +32,10 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.files import write_whole
+from fedvl.loopback import page_server, served
+from fedvl.methods.base import Update
 from fedvl.preparation import Prepared, prepare
+from fedvl.prometheus import CONTENT_TYPE
 from fedvl.result import describe
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -154,17 +160,25 @@ class Client:
 
     # --- the process that connects
 
-    def serve(self, stay: bool) -> None:
-        """Answer the server until the run is over, or for ever."""
+    def serve(self, stay: bool, metrics: int | None = None) -> None:
+        """Answer the server until the run is over, or for ever; offer metrics on a port."""
         self.stay = stay
         check_key(self.folder)
         secret, port = secrets.token_hex(32), free_port()
-        with self._secret_file(secret) as secret_file:
+        images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
+        answered = Answered(images)
+        with self._secret_file(secret) as secret_file, ExitStack() as stack:
+            if metrics is not None:
+                stack.enter_context(served(page_server(metrics, "/metrics", answered.text, CONTENT_TYPE, "--metrics")))
             node = Supervised(self.folder, self.file.server, port, secret_file, most_bytes(self.folder))
 
             def answer(message: Message) -> Message:
                 node.connected()
-                return self.answer(message)
+                began, run = time.perf_counter(), message.read_header().run
+                reply = self.answer(message)
+                spent = self.parties[run].spent if run in self.parties else None
+                answered.count(message, reply, time.perf_counter() - began, spent)
+                return reply
 
             try:
                 flower().answer_messages(
@@ -187,7 +201,7 @@ class Client:
     # --- what would leave
 
     def dry_run(self) -> list[dict[str, Any]]:
-        """Return what one round would send and what would stay; nothing is sent."""
+        """Return what one round would send, what would stay, and what attacks learn of it."""
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
@@ -214,16 +228,21 @@ class Client:
                 answer = reply.read_header()
                 if answer.problem:
                     raise FedVLError(answer.problem)
-                state = answer.state or state
+                state, last = answer.state or state, answer
                 if reply.payload:
                     sent[kind] = unpack_tensors(reply.payload, engine.federation.max_message_bytes)
+        update = Update(self.file.number, sent.get("train", {}), last.weight)
+        first = OwnMessage(self.file.number, 0, shared, update, last.loss, sent.get("report", {}))
         return {
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,
             "leaves": sent,
+            "numbers": last.model_dump(include={"weight", "examples", "loss"}),
+            "private": experiment.privacy.unit != "none",
             "least_clients": experiment.federation.least_clients if summed else None,
             "stays": engine.private.get(self.file.number, {}),
             "images": len(engine.rows[self.file.number]),
+            "audit": audit_own(ready.prepared, self.file.number, None if last.idle else first, secrets.randbits(62)),
         }
 
 

@@ -97,9 +97,12 @@ def wait_for_parties(
 ) -> None:
     """Wait until these parties are connected, or time is up and there is a quorum."""
     show = display.stage("Clients")
-    end = time.monotonic() + seconds
+    end, told = time.monotonic() + seconds, None
     while len(there := engine.transport.connected() & set(awaited)) < len(awaited):
         show(len(there), len(awaited))
+        if there != told:
+            engine.notify({"phase": "waiting for clients", "connected": sorted(there)})
+            told = there
         if time.monotonic() >= end:
             if len(there) >= quorum:
                 break

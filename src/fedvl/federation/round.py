@@ -184,8 +184,8 @@ class Federation:
 
     def _sum_up(self, round_index: int) -> "Outcome":
         """Take the sum of the clients' moves, of which no single one is known."""
-        cohort = self._choose(round_index, 0)
-        summed = self.engine.sum_updates(round_index, self._answering(cohort, round_index, 0), self.shared)
+        cohort, answering = self._choose(round_index, 0)
+        summed = self.engine.sum_updates(round_index, answering, self.shared)
         total = decode_updates(summed.total, self.shared)
         if reason := unsound(total, len(summed.clients), self.config):
             raise FedVLError(
@@ -265,9 +265,9 @@ class Federation:
         hidden = isinstance(self.privacy, ClientPrivacy)
         # a sample is taken as it comes, of nobody too: another draw would not be the one that is accounted for
         for attempt in range(1 if hidden else self.config.attempts):
-            cohort = self._choose(round_index, attempt)
+            cohort, answering = self._choose(round_index, attempt)
             handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
-            trained = self._train(round_index, self._answering(cohort, round_index, attempt), handed)
+            trained = self._train(round_index, answering, handed)
             asked = dict.fromkeys(cohort, 0) | {result.update.client: result.examples for result in trained}
             asked = {client: self.examples.get(client, asked[client]) for client in cohort}
             good, refused = sort_out([r.update for r in trained], asked, self.shared, self.method, self.config)
@@ -306,7 +306,15 @@ class Federation:
         extra = sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed.values())
         return count_bytes(self.shared) * (consulted or len(handed)) + extra
 
-    def _choose(self, round_index: int, attempt: int) -> list[int]:
+    def _choose(self, round_index: int, attempt: int) -> tuple[list[int], list[int]]:
+        """Return a round's clients and those who answer; draws are as if nobody had withdrawn."""
+        drawn = self._draw(round_index, attempt)
+        answering = set(self._answering(drawn, round_index, attempt))
+        withdrawn = () if self.method.scope == "pooled" else self.config.withdrawn
+        cohort = [client for client in drawn if client not in withdrawn]
+        return cohort, [client for client in cohort if client in answering]
+
+    def _draw(self, round_index: int, attempt: int) -> list[int]:
         if isinstance(self.privacy, ClientPrivacy):
             return self.privacy.choose(round_index)
         generator = numpy_generator(self.seed, "choose", round_index, attempt)

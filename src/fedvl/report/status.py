@@ -2,7 +2,7 @@
 
 import html
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedvl.config import resolve
 from fedvl.display import Console, visible
-from fedvl.errors import FedVLError
+from fedvl.loopback import page_server
 from fedvl.report.tables import MISSING, human_bytes, percent
 from fedvl.run_folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
@@ -128,7 +128,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     console.print(table)
     total = sum(count_bytes(tensors) for tensors in rehearsal["leaves"].values())
     console.print(
-        f"{total:,} bytes in total, plus a weight, a number of examples, a loss and a salted SHA-256 of what stays.\n",
+        f"{total:,} bytes in total, plus {numbers_sent(rehearsal)} and a salted SHA-256 of what stays.\n",
         highlight=False,
     )
     if rehearsal["least_clients"] is not None:
@@ -144,6 +144,13 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
             name, "", " x ".join(map(str, tensor.shape)), str(tensor.dtype)[6:], f"{count_bytes({name: tensor}):,}"
         )
     console.print(table)
+
+
+def numbers_sent(rehearsal: dict[str, Any]) -> str:
+    """Name the numbers beside the tensors; under differential privacy no loss leaves."""
+    told = rehearsal["numbers"]
+    counts = f"a weight ({told['weight']:g}), a number of examples ({told['examples']})"
+    return f"{counts}, no loss," if rehearsal["private"] else f"{counts}, a loss ({told['loss']:.4g})"
 
 
 # --- the page
@@ -173,32 +180,14 @@ def rows(head: list[str], body: list[list[str]]) -> str:
 
 def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
     read_status(folder)
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            # Any other host name means that a foreign page sent the browser here (DNS rebinding).
-            if self.headers.get("Host", "").rsplit(":", 1)[0] not in ("127.0.0.1", "localhost") or self.path != "/":
-                self.send_error(404)
-                return
-            body = render_status(read_status(folder)).encode("utf-8", "replace")
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    return ThreadingHTTPServer(("127.0.0.1", port), Page)
+    policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    return page_server(
+        port, "/", lambda: render_status(read_status(folder)), "text/html; charset=utf-8", "--port", policy
+    )
 
 
 def serve_page(folder: Path, port: int) -> None:
-    try:
-        server = make_server(folder, port)
-    except OSError as error:
-        raise FedVLError(f"Cannot listen on 127.0.0.1:{port} ({error.strerror}); choose another --port.") from error
+    server = make_server(folder, port)
     print(f"http://127.0.0.1:{server.server_port}/ follows {folder}; Ctrl-C ends it.", flush=True)
     try:
         server.serve_forever()

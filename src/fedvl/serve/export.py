@@ -17,6 +17,7 @@ from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
+from fedvl.report.card import card_text, lineage
 from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors, save
 
@@ -28,7 +29,9 @@ README = """# {title}
 
 Made by `fedvl export` from a run of {method} on {dataset}. It predicts {count} classes, which `classes.json` lists.
 `config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
-`classifier.safetensors` is what was learned. This gives the scores of the classes for an image:
+`classifier.safetensors` is what was learned; `MODEL_CARD.md` says from what, by whom and how well.
+
+This gives the scores of the classes for an image:
 
 ```python
 import json, torch
@@ -58,8 +61,11 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FedVLError(f"{folder} exists already; choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    save(folder / "model.safetensors", clip_to_hugging_face(dict(run.encoder.state_dict())), {"format": "pt"})
-    save(folder / "classifier.safetensors", head, {"format": "pt"})
+    weights = {
+        "model.safetensors": clip_to_hugging_face(dict(run.encoder.state_dict())),
+        "classifier.safetensors": head,
+    }
+    hashes = {name: save(folder / name, tensors, {"format": "pt"}) for name, tensors in weights.items()}
     readme = README.format(
         title=folder.name,
         method=run.name,
@@ -68,6 +74,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         gate=GATE if "gate.0.weight" in head else "",
         memory=MEMORY if user.remembers else "",
     )
+    found = lineage(run.folder, user.names, client, hashes)
     texts = {
         "config.json": json.dumps(config, indent=1),
         "preprocessor_config.json": json.dumps(preprocessor_config(run.encoder), indent=1),
@@ -75,6 +82,8 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         "tokenizer_config.json": json.dumps(tokenizer_config(run.encoder), indent=1),
         "classes.json": json.dumps(list(user.names), ensure_ascii=False, indent=1),
         "README.md": readme,
+        "MODEL_CARD.md": card_text(folder.name, found),
+        "model_card.json": json.dumps(found, ensure_ascii=False, indent=1),
     }
     for name, text in texts.items():
         write_whole(folder / name, text.encode())

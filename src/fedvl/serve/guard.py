@@ -1,8 +1,6 @@
 """Access control, size and time limits, checked before and while a request is read."""
 
 import asyncio
-import ipaddress
-import re
 import secrets
 from urllib.parse import urlsplit
 
@@ -13,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedvl.errors import FedVLError
+from fedvl.loopback import hostname, is_loopback
 from fedvl.serve.askers import BusyError, Shares
 from fedvl.serve.limits import Limits
 
@@ -128,18 +127,6 @@ def check_token(token: str | None) -> None:
 
 def address_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
-
-
-def is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
-def hostname(host: str) -> str | None:
-    found = re.fullmatch(r"(?:\[([\da-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.lower(), re.ASCII)
-    return found and (found[1] or found[2])
 
 
 def place(origin: str) -> str | None:

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+from fedvl.prometheus import Metric, exposition
 from fedvl.serve.worker import Worker
 
 BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -24,25 +25,25 @@ class Metrics:
         self._seconds += seconds * len(lines)
 
     def text(self, sessions: int, worker: Worker) -> str:
-        plain = {
-            ("images_answered_total", "counter"): self.answered,
-            ("images_refused_total", "counter"): self.refused,
-            ("requests_refused_busy_total", "counter"): self.busy,
-            ("sessions", "gauge"): sessions,
-            ("images_pending", "gauge"): len(worker.pending),
-            ("encoder_batches_total", "counter"): worker.batches,
-            ("encoder_images_total", "counter"): worker.encoded,
-            ("encoder_seconds_total", "counter"): worker.seconds,
-        }
+        plain = exposition(
+            [
+                Metric("images_answered_total", "counter", "Images whose predictions were sent.", self.answered),
+                Metric("images_refused_total", "counter", "Images that could not be used.", self.refused),
+                Metric("requests_refused_busy_total", "counter", "Requests refused for lack of room.", self.busy),
+                Metric("sessions", "gauge", "Sessions of users.", sessions),
+                Metric("images_pending", "gauge", "Images that wait for their prediction.", len(worker.pending)),
+                Metric("encoder_batches_total", "counter", "Batches that the encoder read.", worker.batches),
+                Metric("encoder_images_total", "counter", "Images that the encoder read.", worker.encoded),
+                Metric("encoder_seconds_total", "counter", "Seconds that the encoder worked.", worker.seconds),
+            ]
+        )
         lines = [
-            line
-            for (name, kind), value in plain.items()
-            for line in (f"# TYPE fedvl_{name} {kind}", f"fedvl_{name} {value}")
+            "# HELP fedvl_answer_seconds Seconds from the request of an image to its prediction.",
+            "# TYPE fedvl_answer_seconds histogram",
         ]
-        lines.append("# TYPE fedvl_answer_seconds histogram")
         total = 0
         for bound, count in zip((*map(str, BOUNDS), "+Inf"), self._waited, strict=True):
             total += count
             lines.append(f'fedvl_answer_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"fedvl_answer_seconds_sum {self._seconds}", f"fedvl_answer_seconds_count {total}"]
-        return "\n".join(lines) + "\n"
+        return plain + "\n".join(lines) + "\n"

@@ -1,0 +1,61 @@
+"""fedvl withdraw: run an experiment again without a client, and measure the difference."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvl.commands.run import Json, Quiet, Trust, complete_run
+from fedvl.errors import FedVLError
+
+EXAMPLES = """
+Examples:
+
+  fedvl withdraw runs/linear-cifar10-mini 3                   simulated clients: runs again without client 3
+
+  fedvl withdraw runs/clinic hospital-b --against runs/rest   between machines: measures against the second run
+"""
+
+
+def withdraw(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    client: Annotated[str, typer.Argument(help="Number of the client, from 0, or name of the party.")],
+    against: Annotated[
+        Path | None, typer.Option(help="A finished run of the same settings without the client, if there is one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run; RUN-without-CLIENT by default.")] = None,
+    trust_method: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment again without one of its clients, and measure what that changes."""
+    from fedvl.display import TerminalDisplay
+    from fedvl.run_folder import RunFolder
+    from fedvl.withdrawal import check_comparable, compare, find_client, sentences, without_client
+
+    folder = RunFolder(run, trust_method)
+    folder.tensors()  # refuses one that is not finished, or damaged
+    number, party = find_client(folder, client)
+    if against is None and folder.federation is not None:
+        place = folder.federation["federation"]
+        raise FedVLError(
+            f"The other parties' images are on their own machines: revoke it (fedvl federation revoke {place} {client}), run "
+            f"fedvl server {place} --out NEW with the others, then say fedvl withdraw {run} {client} --against NEW."
+        )
+    if against is not None:
+        other = RunFolder(against, trust_method)
+        other.tensors()
+        check_comparable(folder, other, number)
+    else:
+        experiment = without_client(folder.experiment, number)
+        path = out or run.with_name(f"{run.resolve().name}-without-{number}")
+        with RunFolder.create(path, experiment) as other:
+            complete_run(other, quiet)
+    with TerminalDisplay(quiet) as display:
+        measured = compare(folder, other, number, party, display)
+    if as_json:
+        print(json.dumps(measured))
+    else:
+        for sentence in (*sentences(measured), f"The run without it is in {other.path}."):
+            typer.echo(sentence)

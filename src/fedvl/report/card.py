@@ -1,0 +1,305 @@
+"""The card of an exported model: where it comes from, computed from its run's folder alone."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvl.data.catalogue import lookup
+from fedvl.display import visible
+from fedvl.evaluation.metrics import proportion
+from fedvl.files import file_sha256
+from fedvl.models import EMBEDDED
+from fedvl.run_folder import RunFolder
+from fedvl.version import __version__
+
+CARD_SCHEMA = 1
+UNKNOWN = "not known to FedVL; ask its owners"
+NAMES_SHOWN = 20
+
+
+def lineage(
+    folder: RunFolder, classes: Sequence[str], client: int | None, files_sha256: dict[str, str]
+) -> dict[str, Any]:
+    """Describe an exported model: method, data, who took part, hashes, budget, accuracy."""
+    result, experiment = folder.result, folder.experiment
+    federation = who_took_part(folder)
+    dataset, model = Path(experiment.data.dataset), experiment.model.name
+    entry = lookup(dataset.stem)
+    return {
+        "schema": CARD_SCHEMA,
+        "fedvl_version": __version__,
+        "trained": result.get("finished"),
+        "method": {
+            "name": experiment.method.label,
+            "preset": experiment.method.preset,
+            "file_sha256": experiment.method.sha256,
+            "options": experiment.method.options,
+        },
+        "base_model": {
+            "name": model if model in EMBEDDED else model_name(model),
+            "fingerprint": result["model_fingerprint"],
+            "licence": "Apache-2.0, as FedVL" if model in EMBEDDED else UNKNOWN,
+            "embedded": model in EMBEDDED,
+        },
+        "data": {
+            "dataset": entry.name if entry else dataset.name,
+            "licence": entry.licence if entry else UNKNOWN,
+            "trained_classes": list(result.get("partition_class_names") or result["class_names"]),
+            "training_images": None
+            if federation["exported_by"]
+            else sum(map(sum, result.get("partition_counts") or [])) or None,
+        },
+        "exported": {
+            "classes": list(classes),
+            "tested": list(classes) == list(result["class_names"]) and client is None,
+            "client": client,
+            "files_sha256": files_sha256,
+        },
+        "federation": federation,
+        "seed": experiment.seed,
+        "hashes": {
+            "state": result.get("state_sha256"),
+            "config.toml": file_sha256(folder.file("config.toml")),
+            **(result.get("files_sha256") or {}),
+        },
+        "privacy": budget(folder),
+        "accuracy": accuracy(result),
+        "withdrawals": [withdrawal(each, result) for each in folder.withdrawals],
+    }
+
+
+def model_name(model: str) -> str:
+    """Return the name of a model without the folders of this machine."""
+    return model if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model) and not Path(model).exists() else Path(model).name
+
+
+def who_took_part(folder: RunFolder) -> dict[str, Any]:
+    """Describe the clients: names where they are parties, and how often each answered."""
+    settings, records, result = folder.experiment.federation, folder.rounds, folder.result
+    names = list(folder.status.get("parties", ())) if folder.federation is not None else []
+    asked = Counter(client for record in records for client in record.get("cohort", ()))
+    missed = Counter(client for record in records for client in record.get("dropped", ()))
+    refused = Counter(item["client"] for record in records for item in record.get("refused", ()))
+
+    def by_client(counts: Counter[int]) -> dict[str, int]:
+        return {names[c] if c < len(names) else str(c): counts[c] for c in sorted(counts) if counts[c]}
+
+    party = result.get("party")
+    return {
+        "simulated": folder.federation is None and not isinstance(party, str),
+        "exported_by": party if isinstance(party, str) else None,
+        "clients": folder.experiment.data.clients,
+        "parties": names,
+        "rounds": result.get("rounds"),
+        "answered": by_client(asked - missed),
+        "missed": by_client(missed),
+        "refused": by_client(refused),
+        "withdrawn": list(settings.withdrawn),
+        "partition": folder.experiment.data.partition if folder.federation is None else None,
+        "secure_sum": settings.secure_sum,
+        "least_clients": settings.least_clients if settings.secure_sum else None,
+        "robust": settings.robust,
+        "attack": settings.attack,
+    }
+
+
+def budget(folder: RunFolder) -> dict[str, Any] | None:
+    spent = folder.result.get("privacy")
+    return {key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")} if spent else None
+
+
+def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Return accuracies with exact intervals, of all tested images together."""
+    confusion = result.get("confusion")
+    images = sum(map(sum, confusion or []))
+    if not confusion or not images:
+        return None
+    found = share(sum(confusion[c][c] for c in range(len(confusion))), images)
+    zero_shot = result.get("zero_shot_weighted_accuracy", result.get("zero_shot_accuracy"))
+    return {
+        "protocol": result.get("protocol"),
+        "images": images,
+        **found,
+        "mean_over_clients": result["accuracy"] if result.get("protocol") == "personal" else None,
+        "zero_shot": share(round(zero_shot * images / 100), images) if zero_shot is not None else None,
+    }
+
+
+def share(hits: int, images: int) -> dict[str, Any]:
+    return {"percent": 100 * hits / images, "interval": [100 * limit for limit in proportion(hits, images)]}
+
+
+def withdrawal(each: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return a withdrawal without folders of this machine, and which of its models this is."""
+    told = {key: each[key] for key in ("client", "party", "difference", "difference_interval", "changed", "images")}
+    left_out = each["without"]["state_sha256"] == result.get("state_sha256")
+    return {
+        **told,
+        "this_model": "without" if left_out else "with",
+        "run_sha256": each["run"]["state_sha256"],
+        "without_sha256": each["without"]["state_sha256"],
+    }
+
+
+# --- as Markdown
+
+
+def card_text(title: str, found: dict[str, Any]) -> str:
+    """Return the card in Markdown; names come from files of others, and are shown as plain text."""
+    base, data, exported = found["base_model"], found["data"], found["exported"]
+    rows = {
+        "Method": f"{plain(found['method']['name'])}, preset {plain(found['method']['preset'])}",
+        "Base model": f"{plain(base['name'])}, frozen; fingerprint {base['fingerprint']}",
+        "Data": f"{plain(data['dataset'])}; {trained_on(data)}",
+        "Classes": listed(exported["classes"]),
+        "Clients": clients_line(found["federation"]),
+        "Rounds": str(found["federation"]["rounds"]),
+        **participation(found["federation"]),
+        "Secure sums": secure_line(found["federation"]),
+        "Rule of merging": plain(found["federation"]["robust"]),
+        "Privacy budget": privacy_line(found),
+        "Seed": str(found["seed"]),
+        "Accuracy": accuracy_line(found["accuracy"]),
+        "Zero-shot accuracy": zero_shot_line(found["accuracy"]),
+        "Licence of the model": plain(base["licence"]),
+        "Licence of the images": plain(data["licence"]),
+        "Trained": f"{plain(str(found['trained']))}, FedVL {plain(found['fedvl_version'])}",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    known = {**found["hashes"], **{f"{name} of this folder": sha for name, sha in exported["files_sha256"].items()}}
+    hashes = "\n".join(f"| {plain(name)} | {value} |" for name, value in known.items())
+    return (
+        f"# Model card of {plain(title)}\n\n| | |\n|---|---|\n{table}\n\n"
+        "## Hashes\n\nSHA-256 of what was trained and of the run's files, as its folder has them, and of the files beside "
+        f"this card.\n\n| | |\n|---|---|\n{hashes}\n\n"
+        f"{withdrawn_text(found)}## Intended use\n\n{bullets(intended(found))}\n\n"
+        f"## Not claimed\n\n{bullets(not_claimed(found))}\n"
+    )
+
+
+def plain(text: str) -> str:
+    """Return text in which Markdown and HTML mean nothing, on one line."""
+    return re.sub(r"([\\`*_{}\[\]()#!|<>~&])", r"\\\1", visible(" ".join(text.split())))
+
+
+def listed(names: Sequence[str]) -> str:
+    shown = ", ".join(plain(name) for name in names[:NAMES_SHOWN])
+    more = f" and {len(names) - NAMES_SHOWN} more in classes.json" if len(names) > NAMES_SHOWN else ""
+    return f"{len(names)}: {shown}{more}"
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def trained_on(data: dict[str, Any]) -> str:
+    images = data["training_images"]
+    return f"{images:,} training images" if images else "how many training images, the parties know"
+
+
+def clients_line(federation: dict[str, Any]) -> str:
+    if federation["exported_by"]:
+        return f"{federation['clients']}; this is the model of {plain(federation['exported_by'])}"
+    if federation["simulated"]:
+        return f"{federation['clients']} in a simulation, partition {plain(federation['partition'])}"
+    return ", ".join(plain(name) for name in federation["parties"]) or str(federation["clients"])
+
+
+def participation(federation: dict[str, Any]) -> dict[str, str]:
+    """Return lines on who answered, dropped out, was refused or withdrew."""
+    if not federation["answered"]:
+        return {}
+    told = {"Answers": counted(federation["answered"])}
+    for name, key in (("Rounds missed", "missed"), ("Refused updates", "refused")):
+        told[name] = counted(federation[key]) if federation[key] else "none"
+    if federation["withdrawn"]:
+        told["Withdrawn"] = f"by number: {', '.join(map(str, federation['withdrawn']))}"
+    if federation["attack"]:
+        told["Simulated attack"] = plain(federation["attack"])
+    return told
+
+
+def counted(counts: dict[str, int]) -> str:
+    first = [f"{plain(name)}: {count}" for name, count in list(counts.items())[:NAMES_SHOWN]]
+    more = f" and {len(counts) - NAMES_SHOWN} more clients" if len(counts) > NAMES_SHOWN else ""
+    return ", ".join(first) + more
+
+
+def secure_line(federation: dict[str, Any]) -> str:
+    if not federation["secure_sum"]:
+        return "off: the server saw the update of each client"
+    return f"on: the server learned sums over at least {federation['least_clients']} clients"
+
+
+def privacy_line(found: dict[str, Any]) -> str:
+    budget = found["privacy"]
+    if budget is None:
+        return "none: no noise was added, and no bound on what the model tells of an image or a client is claimed"
+    spent = f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:g}, of each {budget['unit']}; {plain(budget['sampling'])}"
+    if found["federation"]["simulated"]:
+        return f"{spent}. The noise of a simulation follows from its seed, which is on this card: it hides nothing"
+    return spent
+
+
+def accuracy_line(accuracy: dict[str, Any] | None) -> str:
+    if accuracy is None:
+        return "not tested"
+    mean = accuracy["mean_over_clients"]
+    told = "" if mean is None else f"; {mean:.2f} % as the mean over clients, each on its own images"
+    return (
+        f"{percent(accuracy)} of {accuracy['images']:,} test images, protocol {plain(str(accuracy['protocol']))}{told}"
+    )
+
+
+def zero_shot_line(accuracy: dict[str, Any] | None) -> str:
+    if accuracy is None or accuracy["zero_shot"] is None:
+        return "not tested"
+    return f"{percent(accuracy['zero_shot'])} of the same images, by the base model alone"
+
+
+def percent(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    return f"{found['percent']:.2f} % (95 % interval {low:.2f} to {high:.2f})"
+
+
+def withdrawn_text(found: dict[str, Any]) -> str:
+    if not found["withdrawals"]:
+        return ""
+    lines = []
+    for each in found["withdrawals"]:
+        who, (low, high) = each["party"] or f"client {each['client']}", each["difference_interval"]
+        this = "without it" if each["this_model"] == "without" else "**with it: use the one without**"
+        lines.append(
+            f"{plain(who)} withdrew; this model is {this}. Leaving it out changed the accuracy by {each['difference']:+.2f} "
+            f"points (95 % interval {low:+.2f} to {high:+.2f}, {each['images']:,} images) and "
+            f"{each['changed']:.2f} % of the answers."
+        )
+    return f"## Withdrawals\n\n{bullets(lines)}\n\n"
+
+
+def intended(found: dict[str, Any]) -> list[str]:
+    count, dataset = len(found["exported"]["classes"]), plain(found["data"]["dataset"])
+    return [
+        f"To sort images like those of {dataset} into {count} classes, by people who first test it on images of their own.",
+        "It always names one of these classes, also for an image of something else.",
+    ]
+
+
+def not_claimed(found: dict[str, Any]) -> list[str]:
+    """Return what nobody has measured or proved about this model."""
+    told = ["Accuracy on other images, cameras, places or groups of people: none of it was measured."]
+    if not found["exported"]["tested"]:
+        told.insert(0, "Accuracy of this export: the figure above is of the run's own classes and of its common model.")
+    if found["privacy"] is None:
+        told.append(
+            "That nothing can be inferred about training images: `fedvl audit` tries attacks on a run's messages."
+        )
+    else:
+        told.append("More privacy than the budget above says, and none for what it does not name as its unit.")
+    if found["base_model"]["embedded"]:
+        name = plain(found["base_model"]["name"])
+        told.append(f"Anything about larger models: {name} is a small model for trying things, and is not CLIP.")
+    told.append("Fitness for decisions about people, such as a diagnosis: it has not been assessed.")
+    return told

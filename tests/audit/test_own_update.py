@@ -1,0 +1,157 @@
+"""A party's own figures: planted leaks are found, noise gives nothing away, and the attacker has none of its images."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import prepare
+
+from fedvl.audit import own_update
+from fedvl.audit.evidence import Message, Round
+from fedvl.audit.own_update import ATTACKS, LEAST, audit_own, beside_chance, histogram, member, share_out, train_on_rest
+from fedvl.methods.base import Update
+
+CLIENT, SECRET = 5, 12345
+
+
+def settings(**rest):
+    return {
+        "method": {"name": "linear"},
+        "data": {"shots": 30, "clients": 10, "partition": "dirichlet:0.3", "minimum": 5},
+        "federation": {"threads": 1},
+        **rest,
+    }
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """Of a client with three dozen images, whose update is nearly the sum of their gradients."""
+    return prepare(settings(training={"learning_rate": 0.1, "batch_size": 200}))
+
+
+def evidence_of(prepared):
+    shared_out = share_out(prepared, CLIENT)
+    assert not isinstance(shared_out, str), shared_out
+    return shared_out
+
+
+def sent_by(prepared, evidence=None, secret=SECRET):
+    return train_on_rest(evidence or evidence_of(prepared)[1], prepared, CLIENT, secret)
+
+
+def attacked(prepared, message):
+    """Evidence of one message."""
+    _, evidence = evidence_of(prepared)
+    evidence.messages = [message]
+    evidence.rounds = [Round(message.before, message.before, message.update.weight, tailored=False)]
+    return evidence
+
+
+def figures(found):
+    return {each["name"]: each for each in found["findings"]}
+
+
+def test_what_leaks_is_found_and_said(prepared):
+    found = audit_own(prepared, CLIENT, sent_by(prepared), SECRET)
+    by_name = figures(found)
+    assert found["images"] == len(prepared.training.rows[CLIENT])
+    assert not found["held_out"]
+    assert by_name["label-histogram"]["leaks"]
+    assert by_name["membership"]["leaks"]
+    assert by_name["membership"]["value"] > 0.6
+    assert by_name["membership-at-1-percent"]["value"] > 0.01
+    assert "feature-linking" in by_name
+    assert {each["view"] for each in found["findings"]} == {"the server"}
+    assert [each["name"] for each in found["unmeasured"]] == ["class-names"]
+    assert not any(name.startswith("one-image") for name in by_name)  # the party has more than one
+
+
+def test_what_the_party_would_send_is_drawn_from_its_secret():
+    small = prepare(settings(training={"batch_size": 8}))  # in an order of batches
+    one, again, other = (sent_by(small, secret=secret) for secret in (SECRET, SECRET, SECRET + 1))
+    assert torch.equal(one.update.tensors["weight"], again.update.tensors["weight"])
+    assert not torch.equal(one.update.tensors["weight"], other.update.tensors["weight"])
+    assert one.update.weight == len(small.training.rows[CLIENT])
+
+
+def test_noise_gives_nothing_away(prepared):
+    sent = sent_by(prepared)
+    generator = torch.Generator().manual_seed(3)
+    noise = {name: t + torch.randn(t.shape, generator=generator) for name, t in sent.before.items()}
+    evidence = attacked(prepared, Message(CLIENT, 0, sent.before, Update(CLIENT, noise, 1.0), 0.0, {}))
+    (shares,) = histogram(evidence)
+    found = member(evidence)[0]
+    for each in (shares, found):
+        assert each.interval[0] <= each.guess <= each.interval[1], each  # type: ignore[union-attr]
+        assert not each.leaks  # type: ignore[union-attr]
+    assert "cannot be told" in shares.sentence
+
+
+def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
+    empty = torch.zeros(0, dtype=torch.long)
+    alone = replace(prepared, test=replace(prepared.test, samples=prepared.test.samples.take(empty)))
+    held_out, evidence = evidence_of(alone)
+    rows = prepared.training.rows[CLIENT]
+    assert held_out
+    assert len(evidence.own) + len(evidence.outside) == len(rows) // 3
+    trained = set(evidence.rows(CLIENT).tolist())
+    attackers = set(evidence.own_rows.tolist()) | set(evidence.outside_rows.tolist())
+    assert not trained & attackers
+    assert trained | attackers == set(rows.tolist())
+    features = prepared.training.samples.inputs["features"]
+    assert torch.equal(evidence.own.inputs["features"], features[evidence.own_rows])
+    assert torch.equal(evidence.own.labels, prepared.training.true_labels[evidence.own_rows])
+    found = audit_own(alone, CLIENT, None, SECRET)
+    assert found["held_out"]
+    assert {"label-histogram", "membership", "feature-recovery"} <= figures(found).keys()
+    (few,) = (each for each in found["unmeasured"] if each["name"] == "membership-at-1-percent")
+    assert few["sentence"].endswith(f"there are {len(evidence.outside)}.")
+
+
+def test_too_few_labelled_images_and_too_little_time_are_said(prepared):
+    empty = torch.zeros(0, dtype=torch.long)
+    few = [rows[: LEAST - 1] for rows in prepared.training.rows]
+    alone = replace(
+        prepared,
+        test=replace(prepared.test, samples=prepared.test.samples.take(empty)),
+        training=replace(prepared.training, rows=few),
+    )
+    found = audit_own(alone, CLIENT, None, SECRET)
+    assert [each["name"] for each in found["unmeasured"]] == list(ATTACKS)
+    assert all(f"takes {LEAST} labelled images" in each["sentence"] for each in found["unmeasured"])
+    late = audit_own(prepared, CLIENT, sent_by(prepared), SECRET, seconds=0)
+    assert not late["findings"]
+    assert {each["sentence"] for each in late["unmeasured"]} == {"Not tried: 0 seconds were over."}
+
+
+def test_a_client_without_images_sends_nothing_to_attack(prepared):
+    _, evidence = evidence_of(prepared)
+    evidence.training = replace(evidence.training, rows=[rows[:0] for rows in evidence.training.rows])
+    assert sent_by(prepared, evidence) is None
+    found = audit_own(prepared, CLIENT, None, SECRET)
+    assert {each["sentence"] for each in found["unmeasured"]} == {"The party sends no update in the first round."}
+
+
+def test_reports_and_names_are_attacked_too():
+    options = {"name": "fedpp", "visual_prompts": False, "context": 2}
+    fedpp = prepare(settings(method=options, training={"local_epochs": 1}))
+    evidence = attacked(fedpp, sent_by(fedpp))
+    counts = own_update.reported(evidence)
+    assert counts is not None
+    truth = evidence.histogram(CLIENT)
+    by_name = {each.name: each for each in histogram(evidence)}
+    assert by_name["label-histogram-of-report"].value == pytest.approx(np.corrcoef(counts, truth)[0, 1])  # type: ignore[union-attr]
+    fed_mp = prepare(settings(method={"name": "fed-mp", "share": "classes"}, evaluation={"protocol": "closed"}))
+    (names,) = own_update.called(attacked(fed_mp, sent_by(fed_mp)))
+    assert names.leaks  # type: ignore[union-attr]
+    assert names.interval[0] <= names.value <= names.interval[1]  # type: ignore[union-attr]
+
+
+def test_shares_that_have_nothing_to_do_with_each_other_are_seldom_told():
+    generator = np.random.default_rng(0)
+    pairs = generator.dirichlet([0.2] * 10, size=(300, 2))  # a few large shares each, which often meet by chance
+    low = [beside_chance(one, two, float(np.corrcoef(one, two)[0, 1]))[0] for one, two in pairs]
+    assert np.mean(np.array(low) > 0) < 0.06
+    shares = generator.dirichlet([1.0] * 10)
+    assert beside_chance(shares, shares, 1.0)[0] > 0

@@ -1,0 +1,163 @@
+"""The card of a model, against what the files of its run say."""
+
+import hashlib
+import json
+
+import pytest
+from scipy.stats import beta
+
+from fedvl.config import Experiment
+from fedvl.report.card import card_text, lineage
+from fedvl.run_folder import RunFolder
+
+HASH = "ab" * 32
+BUDGET = {"unit": "client", "epsilon": 2.5, "delta": 1e-5, "sampling": "every client in every round"}
+RESULT = {
+    "method": "linear",
+    "dataset": "cifar10-mini",
+    "protocol": "closed",
+    "rounds": 2,
+    "seed": 7,
+    "accuracy": 75.0,
+    "zero_shot_accuracy": 62.5,
+    "confusion": [[4, 1], [1, 2]],
+    "class_names": ["cat", "dog"],
+    "templates": ["a photo of a {}."],
+    "model_fingerprint": "cd" * 32,
+    "partition_class_names": ["cat", "dog"],
+    "partition_counts": [[3, 4], [5, 0], [0, 9]],
+    "state_sha256": HASH,
+    "files_sha256": {"model.safetensors": "ef" * 32},
+    "privacy": None,
+    "finished": "2030-01-02T03:04:05+00:00",
+}
+ROUNDS = [
+    {"round": 1, "cohort": [0, 1, 2], "dropped": [], "refused": []},
+    {"round": 2, "cohort": [0, 2], "dropped": [2], "refused": [{"client": 0, "reason": "late"}]},
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that writes a run folder."""
+
+    def write(federation=None, data=None, status=None, **changes):
+        settings = {"seed": 7, "data": {"clients": 3, **(data or {})}, "federation": federation or {}}
+        (tmp_path / "config.toml").write_text(Experiment.model_validate(settings).to_toml())
+        (tmp_path / "result.json").write_text(json.dumps({**RESULT, **changes}))
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in ROUNDS))
+        if status:
+            (tmp_path / "federation.json").write_text(json.dumps({"federation": "/srv/clinic", "run": "a"}))
+            (tmp_path / "status.json").write_text(json.dumps(status))
+        return RunFolder(tmp_path)
+
+    return write
+
+
+def card(folder, classes=("cat", "dog"), client=None):
+    found = lineage(folder, list(classes), client, {"classifier.safetensors": "01" * 32})
+    assert json.loads(json.dumps(found)) == found
+    text = card_text("mine", found)
+    rows = dict(
+        line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| ") and line != "| | |"
+    )
+    return found, text, rows
+
+
+def exact(hits, images):
+    """Clopper and Pearson, by quantiles of the beta distribution."""
+    return [100 * beta.ppf(0.025, hits, images - hits + 1), 100 * beta.ppf(0.975, hits + 1, images - hits)]
+
+
+def test_a_simulation(run):
+    found, text, rows = card(run())
+    assert found["accuracy"]["percent"] == 75.0
+    assert found["accuracy"]["interval"] == pytest.approx(exact(6, 8))
+    assert found["accuracy"]["zero_shot"]["percent"] == 62.5
+    assert found["accuracy"]["zero_shot"]["interval"] == pytest.approx(exact(5, 8))
+    assert found["data"]["training_images"] == 21
+    assert found["federation"]["answered"] == {"0": 2, "1": 1, "2": 1}
+    assert rows["Rounds missed"] == "2: 1"
+    assert rows["Refused updates"] == "0: 1"
+    assert rows["Clients"] == "3 in a simulation, partition dirichlet:0.5"
+    assert rows["Privacy budget"].startswith("none: no noise was added")
+    assert rows["Secure sums"].startswith("off")
+    assert (rows["Seed"], rows["state"], rows["Rule of merging"]) == ("7", HASH, "mean")
+    assert rows["config.toml"] == hashlib.sha256(run().file("config.toml").read_bytes()).hexdigest()
+    assert rows["classifier.safetensors of this folder"] == "01" * 32
+    assert "Krizhevsky" in rows["Licence of the images"]
+    assert "is not CLIP" in text
+    assert "Accuracy of this export" not in text
+
+
+def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
+    folder = run(
+        {"secure_sum": True, "least_clients": 3, "robust": "median"},
+        {"dataset": "/home/somebody/skin"},
+        {"parties": ["north", "south", "west"]},
+        privacy=BUDGET,
+        partition_counts=[[0, 0]] * 3,
+    )
+    found, text, rows = card(folder)
+    assert rows["Clients"] == "north, south, west"
+    assert rows["Answers"] == "north: 2, south: 1, west: 1"
+    assert rows["Rounds missed"] == "west: 1"
+    assert rows["Privacy budget"] == "epsilon 2.5, delta 1e-05, of each client; every client in every round"
+    assert rows["Secure sums"] == "on: the server learned sums over at least 3 clients"
+    assert rows["Rule of merging"] == "median"
+    assert rows["Data"] == "skin; how many training images, the parties know"
+    assert rows["Licence of the images"] == "not known to FedVL; ask its owners"
+    assert not any(part in text + json.dumps(found) for part in ("somebody", "/srv", str(folder.path)))
+
+
+def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
+    assert card(run(privacy=BUDGET))[2]["Privacy budget"].endswith("it hides nothing")
+
+
+def test_other_classes_or_a_personal_model_were_not_tested(run):
+    for found in (card(run(), ["cat", "ship"]), card(run(), client=1)):
+        assert "Accuracy of this export: the figure above is of the run's own classes" in found[1]
+    personal = {"protocol": "personal", "accuracy": 80.0, "zero_shot_weighted_accuracy": 50.0}
+    found = card(run(**personal))[0]["accuracy"]
+    assert (found["percent"], found["mean_over_clients"], found["zero_shot"]["percent"]) == (75.0, 80.0, 50.0)
+    untested = card(run(accuracy=None, confusion=[], zero_shot_accuracy=None))[2]
+    assert (untested["Accuracy"], untested["Zero-shot accuracy"]) == ("not tested", "not tested")
+
+
+def test_a_party_exports_its_own(run):
+    rows = card(run(party="north"))[2]
+    assert rows["Clients"] == "3; this is the model of north"
+    assert rows["Data"].endswith("the parties know")
+
+
+@pytest.mark.parametrize(("sha256", "this"), [(HASH, "without it."), ("cd" * 32, "**with it: use the one without**.")])
+def test_a_withdrawal_says_which_of_the_two_models_this_is(run, sha256, this):
+    folder = run()
+    runs = {"folder": "/home/somebody/run", "accuracy": 75.0}
+    folder.note_withdrawal(
+        {
+            "client": 1,
+            "party": None,
+            "run": {**runs, "state_sha256": "01" * 32},
+            "without": {**runs, "state_sha256": sha256},
+            "images": 8,
+            "difference": -12.5,
+            "difference_interval": [-40.0, 15.0],
+            "changed": 25.0,
+            "changed_interval": [3.0, 65.0],
+            "distance": 1.0,
+            "moved": 2.0,
+            "same_draws": True,
+        }
+    )
+    found, text, _ = card(folder)
+    assert f"client 1 withdrew; this model is {this} Leaving it out changed the accuracy by -12.50 points" in text
+    assert "somebody" not in text + json.dumps(found)
+
+
+def test_names_of_others_are_text(run):
+    names = ["a|b", "<script>", "[x](javascript:1)", "two\nlines", "`code`"]
+    _, text, rows = card(run(class_names=names, confusion=[[1] * 5] * 5, partition_class_names=names,
+                             partition_counts=[[1] * 5] * 3), names)  # fmt: skip
+    assert rows["Classes"] == r"5: a\|b, \<script\>, \[x\]\(javascript:1\), two lines, \`code\`"
+    assert "<script>" not in text
