@@ -25,7 +25,7 @@ class Recorded(Replayed):
                 recorded.replayed += 1
                 outputs.copy_(step({"x": inputs[0]}, {"y": inputs[1]}))
 
-        return Graph(Replay(), inputs, outputs)
+        return Graph(Replay(), inputs, outputs)  # type: ignore[arg-type]
 
 
 def step(moving, still):

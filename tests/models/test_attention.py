@@ -22,14 +22,14 @@ def mask(kind):
 
 @pytest.mark.parametrize("kind", ["none", "of tokens", "of images", "of clients"])
 def test_fused_attention_of_stacked_clients_is_that_of_each(kind):
-    query, key, value, weight = (draw(CLIENTS, COUNT, HEADS, TOKENS, WIDTH + extra) for extra in (0, 0, 0, 0))
+    query, key, value, weight = (draw(CLIENTS, COUNT, HEADS, TOKENS, WIDTH) for _ in range(4))
     query, key, value = (tensor * factor for tensor, factor in ((query, 1), (key.flip(0), 2), (value.flip(1), 3)))
     visible = mask(kind)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
     together = vmap(Fused.apply, in_dims=(0, 0, 0, 0 if kind == "of clients" else None))(*leaves, visible)
     alone = torch.stack(
         [
-            mix(*(tensor[client] for tensor in leaves), visible[client] if kind == "of clients" else visible)
+            mix(query[client], key[client], value[client], visible[client] if kind == "of clients" else visible)
             for client in range(CLIENTS)
         ]
     )
