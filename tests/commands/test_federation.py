@@ -36,10 +36,12 @@ def test_init_makes_a_folder_for_each_party_with_nothing_of_the_others(fedvl, tm
     assert "clinic/parties/south" in said
     clinic = tmp_path / "clinic"
     assert sorted(path.name for path in (clinic / "parties" / "south").iterdir()) == [
+        "audit.jsonl",
         "ca.crt",
         "experiments",
         "key",
         "party.json",
+        "policy.toml",
     ]
     assert stat.S_IMODE((clinic / "parties" / "south" / "key").stat().st_mode) == 0o600
     assert '"server":"127.0.0.1:7777"' in (clinic / "parties" / "south" / "party.json").read_text().replace(" ", "")
