@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_a_log_that_can_be_continued(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(audit_log.os, "fsync", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             log.append("approved", experiment="lost?")
     log.append("approved", experiment="6")

@@ -98,7 +98,7 @@ def test_the_ceiling_is_of_all_steps_of_all_runs_together():
 def test_what_leaves_is_named_by_the_contracts_kinds():
     assert sent_by(small_method("linear"), 0) == [("weight", "shared"), ("bias", "shared")]
     assert ("counts", "report") in sent_by(small_method("fedpp"), 0)
-    assert "sent" in {kind for _, kind in sent_by(small_method("fed-inter"), 0)}
+    assert "sent" in {kind for _, kind in sent_by(small_method("fed-mp"), 0)}
 
 
 def test_an_experiment_is_identified_by_its_settings_and_its_models_weights():

@@ -3,6 +3,7 @@
 import json
 from functools import cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.client import Client, Ready
@@ -124,14 +125,15 @@ class SmallClient(Client):
     def __init__(self, client, folder, name="linear", experiments=(EXPERIMENT,), privacy=None, **settings):
         federation = local_federation(name, privacy=privacy, **settings)
         engine = federation.engine
-        self.folder, self.said, self.rehearsal, self.stay = folder, [], True, True
+        self.folder, self.rehearsal, self.stay = folder, True, True
+        self.said: list[str] = []
         self.say = self.said.append
-        self.file = SimpleNamespace(name=str(client), number=client)
+        self.file = SimpleNamespace(name=str(client), number=client)  # type: ignore[assignment]
         self.log, self.policy_hash, self.parties, self.finished = Log(folder / "audit.jsonl"), "", {}, False
         sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
         given = {section: values.model_dump(exclude_none=True) for section, values in sections.items()}
         rows = [rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)]
-        prepared = SimpleNamespace(
+        prepared: Any = SimpleNamespace(
             experiment=resolve_experiment({"method": {"name": name}, **given}),
             method=federation.method,
             training=SimpleNamespace(samples=engine.data, rows=rows),

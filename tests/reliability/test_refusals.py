@@ -55,7 +55,12 @@ def federation_of(folder, run=RUN, privacy=None, **settings):
 def spied(client):
     """What this client answers from now on."""
     replies, answer = [], client.answer
-    client.answer = lambda message: replies.append(answer(message)) or replies[-1]
+
+    def remembered(message):
+        replies.append(answer(message))
+        return replies[-1]
+
+    client.answer = remembered
     return replies
 
 
