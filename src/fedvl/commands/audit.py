@@ -49,7 +49,7 @@ def audit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack what clients send, and write a page of what could be learned from it; or verify logs."""
+    """Attack what clients send, and write a page of what could be learned; or verify logs."""
     target, *folders = words
     if str(target) == "verify":
         verify_logs(folders or [Path()])

@@ -272,7 +272,6 @@ class Client:
             "least_clients": experiment.federation.least_clients if summed else None,
             "stays": engine.private.get(self.file.number, {}),
             "images": len(engine.rows[self.file.number]),
-            "hash": identity,
             "refusal": self._why_not(identity),
         }
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, time
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -159,6 +160,7 @@ def policy_hash(folder: Path) -> str:
     return hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
 
 
+@cache
 def sent_by(method: Method, seed: int) -> list[tuple[str, str]]:
     """Return name and kind of each tensor that a client sends by the method's declaration."""
     consultation = method.consultation()

@@ -145,7 +145,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
         )
     console.print(table)
     state = rehearsal["refusal"] or "It is approved, and policy.toml allows it."
-    console.print(f"\nExperiment {rehearsal['hash'][:12]}: {state}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n{state}", highlight=False, markup=False, soft_wrap=True)
 
 
 # --- the page
