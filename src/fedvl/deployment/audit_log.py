@@ -107,7 +107,7 @@ class Log:
         return body + f', "hash": "{self.head}"}}\n'.encode()
 
     def entries(self, kind: str) -> list[Entry]:
-        """Return all entries of a kind that counts, also those of other processes; check the log."""
+        """Check the log; return all entries of a kind that counts, whoever wrote them."""
         if self.path is not None and self.path.exists():
             with locked(self.path) as file:
                 self._read(file, self.path)

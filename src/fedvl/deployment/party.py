@@ -142,19 +142,19 @@ class Party:
 
     @property
     def spent(self) -> list[dict[str, Any]]:
-        """Return the client's budget after each round of this run that it trained, if it has one."""
+        """Return the client's budget after each round that it trained in this run."""
         mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
         return [{name: entry[name] for name in BUDGET} for entry in mine]
 
     def cost(self, round_index: int) -> tuple[Step, int] | None:
-        """Return the steps that a round takes with noise; None if it spends nothing, or nothing more."""
+        """Return the steps with noise of a round; None if it spends nothing more."""
         hidden, images = self.engine.hidden, self.engine.sizes[self.number]
         if hidden is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
             return None
         return hidden.steps(images, hidden.rounds)
 
     def spend(self, round_index: int) -> None:
-        """Write down what a round spends before it is trained; refuse one above the run's ceiling."""
+        """Write down what a round spends before it is trained; refuse one too many of its run."""
         hidden, cost = self.engine.hidden, self.cost(round_index)
         if hidden is None or cost is None:
             return
