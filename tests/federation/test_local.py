@@ -39,7 +39,7 @@ def test_batched_equals_one_by_one_with_ragged_and_empty_clients(name):
 def test_the_chunk_does_not_change_the_result(name):
     whole = final(name, chunk=10)
     for chunk in (1, 3):
-        assert_near(final(name, chunk=chunk), whole, 1e-6)
+        assert_near(final(name, chunk=chunk), whole, 3e-6)  # a product of more rows may add in another order
 
 
 @pytest.mark.parametrize("name", TRAINED)

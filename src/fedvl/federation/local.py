@@ -27,6 +27,7 @@ from fedvl.federation.fixed_point import (
     rounding_error,
     sum_of,
 )
+from fedvl.federation.graphs import Replayed
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.federation.privacy import RecordPrivacy, clipped, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
@@ -88,6 +89,7 @@ class LocalEngine:
         hides_images = self.privacy.unit == "record"
         self.hidden = RecordPrivacy(self.privacy, training, federation.rounds) if hides_images else None
         self.private: dict[int, Tensors] = {}
+        self._gradient_steps = {same: self._gradient_step(same) for same in (True, False)}
         self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
 
@@ -261,9 +263,9 @@ class LocalEngine:
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
         rates = self._rates(round_index, used, max(steps))
         optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
-        gradient_step = self._gradient_step(same)
+        gradient_step = self._gradient_steps[same]
         generators = [torch_generator(self.private_seed, "noise", round_index, client) for client in clients]
-        losses = torch.zeros(len(clients), dtype=torch.float64)
+        losses = torch.zeros(len(clients), dtype=torch.float64, device=mask.device)
         padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
         whole = (
             {name: tensor[padded_rows] for name, tensor in self.data.inputs.items()}
@@ -290,14 +292,15 @@ class LocalEngine:
             optimiser.step(gradients, active)
             for name, tensor in changed.items():
                 still[name][:active] = tensor.clone()  # it may be the very tensor that it is written to
-            losses[:active] += loss.double().cpu()
+            losses[:active] += loss.double()
+        means = (losses / torch.tensor(steps, device=losses.device)).tolist()
         return [
             self._split_update(
                 client,
                 {name: tensor[row] for name, tensor in tensors.items()},
                 shared,
                 len(used[row]),
-                float(losses[row]) / steps[row],
+                means[row],
             )
             for row, client in enumerate(clients)
         ]
@@ -461,7 +464,8 @@ class LocalEngine:
             return row_by_row
         if self.federation.one_by_one:
             return alone
-        return in_closed_form if closed_form else together
+        batched = in_closed_form if closed_form else together
+        return Replayed(batched) if device == "cuda" else batched
 
 
 def keep_freed_memory() -> None:

@@ -79,8 +79,8 @@ class FedOTP(Method):
     def plan(self, similarity: Tensor) -> Tensor:
         """Return a plan with equal mass for each context and at most 1/M from each of M patches."""
         *_, contexts, patches = similarity.shape
-        to_contexts = similarity.new_full((contexts,), self.options.mass / contexts)
-        from_patches = similarity.new_full((patches,), 1 / patches)
+        to_contexts = torch.full((contexts,), self.options.mass / contexts, device=similarity.device)
+        from_patches = torch.full((patches,), 1 / patches, device=similarity.device)
         solve = partial_plan if self.options.mass < 1 else balanced_plan
         return solve(1 - similarity, to_contexts, from_patches, self.options.epsilon, self.options.iterations)
 

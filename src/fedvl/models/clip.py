@@ -6,6 +6,7 @@ Parameters have OpenAI's names, so that OpenAI's and open_clip's files load unch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -90,9 +91,12 @@ class DualEncoder(FrozenEncoder):
         self.text_projection = nn.Parameter(torch.empty(shape.text.width, shape.dim))
         self.log_scale = nn.Parameter(torch.empty(()))
 
-    @property
+    @cached_property
     def logit_scale(self) -> float:
-        """Factor of the cosine similarity before the softmax: 100 in OpenAI's weights."""
+        """Factor of the cosine similarity before the softmax: 100 in OpenAI's weights.
+
+        Read once: in a step it would make the GPU wait.
+        """
         return float(self.log_scale.exp())
 
     def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,15 @@ class Preprocessing:
         pixels: ... x 3 x H x W, uint8 in 0..255 or float in 0..1.
         """
         scaled = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
-        mean, std = (torch.tensor(v, device=pixels.device)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (by_channel(values, pixels.device) for values in (self.mean, self.std))
         return (scaled - mean) / std
+
+
+@lru_cache
+def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return 3 x 1 x 1 values, moved to a device once: in a step it would make a GPU wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)[:, None, None]
 
 
 def _side(value: Any, default: int) -> int:

@@ -12,6 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedvl.models.attention import attend, multiply
+
+QUICK = 1.702  # of OpenAI's approximation of GELU
+
 
 @dataclass(frozen=True)
 class StackShape:
@@ -33,19 +37,40 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`.
+def cast(
+    module: nn.Module, weight: Tensor, bias: Tensor, factors: tuple[float, float] = (1.0, 1.0)
+) -> tuple[Tensor, Tensor]:
+    """Return frozen weights in the precision of products; times factors if that is not theirs.
 
-    PyTorch's fused CPU kernel has no batching rule: under vmap it falls back to a loop over
-    clients. It is used only in inference mode, which encodes datasets and never batches clients.
+    They are cast once; autocast would do so in each step.
     """
+    device = weight.device
+    if not torch.is_autocast_enabled(device.type):
+        return weight, bias
+    kept: dict[object, tuple[Tensor, Tensor]] = module.__dict__.setdefault("_cast", {})
+    kind = device, torch.get_autocast_dtype(device.type)
+    if kind not in kept:
+        with torch.inference_mode(False):
+            kept[kind] = (weight * factors[0]).to(kind[1]), (bias * factors[1]).to(kind[1])
+    return kept[kind]
+
+
+class Linear(nn.Linear):
+    factors = (1.0, 1.0)  # on weight and bias where they are cast
+
+    def forward(self, x: Tensor) -> Tensor:
+        return multiply(x, *cast(self, self.weight, self.bias, self.factors))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
-        self.out_proj = nn.Linear(width, width)
+        self.out_proj = Linear(width, width)
 
     def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Split n x T x (parts * width) into `parts` tensors of n x heads x T x head width."""
@@ -53,34 +78,39 @@ class Attention(nn.Module):
         return x.reshape(count, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(self, x: Tensor, visible: Tensor | None, rows: Tensor | None) -> Tensor:
+        weight, bias = cast(self, self.in_proj_weight, self.in_proj_bias)
         if rows is None:
-            query, key, value = self._split(F.linear(x, self.in_proj_weight, self.in_proj_bias), 3)
+            query, key, value = self._split(multiply(x, weight, bias), 3)
         else:
             width = x.shape[-1]
-            weight, bias = self.in_proj_weight, self.in_proj_bias
-            (query,) = self._split(F.linear(take_rows(x, rows), weight[:width], bias[:width]), 1)
-            key, value = self._split(F.linear(x, weight[width:], bias[width:]), 2)
-        if torch.is_inference_mode_enabled():
-            mixed = F.scaled_dot_product_attention(query, key, value, visible)
-        else:
-            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-            if visible is not None:
-                scores = scores.masked_fill(~visible, float("-inf"))
-            mixed = scores.softmax(-1) @ value
-        return F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+            (query,) = self._split(multiply(take_rows(x, rows), weight[:width], bias[:width]), 1)
+            key, value = self._split(multiply(x, weight[width:], bias[width:]), 2)
+        mixed: Tensor = self.out_proj(attend(query, key, value, visible).transpose(1, 2).flatten(2))
+        return mixed
 
 
 class Mlp(nn.Module):
+    """Two layers; OpenAI's x sigmoid(1.702 x) is silu(1.702 x) / 1.702.
+
+    Where weights are cast they take up both factors, which spares passes over what is large.
+    """
+
     def __init__(self, shape: StackShape) -> None:
         super().__init__()
         self.quick = shape.activation == "quick_gelu"
-        self.c_fc = nn.Linear(shape.width, shape.hidden)
-        self.c_proj = nn.Linear(shape.hidden, shape.width)
+        self.c_fc = Linear(shape.width, shape.hidden)
+        self.c_proj = Linear(shape.hidden, shape.width)
+        if self.quick:
+            self.c_fc.factors, self.c_proj.factors = (QUICK, QUICK), (1 / QUICK, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.linear(x, self.c_fc.weight, self.c_fc.bias)
-        x = x * torch.sigmoid(1.702 * x) if self.quick else F.gelu(x)
-        return F.linear(x, self.c_proj.weight, self.c_proj.bias)
+        out: Tensor = self.c_proj(self.activate(self.c_fc(x)))
+        return out
+
+    def activate(self, x: Tensor) -> Tensor:
+        if not self.quick:
+            return F.gelu(x)
+        return F.silu(x) if torch.is_autocast_enabled(x.device.type) else x * torch.sigmoid(QUICK * x)
 
 
 class Block(nn.Module):

@@ -5,26 +5,29 @@
 ``texts.scores(context, images)`` scaled cosines (rows x classes), for one client; the engine
 batches over clients.
 
-The tower is causal, so start token and context do not depend on the name: they run once, and only
-the names' tokens run for every class: a fifth of all, for 16 context tokens and short names. Long
-lists run in chunks, each cut to its longest name and recomputed in the backward pass, so that
-memory grows with the number of classes by their features alone.
+The tower is causal, so start token and context do not depend on the name: they run once, beside the
+names' tokens, which are a fifth of all for 16 context tokens and short names. Long lists run in
+chunks, each cut to its longest name and recomputed in the backward pass, so that memory grows with
+the number of classes by their features alone.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
+from fedvl.models.attention import mix, multiply
 from fedvl.models.clip import DualEncoder
-from fedvl.models.transformer import Block, take_rows
+from fedvl.models.transformer import Block, cast, take_rows
 
 SPREAD = 0.02  # standard deviation of a context before training (CoOp)
 CLASSES_AT_ONCE = 100
+
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
 
 class Chunk(NamedTuple):
@@ -70,11 +73,10 @@ class ClassTexts:
 
     def features(self, context: Tensor) -> Tensor:
         """Return unit class texts (classes x d) with a ``context`` (P x width) for all classes."""
-        prefix = self.read_prefix(context)
         if len(self.chunks) == 1:
-            found = self.read_words(self.chunks[0], *prefix)
+            found = self.read(self.chunks[0], context)
         else:
-            found = torch.cat([recomputed(partial(self.read_words, chunk), *prefix) for chunk in self.chunks])
+            found = torch.cat([recomputed(partial(self.read, chunk), context) for chunk in self.chunks])
         return normalize(found[self.places].to(context.dtype), dim=-1)
 
     def scores(self, context: Tensor, images: Tensor) -> Tensor:
@@ -83,40 +85,42 @@ class ClassTexts:
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
             return self.encoder.logit_scale * images @ texts.T
 
-    def read_prefix(self, context: Tensor) -> list[Tensor]:
-        """Return keys and values (heads x (1 + P) x head width) of start and context, by layer."""
-        x = torch.cat([self.first, context])
-        x = x + self.encoder.positional_embedding[: len(x)]
-        visible = causal(len(x), x.device)
+    def read(self, chunk: Chunk, context: Tensor) -> Tensor:
+        """Return the text embeddings (n x d) of a chunk of names behind start and context."""
+        count, length, _ = chunk.words.shape
+        before, device = 1 + len(context), chunk.words.device
+        positions = self.encoder.positional_embedding
+        prefix = torch.cat([self.first, context]) + positions[:before]
+        words = chunk.words + positions[before : before + length]
+        x = torch.cat([prefix, words.flatten(0, 1)])  # as rows: all products of a layer in one
+        of_prefix = causal(before, device)
+        of_words = torch.cat([torch.ones(length, before, dtype=torch.bool, device=device), causal(length, device)], 1)
         *layers, last = blocks(self.encoder)
-        kept: list[Tensor] = []
         for block in layers:
-            query, key, value = project(block, x)
-            kept += [key, value]
-            shares = (query @ key.mT).masked_fill(~visible, float("-inf")).softmax(-1)
-            x = finish_block(block, x, shares @ value)
-        return [*kept, *project(last, x)[1:]]
-
-    def read_words(self, chunk: Chunk, *prefix: Tensor) -> Tensor:
-        """Return the text embeddings (n x d) of a chunk of names behind the prefix."""
-        length, before = chunk.words.shape[1], prefix[0].shape[-2]
-        x = chunk.words + self.encoder.positional_embedding[before : before + length]
-        visible = causal(length, x.device)
-        layers = blocks(self.encoder)
-        for layer, block in enumerate(layers):
-            query, key, value = project(block, x)
-            if layer == len(layers) - 1:  # only the end token is read from here on
-                rows = chunk.ends[:, None, None, None]
-                query = query.gather(-2, rows.expand(-1, query.shape[1], 1, query.shape[-1]))
-                visible = torch.arange(length, device=x.device) <= rows
-                x = take_rows(x, chunk.ends)
-            to_prefix = torch.einsum("nhtd,hpd->nhtp", query, prefix[2 * layer])
-            to_words = (query @ key.mT).masked_fill(~visible, float("-inf"))
-            shares = torch.cat([to_prefix, to_words], -1).softmax(-1)
-            mixed = torch.einsum("nhtp,hpd->nhtd", shares[..., :before], prefix[2 * layer + 1])
-            x = finish_block(block, x, mixed + shares[..., before:] @ value)
-        embedded: Tensor = self.encoder.ln_final(x)[:, 0] @ self.encoder.text_projection
+            start, behind = self.project(block, x, before, count)
+            mixed = [mix(*start, of_prefix), mix(*behind, of_words)]
+            x = finish_block(block, x, torch.cat([as_rows(each) for each in mixed]))
+        _, (query, key, value) = self.project(last, x, before, count)
+        ends = chunk.ends[:, None, None, None]  # only the end token is read from here on
+        query = query.gather(-2, ends.expand(-1, query.shape[1], 1, query.shape[-1]))
+        seen = torch.arange(before + length, device=device) <= before + ends
+        x = take_rows(x[before:].reshape(count, length, -1), chunk.ends)[:, 0]
+        x = finish_block(last, x, as_rows(mix(query, key, value, seen)))
+        embedded: Tensor = self.encoder.ln_final(x) @ self.encoder.text_projection
         return embedded
+
+    def project(self, block: Block, x: Tensor, before: int, count: int) -> tuple[QueryKeyValue, QueryKeyValue]:
+        """Return queries, keys, values of the prefix (1 x heads x P x width) and of the words.
+
+        Words (n x heads x T x width) also have the prefix's keys and values before their own.
+        """
+        attention = block.attn
+        projected = multiply(block.ln_1(x), *cast(attention, attention.in_proj_weight, attention.in_proj_bias))
+        parts = projected.reshape(len(x), 3, attention.heads, -1).unbind(1)
+        start = [part[:before].transpose(0, 1)[None] for part in parts]
+        query, *own = [part[before:].reshape(count, -1, *part.shape[1:]).transpose(1, 2) for part in parts]
+        key, value = [torch.cat([s.expand(count, -1, -1, -1), o], 2) for s, o in zip(start[1:], own, strict=True)]
+        return (start[0], start[1], start[2]), (query, key, value)
 
 
 def check_room(encoder: DualEncoder, class_names: Sequence[str], ends: Tensor, context: int) -> None:
@@ -132,25 +136,21 @@ def check_room(encoder: DualEncoder, class_names: Sequence[str], ends: Tensor, c
 
 
 def blocks(encoder: DualEncoder) -> list[Block]:
-    return cast(list[Block], list(encoder.transformer.resblocks))
+    return list(encoder.transformer.resblocks)  # type: ignore[arg-type]
 
 
 def causal(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def project(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scaled queries, keys, values (... x heads x T x head width) of x (... x T x width)."""
-    attention = block.attn
-    projected = linear(block.ln_1(x), attention.in_proj_weight, attention.in_proj_bias)
-    parts = projected.reshape(*x.shape[:-1], 3, attention.heads, -1).movedim(-3, 0).transpose(-3, -2)
-    query, key, value = parts.unbind(0)
-    return query * query.shape[-1] ** -0.5, key, value
+def as_rows(mixed: Tensor) -> Tensor:
+    """Return attention's mixed values (n x heads x T x head width) as rows: n T x width."""
+    return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def finish_block(block: Block, x: Tensor, mixed: Tensor) -> Tensor:
-    """Return a block's output for attention's mixed values (... x heads x T x head width)."""
-    x = x + block.attn.out_proj(mixed.transpose(-3, -2).flatten(-2))
+    """Return a block's output for its input and attention's mixed values (rows x width)."""
+    x = x + block.attn.out_proj(mixed)
     out: Tensor = x + block.mlp(block.ln_2(x))
     return out
 
