@@ -8,14 +8,9 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from types import SimpleNamespace
+from helpers.parties import EXPERIMENT, SmallClient
 
-from helpers.parties import EXPERIMENT, local_federation, party_of, request
-from helpers.small import small_method
-
-from fedvl.deployment import client as client_module
-from fedvl.deployment.client import MOST_RUNS, Client, Ready, Supervised
-from fedvl.deployment.messages import pack_tensors, write
+from fedvl.deployment.client import MOST_RUNS, Supervised
 from fedvl.errors import FedVLError
 
 
@@ -91,45 +86,33 @@ def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, mon
 
 
 @pytest.fixture
-def client(tmp_path, monkeypatch):
+def client(tmp_path):
     """A client of the small federation with two experiments in its folder."""
-    template, method = local_federation("linear").engine, small_method("linear")
-    engines = [party_of(method, 3, tmp_path / "template", template).engine for _ in range(MOST_RUNS + 2)]
-    monkeypatch.setattr(client_module, "local_engine", lambda prepared: engines.pop())
-    found = Client.__new__(Client)
-    prepared = SimpleNamespace(experiment=SimpleNamespace(federation=SimpleNamespace(threads=1)))
-    found.folder, found.say, found.rehearsal, found.stay = tmp_path, lambda line: None, True, False
-    found.file = SimpleNamespace(number=3)  # type: ignore[assignment]
-    found.parties = {}
-    found.ready = {name: Ready(name, prepared) for name in (EXPERIMENT, "d" * 64)}  # type: ignore[arg-type]
-    found.start = pack_tensors(template.start)  # type: ignore[attr-defined]
+    found = SmallClient.joined(3, tmp_path, experiments=(EXPERIMENT, "d" * 64))
+    found.stay = False
     return found
 
 
-def problem(client, **changes):
-    return client.answer(write(request(**{"round": 0, **changes}), client.start)).read_header().problem
-
-
 def test_a_client_takes_part_in_one_run_unless_it_stays(client):
-    assert problem(client, run="1") == ""
-    assert "It takes part in one run" in problem(client, run="2")
+    assert client.problem(run="1") == ""
+    assert "It takes part in one run" in client.problem(run="2")
     assert not (client.folder / "runs" / "2").exists()
-    assert problem(client, run="1", round=1) == ""
+    assert client.problem(run="1", round=1) == ""
     client.stay = True
-    assert problem(client, run="2") == ""
+    assert client.problem(run="2") == ""
 
 
 def test_a_run_has_one_experiment_also_after_a_restart(client):
-    assert problem(client, run="1") == ""
-    assert "with another experiment" in problem(client, run="1", experiment="d" * 64)
+    assert client.problem(run="1") == ""
+    assert "with another experiment" in client.problem(run="1", experiment="d" * 64)
     client.parties.clear()
-    assert "with another experiment" in problem(client, run="1", experiment="d" * 64)
-    assert "no such experiment" in problem(client, run="1", experiment="c" * 64)
+    assert "with another experiment" in client.problem(run="1", experiment="d" * 64)
+    assert "no such experiment" in client.problem(run="1", experiment="c" * 64)
 
 
 def test_a_server_cannot_fill_the_disk_with_runs(client):
     client.stay = True
     for number in range(MOST_RUNS):
         (client.folder / "runs" / f"{number:x}").mkdir(parents=True)
-    assert f"holds {MOST_RUNS} runs" in problem(client, run="ff")
+    assert f"holds {MOST_RUNS} runs" in client.problem(run="ff")
     assert len(list((client.folder / "runs").iterdir())) == MOST_RUNS

@@ -12,6 +12,7 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method
 from scipy.stats import beta
 
 from fedvl.config import PrivacyConfig
+from fedvl.deployment.audit_log import Log
 from fedvl.deployment.party import Party
 from fedvl.errors import FedVLError
 from fedvl.federation import privacy
@@ -438,20 +439,22 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
 def party(folder):
     federation = small_federation(small_method("linear"), privacy=settings("record", 3.0, 1.0))
     federation.engine.rows = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
-    return Party(3, federation.engine, folder)
+    return Party(3, federation.engine, folder, log=Log(folder / "audit.jsonl"))
 
 
 def test_a_party_keeps_a_ledger_that_survives_it_and_stops_it(tmp_path):
-    party(tmp_path)._spend(0)
-    party(tmp_path)._spend(1)
-    party(tmp_path)._spend(1)  # answered again: the same noise, and nothing more spent
-    ledger = json.loads((tmp_path / "ledger.json").read_text())
-    assert [entry["round"] for entry in ledger] == [0, 1]
+    party(tmp_path).spend(0)
+    party(tmp_path).spend(1)
+    party(tmp_path).spend(1)  # answered again: the same noise, and nothing more spent
+    ledger = party(tmp_path).spent
+    assert [entry["round"] for entry in ledger] == [1, 2]
     assert 0 < ledger[0]["epsilon"] < ledger[1]["epsilon"] < 3
-    party(tmp_path)._spend(2)
+    party(tmp_path).spend(2)
     with pytest.raises(FedVLError, match="Round 4 would take epsilon"):
-        party(tmp_path)._spend(3)
-    assert len(json.loads((tmp_path / "ledger.json").read_text())) == 3
+        party(tmp_path).spend(3)
+    assert len(party(tmp_path).spent) == 3
+    (tmp_path / "salt").unlink()  # with another secret the same round is other noise, and spends again
+    assert party(tmp_path).cost(0) is not None
 
 
 def test_a_party_draws_its_noise_from_a_secret_of_256_bits(tmp_path):

@@ -20,7 +20,8 @@ import torch
 from fedvl.config import Experiment
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import add_experiment
-from fedvl.deployment.membership import create
+from fedvl.deployment.membership import create, log_of
+from fedvl.deployment.policy import approve, identify
 from fedvl.display import Silent
 from fedvl.experiment import local_engine
 from fedvl.federation.local import Trained
@@ -44,6 +45,7 @@ def make_federation(folder: Path, experiments: dict[str, list[Experiment]], port
     for name, agreed in experiments.items():
         for experiment in agreed:
             add_experiment(folder / "parties" / name, experiment)
+            approve(log_of(folder / "parties" / name), identify(experiment))
     return folder
 
 

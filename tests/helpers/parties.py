@@ -2,14 +2,20 @@
 
 import json
 from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
 
-from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.audit_log import Log
+from fedvl.deployment.client import Client, Ready
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.party import Party
+from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.secure_sum import Credentials, Member
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import digest
 from helpers.lazy import lazily
 from helpers.small import RAGGED, run_quietly, small_federation, small_method
@@ -111,6 +117,49 @@ def member_of(client, least, folder):
 def vouched(entry, content):
     if entry.signature != content.hex()[:200]:
         raise FedVLError("It is not signed by its party.")
+
+
+class SmallClient(Client):
+    """A client of the small federation as fedvl client has it: with a policy, approvals and a log in its folder."""
+
+    def __init__(self, client, folder, name="linear", experiments=(EXPERIMENT,), privacy=None, **settings):
+        federation = local_federation(name, privacy=privacy, **settings)
+        engine = federation.engine
+        self.folder, self.rehearsal, self.stay = folder, True, True
+        self.said: list[str] = []
+        self.say = self.said.append
+        self.file = SimpleNamespace(name=str(client), number=client)  # type: ignore[assignment]
+        self.log, self.policy_hash, self.parties, self.finished = Log(folder / "audit.jsonl"), "", {}, False
+        sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
+        given = {section: values.model_dump(exclude_none=True) for section, values in sections.items()}
+        rows = [rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)]
+        prepared: Any = SimpleNamespace(
+            experiment=resolve_experiment({"method": {"name": name}, **given}),
+            method=federation.method,
+            training=SimpleNamespace(samples=engine.data, rows=rows),
+        )
+        self.ready = {experiment: Ready("small", prepared) for experiment in experiments}
+        self.start = pack_tensors(engine.start)
+
+    @classmethod
+    def joined(cls, client, folder, *words, **settings):
+        """One whose person has joined and approved all experiments."""
+        folder.mkdir(parents=True, exist_ok=True)
+        found = cls(client, folder, *words, **settings)
+        write_policy(folder)
+        for experiment in found.ready:
+            approve(found.log, experiment)
+        return found
+
+    def _member(self, run, least, folder):
+        return member_of(self.file.number, least, folder)
+
+    def ask(self, payload=None, **changes):
+        header = request(**{"round": 0, "client": self.file.number, **changes})
+        return self.answer(write(header, self.start if payload is None else payload))
+
+    def problem(self, **changes):
+        return self.ask(**changes).read_header().problem
 
 
 def remote_federation(name, folder, faults=None, options=None, training=None, **settings):

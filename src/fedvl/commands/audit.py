@@ -1,4 +1,4 @@
-"""fedvl audit: attack a run's own messages, and say in plain words what could be learned."""
+"""fedvl audit: attack a run's own messages and say what could be learned; check logs."""
 
 import json
 from pathlib import Path
@@ -21,12 +21,20 @@ Examples:
   fedvl audit experiment.toml --out audit.html          before anything is run
 
   fedvl audit runs/NAME --fail-above membership=0.6     exit code 1 if a figure is above its limit
+
+  fedvl audit verify clinic/parties/hospital-a          check the log of a party, or of a server
+
+  fedvl audit verify clinic clinic/parties/hospital-a   and compare what they know of each other's
 """
 
 
 def audit(
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN|EXPERIMENT", help="Folder of a run, or a TOML file of settings.")
+    words: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN|EXPERIMENT | verify [FOLDER]...",
+            help="Folder of a run, or a TOML file of settings; with verify: folders of parties and federations.",
+        ),
     ],
     clients: Annotated[int, typer.Option(min=1, help="Clients whose messages are attacked.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="First rounds whose messages are attacked.")] = 2,
@@ -41,7 +49,13 @@ def audit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack what clients send, and write a page of what could be learned from it."""
+    """Attack what clients send, and write a page of what could be learned; or verify logs."""
+    target, *folders = words
+    if str(target) == "verify":
+        verify_logs(folders or [Path()])
+        return
+    if folders:
+        raise FedVLError("Give one run or one TOML file; folders whose logs are checked come after verify.")
     from fedvl.audit.perform import audit as perform
     from fedvl.audit.perform import exceeded, parse_limits
     from fedvl.audit.show import audit_table, write_audit
@@ -65,6 +79,23 @@ def audit(
     for sentence in above:
         typer.echo(f"Above the limit: {sentence}", err=True)
     raise typer.Exit(1 if above else 0)
+
+
+def verify_logs(folders: list[Path]) -> None:
+    """Check logs of parties and servers, and say what they hold."""
+    from collections import Counter
+
+    from fedvl.deployment.audit_log import verify
+
+    for path, _, chain in verify(folders):
+        kinds = Counter(str(entry.get("kind")) for entry in chain.entries)
+        print(f"{path}: {len(chain.entries)} lines, and each fits the one before it.")
+        print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+        print(f"  the last has the hash {chain.head}")
+        if chain.torn:
+            print("  After it is part of a line, as a crash leaves it; the next entry will say so.")
+    if len(folders) == 1:
+        print("One log cannot tell whether its end was cut: give the other side's folder too.")
 
 
 def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Tensors, ByClient] | None]":

@@ -38,6 +38,8 @@ Then hand clinic/parties/NAME to each party. It makes its own key, and you admit
 
   fedvl federation admit clinic hospital-a.request.json        on the server, for each request
 
+  fedvl federation approve hospital-a                          on each party's machine
+
   fedvl server clinic                                          on the server
 
   fedvl client hospital-a --data IMAGES                        on each party's machine
@@ -86,7 +88,7 @@ def init(
     for name in names:
         print(f"  {folder / 'parties' / name}")
     if host in LOOPBACK:
-        print("All parties are on this machine, so their keys are made already.")
+        print("All parties are on this machine, so their keys are made and the run is approved already.")
         print(f"Then: fedvl server {folder}, and for each party: fedvl client {folder / 'parties' / names[0]}")
     else:
         print(f"Each party runs: fedvl federation join {names[0]}, and sends you the request that it makes.")
@@ -107,6 +109,36 @@ def join_federation(
     print(f"Send {request_path(folder, request.name)} to the server's operator. Then compare by telephone:")
     print(f"  this party's key        {fingerprint(request.public_key)}")
     print(f"  the server's authority  {request.authority}")
+    print(f"{folder / 'policy.toml'} says what this party answers: read it, and change it as you need.")
+    print(f"Then approve the run: fedvl federation approve {folder}")
+
+
+@federation_app.command("approve")
+def approve_runs(
+    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; approve all that are in the folder.")] = False,
+) -> None:
+    """Show this party's experiments and approve them; fedvl client answers for no other."""
+    from fedvl.deployment.membership import log_of
+    from fedvl.deployment.policy import approve, approved, identify, read_experiments, write_policy
+
+    experiments, log = read_experiments(folder), log_of(folder)
+    if write_policy(folder):
+        print(f"{folder / 'policy.toml'} is new: read it, and change it as you need.")
+    for name, experiment in experiments.items():
+        identity, federation = identify(experiment), experiment.federation
+        print(f"{name}: {identity}")
+        print(
+            f"  {experiment.method.name} with {experiment.model.name}, {federation.rounds} rounds; "
+            f"secure sum: {'yes' if federation.secure_sum else 'no'}; privacy: {experiment.privacy.unit}"
+        )
+        if identity in approved(log):
+            print("  approved")
+        elif yes or typer.confirm("  Approve it?"):
+            approve(log, identity)
+            print("  approved now")
+        else:
+            print("  not approved")
 
 
 @federation_app.command("admit")

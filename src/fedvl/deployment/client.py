@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +17,10 @@ import torch
 
 from fedvl.audit.evidence import Message as OwnMessage
 from fedvl.audit.own_update import audit_own
-from fedvl.config import Experiment, read_toml
+from fedvl.config import Experiment
 from fedvl.data.opener import Opener
-from fedvl.deployment.files import PartyFile, experiment_id, read_file, refuse_method_file
+from fedvl.deployment import audit_log
+from fedvl.deployment.files import PartyFile, experiment_id, read_file
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
 from fedvl.deployment.membership import check_key, credentials
@@ -26,6 +28,7 @@ from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpac
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.party import Party
+from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.secure_sum import Member
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -39,7 +42,6 @@ from fedvl.prometheus import CONTENT_TYPE
 from fedvl.result import describe
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
@@ -63,16 +65,14 @@ class Client:
         self.file = read_file(
             folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
         )
+        self.log = audit_log.Log(folder / audit_log.FILE)
+        self.log.entries("approved")  # a log that does not fit is told before anything else
+        self.policy_hash = ""  # of the policy that was read last
         self.ready: dict[str, Ready] = {}
-        for path in sorted(folder.glob("experiments/*.toml")):
-            settings = read_toml(path)
-            refuse_method_file(settings)
-            experiment = resolve_experiment(settings)
+        for name, experiment in read_experiments(folder).items():
             torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
             prepared = self._prepare(experiment, data, display)
-            self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(path.stem, prepared)
-        if not self.ready:
-            raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
+            self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(name, prepared)
         self.parties: dict[str, Party] = {}
         self.finished = False
         self.stay = False  # for further runs when one is over
@@ -92,11 +92,22 @@ class Client:
     # --- answering
 
     def answer(self, message: Message) -> Message:
+        """Answer a message; what the log does not hold does not leave."""
         header = message.read_header()
         try:
-            party = self.party(header)
+            self.log.receive(header, message.payload)
+            reply = self.log.send(self._answer(header, message))
+        except FedVLError as error:  # of the log itself
+            reply = self._refusal(header, error)
+        if problem := reply.read_header().problem:
+            self.say(f"Refused: {problem}")
+        return reply
+
+    def _answer(self, header: Header, message: Message) -> Message:
+        try:
+            party = self._permitted(header)
         except FedVLError as error:
-            return write(header.model_copy(update={"problem": str(error)[:500]}))
+            return self._refusal(header, error)
         self.say(f"round {header.round + 1}: {header.kind}")
         reply = party.answer(message)
         if party.finished is not None:
@@ -104,10 +115,37 @@ class Client:
             del self.parties[header.run]
         return reply
 
+    def _refusal(self, header: Header, error: FedVLError) -> Message:
+        """Tell the server why there is no answer, and not where things are on this machine."""
+        problem = str(error).replace(f"{self.folder}/", "")
+        return write(header.model_copy(update={"problem": problem[:500]}))
+
+    def permit(self, experiment: str) -> Policy:
+        """Refuse an experiment that was not approved, or that the policy does not allow."""
+        if experiment not in self.ready:
+            raise FedVLError("Its folder has no such experiment, or its model has other weights.")
+        check_approved(self.log, experiment, self.folder)
+        policy, prepared = read_policy(self.folder), self.ready[experiment].prepared
+        images = len(prepared.training.rows[self.file.number])
+        policy.check_experiment(prepared.experiment, prepared.method, images)
+        return policy
+
+    def _permitted(self, header: Header) -> Party:
+        """Return the client in this run, if its person's policy lets it answer."""
+        policy = self.permit(header.experiment)
+        policy.check_time(datetime.now())
+        if (found := policy_hash(self.folder)) != self.policy_hash:
+            self.log.append("policy", sha256=found)
+            self.policy_hash = found
+        party = self.party(header)
+        if party.sums is not None:
+            party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
+        if header.kind == "train" and (cost := party.cost(header.round)):
+            policy.check_budget(self.log.entries("budget"), *cost)
+        return party
+
     def party(self, header: Header) -> Party:
         """Return the client in this run; several runs share its images, and nothing else."""
-        if header.experiment not in self.ready:
-            raise FedVLError("Its folder has no such experiment, or its model has other weights.")
         folder = self.folder / "runs" / header.run
         agreed = folder / "experiment"
         if agreed.is_file() and agreed.read_text(encoding="utf-8") != header.experiment:
@@ -118,7 +156,7 @@ class Client:
             torch.set_num_threads(prepared.experiment.federation.threads)
             engine = local_engine(prepared)
             sums = partial(self._member, header.run, engine.federation.least_clients)
-            self.parties[header.run] = Party(self.file.number, engine, folder, self.rehearsal, sums)
+            self.parties[header.run] = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log)
             write_whole(agreed, header.experiment.encode())
         return self.parties[header.run]
 
@@ -164,6 +202,9 @@ class Client:
         """Answer the server until the run is over, or for ever; offer metrics on a port."""
         self.stay = stay
         check_key(self.folder)
+        refusals = [self._why_not(experiment) for experiment in self.ready]
+        if all(refusals):
+            raise FedVLError(refusals[0])
         secret, port = secrets.token_hex(32), free_port()
         images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
         answered = Answered(images)
@@ -187,6 +228,13 @@ class Client:
                 time.sleep(SENDING_SECONDS)
             finally:
                 node.process.stop()
+
+    def _why_not(self, experiment: str) -> str:
+        try:
+            self.permit(experiment)
+        except FedVLError as error:
+            return str(error)
+        return ""
 
     @contextmanager
     def _secret_file(self, secret: str) -> Iterator[Path]:
@@ -243,6 +291,7 @@ class Client:
             "stays": engine.private.get(self.file.number, {}),
             "images": len(engine.rows[self.file.number]),
             "audit": audit_own(ready.prepared, self.file.number, None if last.idle else first, secrets.randbits(62)),
+            "refusal": self._why_not(identity),
         }
 
 

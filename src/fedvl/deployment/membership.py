@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
+from fedvl.deployment import audit_log
 from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, PartyFile, add_experiment, read_file
 from fedvl.deployment.keys import (
     authority_fingerprint,
@@ -28,6 +29,7 @@ from fedvl.deployment.keys import (
     sign,
     signed_by,
 )
+from fedvl.deployment.policy import approve, identify, write_policy
 from fedvl.deployment.secure_sum import Credentials, Entry
 from fedvl.errors import FedVLError
 from fedvl.files import read_json, write_whole
@@ -40,8 +42,10 @@ MAKE_HINT = "make it with fedvl federation init."
 def create(folder: Path, names: list[str], host: str, port: int, experiment: Experiment) -> None:
     """Make the folder of a federation, with one to hand to each party.
 
-    If the federation is within this machine, so are the parties: their keys are made at once.
+    If the federation is within this machine, so are the parties: their keys are made at once, and
+    they approve the experiment.
     """
+    identity = identify(experiment) if host in LOOPBACK else ""
     dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
     for taken in folder, *(folder / "parties" / name for name in names):
         taken.mkdir(parents=True, mode=0o700)
@@ -61,6 +65,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
         for name in names:
             admit(folder, join(folder / "parties" / name))
             request_path(folder / "parties" / name, name).unlink()
+            approve(log_of(folder / "parties" / name), identity)
 
 
 class JoinRequest(Frozen):
@@ -82,6 +87,11 @@ def join(folder: Path, renew: bool = False) -> JoinRequest:
     fresh = folder / "key.new"
     if (folder / "key").exists() and not renew:
         raise FedVLError(f"{folder} has a key already; --renew makes another, which the operator must admit again.")
+    if (folder / audit_log.FILE).exists() and not renew:
+        raise FedVLError(
+            f"{folder} holds approvals ({audit_log.FILE}) but no key; if you did not make them, ask for a new folder, else use "
+            "--renew."
+        )
     fresh.unlink(missing_ok=True)
     public_key = make_party_key(fresh)
     unsigned = JoinRequest(
@@ -90,7 +100,12 @@ def join(folder: Path, renew: bool = False) -> JoinRequest:
     request = unsigned.model_copy(update={"signature": sign(fresh, unsigned.signed_part)})
     os.replace(fresh, folder / "key")
     write_whole(request_path(folder, party.name), request.model_dump_json(indent=1).encode())
+    write_policy(folder)
     return request
+
+
+def log_of(folder: Path) -> audit_log.Log:
+    return audit_log.Log(folder / audit_log.FILE)
 
 
 def request_path(folder: Path, name: str) -> Path:
@@ -122,6 +137,7 @@ def admit(folder: Path, request: JoinRequest) -> None:
         public_key=request.public_key,
         certificate=certify_party(folder, member.name, request.public_key),
     )
+    log_of(folder).append("admitted", party=member.name, key=fingerprint(request.public_key))
     replace_member(folder, federation, admitted)
 
 
@@ -131,6 +147,7 @@ def revoke(folder: Path, name: str) -> None:
     member = find_member(federation, name)
     if not member.public_key:
         raise FedVLError(f"{name} has no key that could be revoked.")
+    log_of(folder).append("revoked", party=name, key=fingerprint(member.public_key))
     replace_member(folder, federation, Member(name=name))
 
 

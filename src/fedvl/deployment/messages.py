@@ -43,6 +43,7 @@ class Header(BaseModel):
     state: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = (
         ""  # request: those to begin with; reply: those that resulted
     )
+    log: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # the hash of the last line of the sender's log
     # replies only
     examples: Annotated[int, Field(ge=0, lt=2**31)] = 0  # that the client has, whatever it trains on in this round
     weight: Annotated[FiniteFloat, Field(ge=0)] = 0.0

@@ -16,14 +16,17 @@ from typing import Any
 
 from torch import Tensor
 
+from fedvl.deployment.audit_log import Log
 from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
+from fedvl.federation.accounting import Step
 from fedvl.federation.fixed_point import encode_report, encode_update, no_report, no_update
 from fedvl.federation.local import LocalEngine
 from fedvl.files import read_json, write_whole
 from fedvl.tensors import Tensors, digest, load, save
 
+BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned")  # of an entry of the log
 ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
 
 
@@ -37,6 +40,7 @@ class Party:
         folder: Path,
         rehearsal: bool = False,
         sums: Callable[[Path], Member] | None = None,
+        log: Log | None = None,
     ) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
@@ -46,6 +50,8 @@ class Party:
         if not (folder / "salt").is_file():
             write_whole(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
+        self.log = log or Log()  # has the budget of all runs
+        self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
         self.sums: Member | None = None
         if engine.federation.secure_sum:
             assert sums is not None, "an experiment of secure sums sends nothing else"
@@ -123,7 +129,7 @@ class Party:
                 problem = "".join(refusal.reason for refusal in refusals)
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
             return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
-        self._spend(request.round)
+        self.spend(request.round)
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None
@@ -132,19 +138,30 @@ class Party:
         reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
 
+    # --- what is spent of its images' privacy
+
     @property
     def spent(self) -> list[dict[str, Any]]:
-        """Return the client's budget after each round that it trained, if it has one."""
-        return list(read_json(self.folder / "ledger.json") or [])
+        """Return the client's budget after each round that it trained in this run."""
+        mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
+        return [{name: entry[name] for name in BUDGET} for entry in mine]
 
-    def _spend(self, round_index: int) -> None:
-        """Write down what a round spends before it is trained; refuse one above the ceiling."""
-        hidden = self.engine.hidden
-        if hidden is None:
+    def cost(self, round_index: int) -> tuple[Step, int] | None:
+        """Return the steps with noise of a round; None if it spends nothing more."""
+        hidden, images = self.engine.hidden, self.engine.sizes[self.number]
+        if hidden is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
+            return None
+        return hidden.steps(images, hidden.rounds)
+
+    def spend(self, round_index: int) -> None:
+        """Write down what a round spends before it is trained; refuse one too many of its run."""
+        hidden, cost = self.engine.hidden, self.cost(round_index)
+        if hidden is None or cost is None:
             return
-        before = [entry for entry in self.spent if entry["round"] != round_index]  # one that is answered again
-        spent = hidden.spend([{"privacy": entry} for entry in before], self.engine.sizes)
-        write_whole(self.folder / "ledger.json", json.dumps([*before, {"round": round_index, **spent}]).encode())
+        spent = hidden.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
+        (rate, sigma), steps = cost
+        told = {"run": self.folder.name, "round": round_index + 1, "draws": self.draws}
+        self.log.append("budget", **told, **spent, rate=rate, sigma=sigma, steps=steps)
 
     # --- what may be asked
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from fedvl.config import FederationConfig
+from fedvl.deployment.audit_log import Log
 from fedvl.deployment.messages import REVEALS, Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.secure_sum import ROSTER, Collected, Entry, as_tensor, read_roster
 from fedvl.errors import FedVLError
@@ -70,9 +71,11 @@ class RemoteEngine:
         notify: Callable[[dict[str, Any]], None] = lambda status: None,
         notes: Path | None = None,
         certificates: Mapping[int, str] | None = None,
+        log: Log | None = None,
     ) -> None:
         self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
+        self.log = log or Log()
         self.entries: dict[int, Entry] = {}  # the clients' public keys for secure sums
         self.certificates = certificates or {}  # of the clients' parties, which vouch for these keys
         self.notes = notes  # the file that says whose numbers are in the latest sum
@@ -257,7 +260,7 @@ class RemoteEngine:
         self.attempt += 1
         requests = {client: self._request(kind, round_index, client) for client in sorted(there)}
         self._show(kind, round_index, list(requests))
-        messages = {client: write(request, payloads[client]) for client, request in requests.items()}
+        messages = {client: self.log.send(write(request, payloads[client])) for client, request in requests.items()}
         tickets = self.transport.send(messages, max(end - time.monotonic(), 1.0)) if messages else {}
         waiting = {ticket: requests[client] for ticket, client in tickets.items()}
         answers: dict[int, Received] = {}
@@ -310,6 +313,7 @@ class RemoteEngine:
             header = message.read_header()
             if not header.answers(request):
                 raise FedVLError("it answers a request of another run, round or client")
+            self.log.receive(header, message.payload)
             if header.problem:
                 raise FedVLError(f"it says: {header.problem}")
             if odd := header.misplaced(message.payload):
@@ -337,9 +341,9 @@ class RemoteEngine:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""
         if sum(problem.client == client for problem in self.problems) >= MOST_NOTED:
             return
-        self.problems.append(
-            refusal(client, "".join(character if character.isprintable() else "?" for character in reason))
-        )
+        noted = refusal(client, "".join(character if character.isprintable() else "?" for character in reason))
+        self.problems.append(noted)
+        self.log.append("refused", run=self.identity.run, **noted._asdict())
 
     def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
         self.notify(

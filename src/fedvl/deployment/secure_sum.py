@@ -130,7 +130,10 @@ class Member:
 
     def _check_enough(self, clients: int) -> None:
         if clients < self.least:
-            raise FedVLError(f"A sum of {clients} clients is too few; this client takes part in sums of {self.least}.")
+            raise FedVLError(
+                f"A sum of {clients} clients is too few; this client takes part in sums of {self.least}, by its experiment "
+                "or least_clients of its policy.toml: wait for the others."
+            )
 
     def _pair(self, other: bytes, purpose: str, one: int, two: int) -> bytes:
         return pair_key(self.private, other, f"mask {self.run} {purpose} {min(one, two)} {max(one, two)}")

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import torch
 
+from fedvl.deployment.audit_log import FILE, Log
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
@@ -46,6 +47,8 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         )
     prepared = prepare_server(folder, display)
     identity = Identity(folder.federation["run"], experiment_id(experiment, prepared.method.task.encoder))
+    log = Log(place / FILE)
+    log.append("run", run=identity.run, experiment=identity.experiment)
     names = [member.name for member in federation.parties]
     shown = {"parties": names, "certificate_days": days_left(place / "server.crt")}
     with opened_link(place, federation) as link, ExitStack() as stack:
@@ -62,7 +65,9 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             lambda status: folder.write_status({**status, **shown}),
             folder.path / "sums.json",
             {number: member.certificate for number, member in federation.admitted.items()},
+            log,
         )
+        stack.callback(note_rounds, log, identity.run, folder)
         if folder.finished:  # it ended before all had heard of it
             wait_for_parties(engine, names, federation.admitted.keys() - told, display, FAREWELL_SECONDS, quorum=0)
         else:
@@ -78,6 +83,15 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
         folder.write_federation({**folder.federation, "told": sorted(told)})
     return folder.result
+
+
+def note_rounds(log: Log, run: str, folder: RunFolder) -> None:
+    """Write the committed rounds into the log that it lacks: who was refused, what was spent."""
+    noted = {entry["round"] for entry in log.entries("round") if entry["run"] == run}
+    for record in folder.rounds:
+        if record["round"] not in noted:
+            spent = {"budget": record["privacy"]} if record.get("privacy") else {}
+            log.append("round", run=run, round=record["round"], refused=record.get("refused", []), **spent)
 
 
 def prepare_server(folder: RunFolder, display: Display) -> Prepared:

@@ -204,10 +204,16 @@ class RecordPrivacy:
         sampling = "each image in a step by a secret chance (Poisson sampling), each client in every round"
         return {**budget("record", epsilon, self.config.delta, sampling), "planned": self.rounds}
 
+    def steps(self, images: int, rounds: int) -> tuple[Step, int]:
+        """Return the steps of one round, of so many planned, and how many there are."""
+        batches = self.batches(images)
+        return Step(1 / batches, self.sigma(images, rounds)), self.training.local_epochs * batches
+
     def _epsilon(self, images: int, planned: Sequence[int]) -> float:
-        batches, spent = self.batches(images), Counter[Step]()
+        spent = Counter[Step]()
         for rounds in planned:
-            spent[Step(1 / batches, self.sigma(images, rounds))] += self.training.local_epochs * batches
+            step, count = self.steps(images, rounds)
+            spent[step] += count
         return epsilon_of(spent, self.config.delta)
 
     def draw(self, images: int, seed: int, *purpose: str | int) -> list[Tensor]:

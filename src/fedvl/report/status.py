@@ -144,6 +144,8 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
             name, "", " x ".join(map(str, tensor.shape)), str(tensor.dtype)[6:], f"{count_bytes({name: tensor}):,}"
         )
     console.print(table)
+    state = rehearsal["refusal"] or "It is approved, and policy.toml allows it."
+    console.print(f"\n{state}", highlight=False, markup=False, soft_wrap=True)
 
 
 def numbers_sent(rehearsal: dict[str, Any]) -> str:

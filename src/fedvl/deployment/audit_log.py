@@ -1,0 +1,219 @@
+"""A log that is only added to, of which each line holds the SHA-256 of the line before.
+
+A line that is changed, added or taken out between others no longer fits. Whoever can write the file
+can also write all of it anew, or cut its end: so each message carries the hash of its sender's last
+line, which the other side writes into its own log (``verify``). A random salt in each line keeps
+others from guessing what a line says by its hash.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from fedvl.deployment.messages import Header, Message, write
+from fedvl.errors import FedVLError
+from fedvl.files import parse_json, read_json, regular
+
+FILE = "audit.jsonl"
+MOST_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more of its disk
+FIRST = "0" * 64  # what the first line holds in place of a hash
+LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
+COUNTED = ("approved", "budget", "round")  # kinds of entries that decide about later answers
+
+Entry = dict[str, Any]
+
+
+class Chain(NamedTuple):
+    """What a log holds: its entries, their hashes, and what a crash left of a last line."""
+
+    entries: list[Entry]
+    hashes: list[str]
+    torn: bytes
+
+    @property
+    def head(self) -> str:
+        return self.hashes[-1] if self.hashes else FIRST
+
+
+def read_chain(content: bytes, path: Path) -> Chain:
+    """Read a log; raise a FedVLError that names the first line that does not fit."""
+    *lines, torn = content.split(b"\n")
+    found = Chain([], [], torn)
+    for number, line in enumerate(lines, 1):
+        parts = LINE.fullmatch(line)
+        if parts is None or hashlib.sha256(parts[1]).hexdigest() != parts[2].decode():
+            raise changed(path, f"line {number} is not as it was written")
+        entry = parse_entry(parts[1] + b"}")
+        if entry.get("before") != found.head:
+            raise changed(path, f"line {number} does not hold the hash of the line before it")
+        found.entries.append(entry)
+        found.hashes.append(parts[2].decode())
+    return found
+
+
+def parse_entry(content: bytes) -> Entry:
+    try:
+        return dict(parse_json(content))
+    except ValueError:
+        return {}
+
+
+def changed(path: Path, what: str) -> FedVLError:
+    return FedVLError(
+        f"{path} was changed: {what}. Find out who did it, and restore the file from a copy; nothing is sent before."
+    )
+
+
+class Log:
+    """The log of a party or a server; without a path it stays in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path, self.head = path, FIRST
+        self.counted: list[Entry] = []
+        self.known: tuple[int, ...] = ()  # size, time and place of the file as it was read or written last
+
+    def append(self, kind: str, **told: Any) -> None:
+        """Add an entry, which is on disk when this returns; refuse if lines do not fit."""
+        if self.path is None:
+            self._make_line(kind, told)
+            return
+        with locked(self.path) as file:
+            torn = self._read(file, self.path)
+            self.known = ()  # until all of it is written
+            if torn:  # of a line that nobody was told of: it is written before anything is sent
+                file.truncate(file.seek(0, os.SEEK_END) - len(torn))
+                told_of = {"bytes": len(torn), "sha256": hashlib.sha256(torn).hexdigest()}
+                file.write(self._make_line("torn", told_of))
+            file.write(self._make_line(kind, told))
+            file.flush()
+            os.fsync(file.fileno())
+            self.known = signature(file)
+
+    def _make_line(self, kind: str, told: Entry) -> bytes:
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry = {"time": moment, "kind": kind, **told, "salt": secrets.token_hex(16), "before": self.head}
+        body = json.dumps(entry)[:-1].encode()
+        self.head = hashlib.sha256(body).hexdigest()
+        if kind in COUNTED:
+            self.counted.append(entry)
+        return body + f', "hash": "{self.head}"}}\n'.encode()
+
+    def entries(self, kind: str) -> list[Entry]:
+        """Check the log; return all entries of a kind that counts, whoever wrote them."""
+        if self.path is not None and self.path.exists():
+            with locked(self.path) as file:
+                self._read(file, self.path)
+        elif self.path is not None:
+            self.counted = []
+        return [entry for entry in self.counted if entry["kind"] == kind]
+
+    def _read(self, file: BinaryIO, path: Path) -> bytes:
+        """Read the whole log again if somebody else wrote to it; return what is torn of it."""
+        if signature(file) == self.known:
+            return b""
+        file.seek(0)
+        chain = read_chain(file.read(), path)
+        self.head, self.counted = chain.head, [entry for entry in chain.entries if entry.get("kind") in COUNTED]
+        self.known = () if chain.torn else signature(file)
+        return chain.torn
+
+    # --- messages
+
+    def receive(self, header: Header, payload: bytes) -> None:
+        """Write down a message that came, with the head of the sender's log."""
+        self.append("received", **describe(header, payload), head=header.log)
+
+    def send(self, message: Message) -> Message:
+        """Write down a message, or why there is none; return it with the head of this log."""
+        header = message.read_header()
+        if header.problem:
+            self.append("refused", **describe(header, message.payload), reason=header.problem)
+        else:
+            self.append("sent", **describe(header, message.payload))
+        return write(header.model_copy(update={"log": self.head}), message.payload)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a log for this process alone, never by a link or of any size."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_size > MOST_BYTES:
+            raise FedVLError(
+                f"{path} has more than {MOST_BYTES:,} bytes: somebody sends far too much. Nothing more is answered; keep the "
+                "file, and begin with a new folder."
+            )
+        yield file
+
+
+def signature(file: BinaryIO) -> tuple[int, ...]:
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def describe(header: Header, payload: bytes) -> Entry:
+    """Say which message it is, with one hash at both sides: all of it but the head of a log."""
+    content = header.model_copy(update={"log": ""}).model_dump_json().encode() + payload
+    return {
+        "run": header.run,
+        "round": header.round + 1,
+        "message": header.kind,
+        "client": header.client,
+        "bytes": len(payload),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+# --- checking
+
+
+class Checked(NamedTuple):
+    """A log that fits."""
+
+    path: Path
+    client: int | None  # the party's number; None: the server
+    chain: Chain
+
+
+def verify(folders: Sequence[Path]) -> list[Checked]:
+    """Check the logs of parties and server; with several, also what each knows of the others."""
+    found = [read_log(folder) for folder in folders]
+    for server in (log for log in found if log.client is None):
+        for party in (log for log in found if log.client is not None):
+            compare(server, party)
+    return found
+
+
+def read_log(folder: Path) -> Checked:
+    path = folder / FILE if folder.is_dir() else folder
+    if not path.is_file():
+        raise FedVLError(f"There is no log {path}; give the folder of a party, or of a federation at its server.")
+    chain = read_chain(regular(path, MOST_BYTES).read_bytes(), path)
+    party = read_json(path.parent / "party.json")
+    return Checked(path, None if party is None else int(party["number"]), chain)
+
+
+def compare(server: Checked, party: Checked) -> None:
+    """Refuse a log that lacks lines of which the other side was told."""
+    told = [
+        (server, party, [entry for entry in server.chain.entries if entry.get("client") == party.client]),
+        (party, server, party.chain.entries),
+    ]
+    for witness, log, entries in told:
+        known = set(log.chain.hashes)
+        for entry in entries:
+            head = entry.get("head")
+            if head and head not in known:
+                raise FedVLError(
+                    f"{log.path} lacks a line that {witness.path} was told of on {entry.get('time')} "
+                    f"(round {entry.get('round')}, {entry.get('message')}): the log was cut or written anew."
+                )

@@ -1,0 +1,208 @@
+"""A party's own policy: what it answers, whatever the server asks and whoever wrote the experiment.
+
+``policy.toml`` is read before each answer. Approvals are entries of the party's log, by the hash of
+an experiment with all its settings and the model's weights.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, time
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain, read_toml
+from fedvl.deployment.audit_log import Log
+from fedvl.deployment.files import experiment_id, refuse_method_file
+from fedvl.errors import FedVLError
+from fedvl.federation.accounting import Step, epsilon_of
+from fedvl.files import write_whole
+from fedvl.methods.base import Method
+from fedvl.models.checkpoint import load_model
+from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
+
+FILE = "policy.toml"
+TEMPLATE = """\
+# What this party answers. FedVL reads this file before each answer: what it does not allow is refused,
+# and nothing leaves. Every run must be approved besides (fedvl federation approve).
+
+# Methods that may be run; "*" is all that are installed.
+methods = ["*"]
+
+# What may leave: "shared" (what all clients train), "sent" (what a client makes of its own data besides),
+# "report" (what a method asks for before a round); or tensors by name, as fedvl client --dry-run shows them.
+leaves = ["shared", "sent", "report"]
+
+# Fewest clients in a sum. With 1 the server may see this party's own update; with 2 or more it gets
+# nothing but secure sums (--secure-sum) over as many clients.
+least_clients = 1
+
+# Fewest training images of this party. An update of a few images says much about each of them.
+least_images = 10
+
+# Most rounds of a run.
+most_rounds = 1000
+
+# Hours in which requests are answered, by this machine's clock; "22:00-06:00" is over night.
+hours = "00:00-24:00"
+
+# Most that all runs together may spend of these images' privacy. With it, only runs with noise of this
+# party's own (--privacy record:eps=...) are answered.
+# epsilon = 8.0
+# delta = 1e-5
+"""
+
+
+def parse_hours(text: str) -> tuple[time, time]:
+    begin, end = (datetime.strptime(part, "%H:%M").time() for part in text.replace("24:00", "00:00").split("-"))
+    return begin, end
+
+
+def check_hours(text: str) -> str:
+    try:
+        parse_hours(text)
+    except ValueError:
+        raise PydanticCustomError("hours", "it should be two times of day, such as 08:00-18:00") from None
+    return text
+
+
+class Policy(Section):
+    """What a party answers; every line of policy.toml."""
+
+    methods: tuple[str, ...] = ("*",)
+    leaves: tuple[str, ...] = ("shared", "sent", "report")
+    least_clients: int = Field(1, ge=1, le=MOST_CLIENTS)
+    least_images: int = Field(10, ge=0)
+    most_rounds: int = Field(1000, ge=0, le=MOST_ROUNDS)
+    hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+    def check_experiment(self, experiment: Experiment, method: Method, images: int) -> None:
+        """Refuse an experiment that a line does not allow."""
+        federation = experiment.federation
+        if experiment.method.name not in self.methods and "*" not in self.methods:
+            raise refused("methods", f"does not have {experiment.method.name}; add it, or agree on another method")
+        for name, kind in sent_by(method, experiment.seed):
+            if not any(part == kind or fnmatchcase(name, part) for part in self.leaves):
+                raise refused("leaves", f"does not have the {kind} tensor {name}; add it, or agree on another method")
+        if self.least_clients > 1 and not federation.secure_sum:
+            raise refused(
+                "least_clients",
+                f"is {self.least_clients}, and the server would see this party's update by itself; agree on a run with "
+                "--secure-sum, or make it 1",
+            )
+        if images < self.least_images:  # how many there are is not for the server to know
+            raise refused("least_images", f"is {self.least_images}, and this party has fewer; add images, or lower it")
+        if federation.rounds > self.most_rounds:
+            raise refused(
+                "most_rounds",
+                f"is {self.most_rounds}, and the run has {federation.rounds}; raise it, or agree on fewer rounds",
+            )
+        if self.epsilon is not None and experiment.privacy.unit != "record":
+            raise refused(
+                "epsilon",
+                "allows only runs in which this party adds noise itself; agree on one with --privacy record:eps=..., "
+                "or remove the line",
+            )
+
+    def check_time(self, now: datetime) -> None:
+        begin, end = parse_hours(self.hours)
+        moment = now.time()
+        if not (begin <= moment < end if begin < end else moment >= begin or moment < end):
+            raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
+
+    def check_budget(self, spent: Iterable[Mapping[str, Any]], step: Step, count: int) -> None:
+        """Refuse steps that would take the sum over all runs above the ceiling."""
+        if self.epsilon is None:
+            return
+        steps = Counter({step: count})
+        for entry in spent:
+            steps[Step(entry["rate"], entry["sigma"])] += entry["steps"]
+        total = epsilon_of(steps, self.delta)
+        if total > self.epsilon:
+            raise refused(
+                "epsilon",
+                f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g}; the budget of these "
+                "images is spent",
+            )
+
+
+def refused(line: str, why: str) -> FedVLError:
+    return FedVLError(f"The line {line} of this party's {FILE} {why}.")
+
+
+def read_policy(folder: Path) -> Policy:
+    path = folder / FILE
+    if not path.is_file():
+        raise FedVLError(f"There is no {path}; fedvl federation approve {folder} writes one to begin with.")
+    try:
+        return Policy.model_validate(read_toml(path))
+    except ValidationError as error:
+        raise FedVLError(f"{path}: {explain(error, Policy)}") from error
+
+
+def write_policy(folder: Path) -> bool:
+    """Write a policy to begin with, unless there is one; return whether it was written."""
+    if (folder / FILE).exists():
+        return False
+    write_whole(folder / FILE, TEMPLATE.encode())
+    return True
+
+
+def policy_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
+
+
+@cache
+def sent_by(method: Method, seed: int) -> list[tuple[str, str]]:
+    """Return name and kind of each tensor that a client sends by the method's declaration."""
+    consultation = method.consultation()
+    return [
+        *((name, "shared") for name in method.start(torch_generator(seed, "start"))),
+        *((name, "sent") for name in method.role.sent),
+        *((name, "report") for name in (consultation.report_shapes if consultation else ())),
+    ]
+
+
+# --- approvals
+
+
+def read_experiments(folder: Path) -> dict[str, Experiment]:
+    """Return the experiments that lie in a party's folder, by name."""
+    found = {}
+    for path in sorted(folder.glob("experiments/*.toml")):
+        settings = read_toml(path)
+        refuse_method_file(settings)
+        found[path.stem] = resolve_experiment(settings)
+    if not found:
+        raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
+    return found
+
+
+def identify(experiment: Experiment) -> str:
+    """Return the hash of an experiment with the weights of its model, as messages carry it."""
+    return experiment_id(experiment, load_model(experiment.model.name, "cpu"))
+
+
+def approve(log: Log, experiment: str) -> None:
+    if experiment not in approved(log):
+        log.append("approved", experiment=experiment)
+
+
+def approved(log: Log) -> set[str]:
+    return {entry["experiment"] for entry in log.entries("approved")}
+
+
+def check_approved(log: Log, experiment: str, folder: Path) -> None:
+    if experiment not in approved(log):
+        raise FedVLError(
+            f"This party has not approved the experiment {experiment[:12]}; its operator looks at fedvl client --dry-run, and "
+            f"then runs fedvl federation approve {folder.name}."
+        )

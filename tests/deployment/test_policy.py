@@ -1,0 +1,193 @@
+"""A party's own policy: each line, read before each answer, in words that say which line and what to do."""
+
+from datetime import datetime
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed", allow_module_level=True)
+
+from helpers.parties import EXPERIMENT, SmallClient
+from helpers.small import small_method
+
+from fedvl.config import PrivacyConfig
+from fedvl.deployment import client as client_module
+from fedvl.deployment.files import experiment_id
+from fedvl.deployment.policy import FILE, TEMPLATE, Policy, identify, read_policy, sent_by, write_policy
+from fedvl.errors import FedVLError
+from fedvl.federation.accounting import Step, epsilon_of
+from fedvl.models.checkpoint import load_model
+from fedvl.settings import resolve_experiment
+
+
+def written(folder, text):
+    (folder / FILE).write_text(text)
+    return read_policy(folder)
+
+
+def test_the_file_to_begin_with_says_the_defaults_in_every_line(tmp_path):
+    assert write_policy(tmp_path)
+    assert read_policy(tmp_path) == Policy()
+    assert not write_policy(tmp_path)  # never over one that is there
+    uncommented = TEMPLATE.replace("# epsilon", "epsilon").replace("# delta", "delta")
+    assert written(tmp_path, uncommented) == Policy(epsilon=8.0)
+    lines = [line.split(" = ")[0] for line in uncommented.splitlines() if " = " in line]
+    assert lines == list(Policy.model_fields)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("least_client = 3", "There is no setting 'least_client'; did you mean 'least_clients'?"),
+        ("least_clients = 0", "'least_clients' is 0, but input should be greater than or equal to 1"),
+        ("least_clients = 'many'", "'least_clients' is 'many'"),
+        ("hours = '8 to 18'", "'hours' is '8 to 18', but it should be two times of day, such as 08:00-18:00"),
+        ("hours = '08:00-25:00'", "two times of day"),
+        ("epsilon = inf", "'epsilon' is inf"),
+        ("epsilon = 0", "greater than 0"),
+        ("methods = linear", "not valid TOML"),
+    ],
+)
+def test_a_policy_that_is_none_is_explained_in_a_sentence(text, says, tmp_path):
+    with pytest.raises(FedVLError) as error:
+        written(tmp_path, text)
+    assert says in str(error.value)
+    assert FILE in str(error.value)
+
+
+def test_without_a_policy_nothing_is_answered(tmp_path):
+    with pytest.raises(FedVLError, match=r"There is no .*policy\.toml; fedvl federation approve .* writes one"):
+        read_policy(tmp_path)
+
+
+def at(hour, minute=0):
+    return datetime(2026, 1, 1, hour, minute)
+
+
+@pytest.mark.parametrize(
+    "hours, inside, outside",
+    [
+        ("08:00-18:00", [(8, 0), (17, 59)], [(7, 59), (18, 0), (0, 0)]),
+        ("22:00-06:00", [(22, 0), (23, 59), (0, 0), (5, 59)], [(6, 0), (21, 59), (12, 0)]),
+        ("00:00-24:00", [(0, 0), (12, 0), (23, 59)], []),
+        ("18:00-24:00", [(18, 0), (23, 59)], [(0, 0), (17, 59)]),
+    ],
+)
+def test_hours_of_the_day_also_over_night(hours, inside, outside):
+    policy = Policy(hours=hours)
+    for moment in inside:
+        policy.check_time(at(*moment))
+    for moment in outside:
+        with pytest.raises(FedVLError, match=f"The line hours of .* is {hours}, and it is"):
+            policy.check_time(at(*moment))
+
+
+def test_the_ceiling_is_of_all_steps_of_all_runs_together():
+    step, other = Step(0.1, 2.0), Step(1.0, 20.0)
+    entries = [{"rate": 0.1, "sigma": 2.0, "steps": 30}, {"rate": 1.0, "sigma": 20.0, "steps": 4}]
+    together = epsilon_of({step: 40, other: 4}, 1e-6)
+    assert together > epsilon_of({step: 30, other: 4}, 1e-6)
+    Policy(epsilon=together, delta=1e-6).check_budget(entries, step, 10)
+    with pytest.raises(FedVLError, match=r"The line epsilon of .* sum over all runs"):
+        Policy(epsilon=together * 0.999, delta=1e-6).check_budget(entries, step, 10)
+    Policy().check_budget(entries, step, 10**6)  # no ceiling
+
+
+def test_what_leaves_is_named_by_the_contracts_kinds():
+    assert sent_by(small_method("linear"), 0) == [("weight", "shared"), ("bias", "shared")]
+    assert ("counts", "report") in sent_by(small_method("fedpp"), 0)
+    assert "sent" in {kind for _, kind in sent_by(small_method("fed-mp"), 0)}
+
+
+def test_an_experiment_is_identified_by_its_settings_and_its_models_weights():
+    experiment, encoder = resolve_experiment({}), load_model("fedvl-tiny", "cpu")
+    assert identify(experiment) == experiment_id(experiment, encoder)
+    assert identify(experiment) != identify(experiment.model_copy(update={"seed": 1}))
+
+
+# --- each line at a client
+
+RECORD = PrivacyConfig(unit="record", epsilon=3.0, clip=1.0)
+SECURE = {"secure_sum": True, "least_clients": 2}
+LINES = {
+    "methods": ("linear", {}, 'methods = ["cachefl"]', 'methods = ["cachefl", "linear"]'),
+    "leaves": ("linear", {}, 'leaves = ["report"]', 'leaves = ["weight", "b*"]'),
+    "least_clients": ("linear", {}, "least_clients = 2", "least_clients = 1"),
+    "least_images": ("linear", {}, "least_images = 13", "least_images = 12"),
+    "most_rounds": ("linear", {"rounds": 3}, "most_rounds = 2", "most_rounds = 3"),
+    "hours": ("linear", {}, 'hours = "13:00-11:00"', 'hours = "11:00-13:00"'),
+    "epsilon": ("linear", {}, "epsilon = 100.0", ""),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the_client_runs(
+    line, tmp_path, monkeypatch
+):
+    name, settings, forbids, allows = LINES[line]
+    monkeypatch.setattr(client_module, "datetime", type("Noon", (), {"now": staticmethod(lambda: at(12))}))
+    client = SmallClient.joined(3, tmp_path, name, **settings)
+    (tmp_path / FILE).write_text(forbids)
+    reply = client.ask()
+    problem = reply.read_header().problem
+    assert problem.startswith(f"The line {line} of this party's policy.toml ")
+    assert reply.payload == b""
+    assert reply.read_header().weight == 0
+    assert not (tmp_path / "runs").exists()
+    assert client.said == [f"Refused: {problem}"]
+    assert "12" not in problem.replace("12:00", "").replace("least_images is 13", "")  # how many images it has
+    (tmp_path / FILE).write_text(allows)
+    assert client.problem() == ""
+    kinds = [entry["kind"] for entry in entries(client)]
+    assert kinds == ["approved", "received", "refused", "received", "policy", "sent"]
+
+
+def entries(client):
+    from fedvl.deployment.audit_log import verify
+
+    return verify([client.log.path])[0].chain.entries
+
+
+def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_path):
+    client = SmallClient.joined(3, tmp_path, privacy=RECORD)
+    reply = client.ask()
+    sent = entries(client)[-1]
+    assert sent["kind"] == "sent"
+    assert (sent["run"], sent["round"], sent["message"], sent["bytes"]) == ("a" * 32, 1, "train", len(reply.payload))
+    assert reply.read_header().log == client.log.head
+    budget = next(entry for entry in entries(client) if entry["kind"] == "budget")
+    assert 0 < budget["epsilon"] < 3
+    allowed = {"time", "kind", "salt", "before", "run", "round", "message", "client", "bytes", "sha256", "head"}
+    allowed |= {"experiment", "draws", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma", "steps"}
+    assert {name for entry in entries(client) for name in entry} <= allowed
+
+
+def test_a_client_connects_only_if_it_may_answer_something(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "check_key", lambda folder: None)
+    monkeypatch.setattr(client_module, "Supervised", lambda *words: pytest.fail("it connects"))
+    client = SmallClient(3, tmp_path, experiments=(EXPERIMENT, "d" * 64))
+    write_policy(tmp_path)
+    with pytest.raises(FedVLError, match="has not approved the experiment bbbbbbbbbbbb"):
+        client.serve(stay=False)
+
+
+@pytest.mark.parametrize(
+    "least, says", [(2, ""), (4, "A sum of 3 clients is too few; this client takes part in sums of 4")]
+)
+def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_path):
+    from fedvl.deployment.messages import pack_tensors, unpack_tensors
+    from fedvl.deployment.secure_sum import ROSTER
+
+    clients = [SmallClient.joined(number, tmp_path / str(number), **SECURE) for number in (0, 3, 4)]
+    for client in clients:
+        (client.folder / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
+    entries = [unpack_tensors(client.ask(pack_tensors({}), kind="keys").payload, 2**20)[ROSTER] for client in clients]
+    roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
+    start = unpack_tensors(clients[0].start, 2**20)
+    payload = pack_tensors({**start, ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
+    reply = clients[1].ask(payload)
+    assert reply.read_header().problem.startswith(says)
+    assert bool(reply.read_header().problem) == bool(says)
+    assert bool(reply.payload) != bool(says)
