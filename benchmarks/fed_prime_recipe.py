@@ -2,7 +2,7 @@
 
     python -m benchmarks.fed_prime_recipe [--photos 2] [--rounds 2]
 
-It shows that the recipe starts, trains and tests on what it asks for; random weights and noise for
+It shows that a row of the recipe starts, trains and tests on what it asks for; random weights and noise for
 photos give accuracies that mean nothing. Both datasets have eight classes and so many photos of each,
 wide, tall and square in turn; those of Food-101 have a title, those of MM-IMDB a text of 200 words.
 """
@@ -10,8 +10,6 @@ wide, tall and square in turn; those of Food-101 have a title, those of MM-IMDB 
 import argparse
 import csv
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,9 +17,11 @@ import numpy as np
 from PIL import Image
 from transformers import ViltConfig, ViltModel
 
+from fedvl.commands.compare import reproduce_all
 from fedvl.compare.grid import read_recipe
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 
+ROW = "miss both, Fed-PRIME"
 GENRES = ["Drama", "Comedy", "Documentary", "Horror", "Western", "Romance", "Thriller", "Music"]
 SHAPES = ((640, 400), (380, 600), (448, 448))  # width and height
 
@@ -58,14 +58,11 @@ def main() -> None:
         make_photos(root / "upmc-food101", classes, arguments.photos, words=8)
         make_photos(root / "mm-imdb", GENRES, arguments.photos, words=200)
         settings = {
-            "model.name": f'"{model}"',
-            "data.root": f'"{root}"',
-            "data.clients": arguments.clients,
-            "federation.rounds": arguments.rounds,
+            "model": {"name": str(model)},
+            "data": {"root": str(root), "clients": arguments.clients},
+            "federation": {"rounds": arguments.rounds},
         }
-        assigned = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = ["reproduce", "fed-prime/table1", "--rows", "miss both, Fed-PRIME", "--seeds", "1", *assigned]
-        subprocess.run([sys.executable, "-m", "fedvl.cli", *command, "--out", str(Path(place) / "out")], check=True)
+        reproduce_all(["fed-prime/table1"], "paper", False, 1, [ROW], settings, Path(place) / "out", quiet=False)
 
 
 if __name__ == "__main__":
