@@ -4,8 +4,9 @@
         [--patterns both --seeds 3 --rounds 100 --out rows.jsonl]
 
 All methods train with the same rate, batch, rounds and epochs; 20 clients, 70 % of the training
-samples miss a modality. Rows are printed as they finish; ``--show FILE...`` prints the tables of
-rows that were written before.
+samples miss a modality. Prompts train at ``--prompt-rates`` times that rate; ``--validate`` tests on
+a fifth of the training images, kept out of training, by which a rate can be chosen. Rows are printed
+as they finish; ``--show FILE...`` prints the tables of rows that were written before.
 """
 
 import argparse
@@ -18,24 +19,52 @@ from typing import Any
 
 import torch
 
+import fedvl.preparation as preparation
+from fedvl.data.assemble import stratified
+from fedvl.data.opener import Opener
+from fedvl.data.sources import open_dataset
+from fedvl.data.stores import Dataset, Split
+from fedvl.display import Silent
+from fedvl.experiment import local_engine, make_judge
+from fedvl.federation.round import Federation
+from fedvl.models.checkpoint import load_model
 from fedvl.seeding import torch_generator
-from tests.helpers.runs import run
+from fedvl.settings import resolve_experiment
 
+ALIGNED = ("fed-inter", "fed-prime")  # the methods that align prompts
 METHODS = ("fedavg-p", "fedprox-p", "fedmsplit-p", "fed-inter", "fed-intra", "fed-prime")
 PATTERNS = ("text", "image", "both")
 Row = dict[str, Any]
+VALIDATION_SEED = 1  # not that of a split into training and test
 
 
-def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: str, seed: int) -> Row:
+def without_test(name: str, root: Path | None) -> Dataset:
+    """Open a dataset whose test is a fifth of its training images; its own test is not read."""
+    dataset = open_dataset(name, root)
+    split = dataset.splits["train"]
+    parts = zip(("train", "test"), stratified(split.labels, seed=VALIDATION_SEED), strict=True)
+    texts = split.texts or ()
+    splits = {
+        part: Split(split.store, split.rows[rows], split.labels[rows], tuple(texts[row] for row in rows) or None)
+        for part, rows in parts
+    }
+    return Dataset(dataset.name, dataset.class_names, dataset.templates, splits, dataset.notes)
+
+
+def measure(
+    arguments: argparse.Namespace, dataset: str, pattern: str, method: str, prompt_rate: float, seed: int
+) -> Row:
+    options = {"most_prompts": arguments.most_prompts} if method in ALIGNED and arguments.most_prompts else {}
     settings = {
         "seed": seed,
         "device": arguments.device,
-        "method": {"name": method},
+        "method": {"name": method, "prompt_rate": prompt_rate, **options},
         "data": {
             "dataset": dataset,
             "partition": arguments.partition,
             "clients": arguments.clients,
             "missing": f"{pattern}:{arguments.rate}",
+            "missing_by": arguments.missing_by,
         },
         "model": {"name": arguments.model},
         "training": {
@@ -43,51 +72,74 @@ def measure(arguments: argparse.Namespace, dataset: str, pattern: str, method: s
             "local_epochs": arguments.local_epochs,
             "batch_size": arguments.batch_size,
         },
-        "federation": {"rounds": arguments.rounds, "chunk": arguments.clients, "threads": arguments.threads},
+        "federation": {
+            "rounds": arguments.rounds,
+            "chunk": arguments.clients,
+            "threads": arguments.threads,
+            "sequential": arguments.sequential,
+        },
     }
-    finished = run(settings)
-    federation = finished.federation
-    start = finished.prepared.method.start(torch_generator(seed, "start"))
+    opener = Opener(without_test if arguments.validate else open_dataset, load_model)
+    prepared = preparation.prepare(resolve_experiment(settings), Silent(), opener)
+    engine, start = local_engine(prepared), prepared.method.start(torch_generator(seed, "start"))
+    federation = Federation(prepared.method, engine, prepared.experiment.federation, seed, start)
+    began = time.perf_counter()
+    federation.run(lambda shared, last, number: {"pool": len(shared.get("inter", ()))}, lambda record: None)
+    seconds = time.perf_counter() - began
+    pools = [record["pool"] for record in federation.records]
     return {
         "dataset": Path(dataset).stem,
         "partition": arguments.partition,
         "pattern": pattern,
         "method": method,
+        "prompt_rate": prompt_rate,
+        "sequential": arguments.sequential,
+        "validate": arguments.validate,
+        "missing_by": arguments.missing_by,
+        "most_prompts": arguments.most_prompts,
         "seed": seed,
         "rounds": arguments.rounds,
-        "conditions": finished.judge.judge_conditions(federation.shared, federation.last),
+        "conditions": make_judge(prepared, engine).judge_conditions(federation.shared, federation.last),
         "loss": [record["loss"] for record in federation.records][:: max(1, arguments.rounds // 10)],
-        "pool": len(federation.shared.get("inter", ())),
+        "pool": pools[-1],
+        "pools": pools[:: max(1, arguments.rounds // 10)],
+        "bytes_up": [record["bytes_up"] for record in federation.records][:: max(1, arguments.rounds // 10)],
         "moved": {
             name: float((tensor - start[name]).norm() / start[name].norm())
             for name, tensor in federation.shared.items()
             if tensor.shape == start[name].shape and start[name].any()  # an aligned pool has different prompts
         },
-        "seconds": finished.seconds,
+        "seconds": seconds,
     }
 
 
 def show(rows: list[Row], figure: str) -> None:
     """Print a table for each dataset, partition and training pattern.
 
-    It shows methods x conditions, with mean and standard deviation over seeds.
+    It shows methods and prompt rates x conditions, with mean and standard deviation over seeds.
     """
-    tables: dict[tuple[str, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    tables: dict[str, dict[tuple[str, float], list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        tables[row["dataset"], row["partition"], row["pattern"]][row["method"]].append(row)
-    for (dataset, partition, pattern), methods in tables.items():
+        kept = f", at most {row['most_prompts']} prompts" if row["most_prompts"] else ""
+        title = f"{row['dataset']}, {row['partition']}, trained with missing {row['pattern']} by {row['missing_by']}"
+        title += f"{kept}{', sequential' if row['sequential'] else ''}{', validation' if row['validate'] else ''}"
+        tables[title][row["method"], row["prompt_rate"]].append(row)
+    for title, methods in tables.items():
         conditions = [c["condition"] for c in next(iter(methods.values()))[0]["conditions"]]
-        print(f"\n{dataset}, {partition}, trained with missing {pattern}: {figure}, %\n")
-        print(f"| | {' | '.join(conditions)} | seeds |\n|{'---|' * (len(conditions) + 2)}")
-        for method in (name for name in METHODS if name in methods):
-            found = methods[method]
+        print(f"\n{title}: {figure}, %\n")
+        print(
+            f"| method | prompts' rate x | {' | '.join(conditions)} | prompts | seeds |\n|{'---|' * (len(conditions) + 4)}"
+        )
+        for method, rate in sorted(methods, key=lambda item: (METHODS.index(item[0]), item[1])):
+            found = methods[method, rate]
             cells = []
             for index in range(len(conditions)):
                 values = [row["conditions"][index][figure] for row in found]
                 cells.append(
                     f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
                 )
-            print(f"| {method} | {' | '.join(cells)} | {len(found)} |")
+            pool = ", ".join(str(row["pool"]) for row in found)
+            print(f"| {method} | {rate:g} | {' | '.join(cells)} | {pool} | {len(found)} |")
 
 
 def main() -> None:
@@ -104,6 +156,12 @@ def main() -> None:
     parser.add_argument("--local-epochs", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--prompt-rates", type=float, nargs="+", default=[1.0], help="factors on the rate of prompts")
+    parser.add_argument("--most-prompts", type=int, help="bound of an aligned pool (default: none)")
+    parser.add_argument("--missing-by", default="all", help="data.missing_by")
+    parser.add_argument("--sequential", action="store_true", help="clients go on from each other")
+    parser.add_argument("--validate", action="store_true", help="test on a fifth of the training images instead")
+    parser.add_argument("--tf32", action="store_true", help="matrix products of a GPU in TF32")
     parser.add_argument("--model", default="fedvl-tiny-vilt")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=2)
@@ -112,16 +170,18 @@ def main() -> None:
     parser.add_argument("--show", type=Path, nargs="+", help="print the tables of these files of rows, and run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    torch.set_float32_matmul_precision("high" if arguments.tf32 else "highest")
     began, rows = time.perf_counter(), []
     if arguments.show:
         rows = [json.loads(line) for file in arguments.show for line in file.read_text("utf-8").splitlines()]
     else:
         for case in (
-            (dataset, pattern, method, seed)
+            (dataset, pattern, method, rate, seed)
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
             for dataset in arguments.datasets
             for pattern in arguments.patterns
             for method in arguments.methods
+            for rate in arguments.prompt_rates
         ):
             if time.perf_counter() - began > 60 * arguments.minutes:
                 print(f"Left out: {case}", flush=True)

@@ -8,6 +8,8 @@ They are accuracies (tables 1 and 2), labels (7), CPS for PromptFL (3) and ablat
 
 All methods train with FedPP's settings (rate, decay, batch, schedule, rounds, epochs), so that they
 differ only in what they train and by which labels; every client is tested on its own test images.
+With ``--draws`` a partition is repeated with several draws of what clients draw for themselves: their
+contexts and the order of their images.
 Rows are printed as they finish, the main table before the ablations; when the minutes are over, no
 further run starts, and the number of runs left out is printed.
 """
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 
 import fedvl.preparation as preparation
-from fedvl.config import overlay
+from fedvl.config import MOST_ROUNDS, overlay
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
@@ -31,7 +33,7 @@ from fedvl.federation.round import Federation
 from fedvl.methods.fedpp import SETTING
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.result import pseudo_label_figures
-from fedvl.seeding import torch_generator
+from fedvl.seeding import derived_seed, torch_generator
 from fedvl.settings import resolve_experiment
 
 PARTITIONS = ("dirichlet:0.1", "quantity:0.2")
@@ -50,6 +52,11 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no filters": {"method": {"name": "fedpp", "filters": "none"}},
     "entropy filter": {"method": {"name": "fedpp", "filters": "entropy"}},
     "confidence filter": {"method": {"name": "fedpp", "filters": "confidence"}},
+    "labels made once": {"method": {"name": "fedpp", "interval": 1000}},
+    "one context for all": {"method": {"name": "fedpp", "contexts": "same"}},
+    "contexts averaged": {"method": {"name": "fedpp", "contexts": "averaged"}},
+    "begun as words": {"method": {"name": "fedpp", "words": "a photo of a"}},
+    "visual rate 0.01": {"method": {"name": "fedpp", "visual_rate": 0.1}},
 }
 ROWS = ["labels", *MAIN, *ABLATIONS]
 LABELLERS = ("zero-shot", "upl", "fpl", "cpl", "cps")
@@ -66,7 +73,7 @@ def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: 
         "device": arguments.device,
         "data": {"dataset": dataset, "partition": partition, "clients": arguments.clients, "shots": arguments.shots},
         "model": {"name": arguments.model},
-        "evaluation": {"protocol": "personal", "batch_size": 256, "every": 10**6},
+        "evaluation": {"protocol": "personal", "batch_size": 256, "every": MOST_ROUNDS},
         "federation": {"rounds": arguments.rounds, "chunk": arguments.chunk, "per_round": arguments.per_round},
         "training": {"local_epochs": arguments.local_epochs, "precision": arguments.precision},
     }
@@ -78,12 +85,13 @@ def prepared_for(arguments: argparse.Namespace, *where: Any) -> preparation.Prep
     return preparation.prepare(resolve_experiment(settings(arguments, *where)), Silent(), OPENER)
 
 
-def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, own: Row) -> Row:
+def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: int, draw: int, own: Row) -> Row:
     """Run once; return final accuracies, labels, and how far prompts moved apart in each round."""
     prepared = prepared_for(arguments, dataset, partition, seed, own)
     experiment, method = prepared.experiment, prepared.method
     shared = method.start(torch_generator(seed, "start"))
     engine = local_engine(prepared)
+    engine.private_seed = derived_seed(seed, "draw", draw) if draw else seed
     judge = make_judge(prepared, engine)
     federation = Federation(method, engine, experiment.federation, seed, shared)
     by_round: list[Row] = []
@@ -122,9 +130,13 @@ def run(arguments: argparse.Namespace) -> list[Row]:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     cases = [(d, p, s) for d in arguments.datasets for p in arguments.partitions for s in seeds]
     contests = [
-        (case, *item) for table in ({"labels": Row()}, MAIN, ABLATIONS) for case in cases for item in table.items()
+        (case, draw, *item)
+        for table in ({"labels": Row()}, MAIN, ABLATIONS)
+        for case in cases
+        for draw in range(arguments.draws)
+        for item in table.items()
     ]
-    for (dataset, partition, seed), name, own in contests:
+    for (dataset, partition, seed), draw, name, own in contests:
         if name not in arguments.rows:
             continue
         if time.perf_counter() - began > 60 * arguments.minutes:
@@ -133,10 +145,10 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         started = time.perf_counter()
         try:
             where = (arguments, dataset, partition, seed)
-            found = label_rows(*where) if name == "labels" else measure(*where, own)
+            found = label_rows(*where) if name == "labels" else measure(*where, draw, own)
         except FedVLError as error:
             found = {"failed": str(error)}
-        row = {"dataset": Path(dataset).stem, "partition": partition, "seed": seed, "row": name, **found}
+        row = {"dataset": Path(dataset).stem, "partition": partition, "seed": seed, "draw": draw, "row": name, **found}
         row["seconds"] = time.perf_counter() - started
         rows.append(row)
         print(one_line(row), flush=True)
@@ -156,7 +168,7 @@ def one_line(row: Row) -> str:
 
 
 def show(rows: list[Row]) -> None:
-    """Print mean and standard deviation over seeds."""
+    """Print mean and standard deviation over seeds and draws."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if "failed" not in row:
@@ -188,6 +200,7 @@ def main() -> None:
     )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--draws", type=int, default=1, help="draws of contexts and of the order of images, per seed")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-epochs", type=int, default=10)
     parser.add_argument("--clients", type=int, default=10)

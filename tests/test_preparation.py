@@ -3,10 +3,21 @@
 import numpy as np
 import torch
 from helpers.runs import prepare
+from helpers.small import SIDE, small_fused_encoder
 from PIL import Image
 
+import fedvl.preparation as preparation
+from fedvl.data.opener import Opener
+from fedvl.data.sources import open_dataset
+from fedvl.display import Silent
+from fedvl.experiment import local_engine, make_judge
+from fedvl.federation.round import Federation
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
+from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.vilt import FusedEncoder
+from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 
 def test_patches_are_those_of_the_encoder_in_16_bits(tmp_path, monkeypatch):
@@ -32,3 +43,41 @@ def test_patches_are_those_of_the_encoder_in_16_bits(tmp_path, monkeypatch):
         assert found.shape == (4, 64, encoder.dim)
         assert found.dtype == torch.float16
         torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-3)
+
+
+def whole_photos(name, device):
+    """A small fused model that keeps the aspect ratio of photos, as ViLT does."""
+    small = small_fused_encoder()
+    whole = FusedEncoder(name, small.shape, Preprocessing(SIDE, 0, divisor=SIDE // 2), small.tokenizer)
+    whole.load_state_dict(small.state_dict())
+    return whole.requires_grad_(False).eval()
+
+
+def test_fed_prime_trains_on_photos_of_several_shapes_and_long_texts(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    generator, lines = np.random.default_rng(0), ["path,label,split,text"]
+    for number in range(24):
+        side = (30, 20) if number % 2 else (20, 45)
+        Image.fromarray(generator.integers(0, 256, (*side, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        label = ("cat", "dog", "red_panda")[number % 3]
+        lines.append(f"{number}.png,{label},{'test' if number < 9 else 'train'},{'a word ' * 30}{label}")
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    settings = {
+        "method": {"name": "fed-prime", "prompts": 4, "top_k": 2},
+        "device": "cpu",
+        "data": {"dataset": str(tmp_path / "manifest.csv"), "clients": 3, "classes": ["red panda", "cat"]},
+        "model": {"name": "whole", "text_length": 48},
+        "federation": {"rounds": 2},
+    }
+    prepared = preparation.prepare(resolve_experiment(settings), Silent(), Opener(open_dataset, whole_photos))
+    assert prepared.class_names == ["cat", "red panda"]
+    assert len(prepared.training.samples) == 10  # five of fifteen photos are of dogs
+    assert prepared.training.samples.inputs["pixels"].shape == (10, 3, SIDE, SIDE)
+    assert prepared.training.samples.inputs["tokens"].shape[1] == 48
+    engine, start = local_engine(prepared), prepared.method.start(torch_generator(0, "start"))
+    federation = Federation(prepared.method, engine, prepared.experiment.federation, 0, start)
+    federation.run(lambda shared, last, number: {}, lambda record: None)
+    assert [len(record["refused"]) for record in federation.records] == [0, 0]
+    assert not torch.equal(federation.shared["classes.weight"], start["classes.weight"])
+    conditions = make_judge(prepared, engine).judge_conditions(federation.shared, federation.last)
+    assert len(conditions) == 7

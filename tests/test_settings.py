@@ -35,7 +35,8 @@ def test_layers_lie_over_each_other_defaults_preset_dataset_user():
 @pytest.mark.parametrize("dataset", ["flowers102", "somewhere/flowers102.parquet"])  # a file goes by its name
 def test_a_dataset_sets_what_the_methods_paper_sets_for_it_and_the_user_wins(dataset):
     of_paper = {"alpha": 10.0, "beta": 1.0}
-    assert options_for_dataset("cachefl", dataset) == {"method": of_paper}
+    of_cpl = {"cpl_alpha": 0.6, "cpl_beta": 0.99}
+    assert options_for_dataset("cachefl", dataset) == {"method": of_paper, "data": of_cpl}
     found = resolve_experiment({"method": {"name": "cachefl"}, "data": {"dataset": dataset}})
     assert {key: found.method.options[key] for key in of_paper} == of_paper
     assert resolve_experiment({"method": {"name": "cachefl"}}).method.options["alpha"] != 10.0
@@ -45,7 +46,7 @@ def test_a_dataset_sets_what_the_methods_paper_sets_for_it_and_the_user_wins(dat
 
 def test_a_dataset_of_ones_own_sets_nothing():
     assert options_for_dataset("cachefl", "photos/") == {}
-    assert options_for_dataset("linear", "flowers102") == {"method": {}}
+    assert options_for_dataset("linear", "ucf101") == {"method": {}, "data": {}}
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -1,43 +1,75 @@
 """Write the documentation's page of reproduced tables.
 
 fedvl reproduce all --on embedded --out FOLDER
-python tools/reproduced_page.py FOLDER > docs/reproduced.md
+python tools/reproduced_page.py FOLDER
+
+Sections of recipes that were not run in FOLDER are kept. What a table says about the recipe's claims is
+computed from the figures on the page, for all sections.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-LARGE = 1000  # larger numbers have no decimals
+from fedvl.compare.claims import Figures, findings, shown
+from fedvl.compare.grid import read_recipe, recipe_names
+
+PAGE = Path(__file__).parents[1] / "docs" / "reproduced.md"
+FOUND = "This table: "
 HEAD = """# The papers' tables and figures on the embedded model
 
 `fedvl reproduce all --on embedded`: every recipe on the embedded model and images, in the reduced form that its
 note describes. **None of these numbers is from CLIP or from the papers' datasets**; the paper's number is in brackets
 where the recipe has one, to compare the order of rows, never their values. `±` is the standard deviation over seeds.
+What the paper shows is in words before a table. Whether our table shows it too is counted after it, from its figures.
 Each recipe also writes a `report.html` with its figure.
-
-The rates of CacheFL, AdapterFL and PromptFL were chosen twice on validation images: first on cifar10-mini alone and
-then, after test results of emoji-mini had been seen and four runs there had diverged, on both datasets.
 """
 
 
-def page(folder: Path) -> str:
-    found = [
-        json.loads(path.read_bytes())
-        for path in sorted(folder.glob("*/*/*/comparison.json"))
-        if "runs" not in path.parts
-    ]
-    parts = [HEAD]
-    for result in found:
-        about = (
-            f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
-            f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
-            f"The paper: {result['shows']} {result['note']}"
-        )
-        parts.append(about.rstrip() + "\n")  # many recipes have no note
-        parts.append(table(result))
-    return "\n".join(parts)
+def page(folder: Path, old: str) -> str:
+    """Return the page with the recipes run in a folder, and the sections of the others as they were."""
+    known = sections(old)
+    for path in sorted(folder.glob("*/*/*/comparison.json")):
+        if "runs" not in path.parts:
+            result = json.loads(path.read_bytes())
+            known[result["recipe"]] = section(result)
+    return "\n".join([HEAD, *(judged(name, known[name]) for name in recipe_names() if name in known)])
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return the sections of a page by recipe."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
+    return {match[1]: part for part in parts if (match := re.search(r"`fedvl reproduce (\S+) --on embedded`", part))}
+
+
+def section(result: dict[str, Any]) -> str:
+    about = (
+        f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
+        f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
+        f"The paper: {result['shows']} {result['note']}"
+    )
+    return f"{about.rstrip()}\n\n{table(result)}"
+
+
+def judged(recipe: str, text: str) -> str:
+    """Return a section with what its own table says about the claims of its recipe."""
+    text = re.sub(rf"^{FOUND}.*\n", "", text, flags=re.MULTILINE).rstrip() + "\n"
+    found = findings(read_recipe(recipe).claims, figures_in(text))
+    return f"{text}\n{FOUND}{' '.join(found)}\n" if found else text
+
+
+def figures_in(text: str) -> Figures:
+    """Return the table of a section, as it is printed."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows, columns, cells = [], lines[0][1:] if lines else [], {}
+    for name, *texts in lines[1:]:
+        rows.append(name)
+        for column, cell in zip(columns, texts, strict=False):  # an empty last cell is stripped
+            if cell:
+                cells[name, column] = float(cell.split()[0].replace(",", ""))
+    return Figures(rows, columns, cells)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -59,9 +91,8 @@ def text(cell: dict[str, Any] | None) -> str:
         return ""
     deviation = f" ± {cell['deviation']:.1f}" if cell["n"] > 1 else ""
     paper = f" ({cell['paper']:g})" if cell.get("paper") is not None else ""
-    digits = 0 if abs(cell["ours"]) >= LARGE else 1
-    return f"{cell['ours']:,.{digits}f}{deviation}{paper}"
+    return f"{shown(cell['ours'])}{deviation}{paper}"
 
 
 if __name__ == "__main__":
-    print(page(Path(sys.argv[1])).rstrip())
+    PAGE.write_text(page(Path(sys.argv[1]), PAGE.read_text(encoding="utf-8")), encoding="utf-8")

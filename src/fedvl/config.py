@@ -56,6 +56,7 @@ class MethodConfig(BaseModel):
 class DataConfig(Section):
     dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
+    classes: tuple[str, ...] | None = Field(None, min_length=2)  # names of the classes to keep; all if absent
     templates: Literal["default", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
@@ -65,14 +66,19 @@ class DataConfig(Section):
         None, ge=1, le=MANY
     )  # test images kept per class, the same for every seed: a quicker look
     missing: str | None = None  # missing modalities, as text:RATE, image:RATE or both:RATE; none if absent
-    missing_by: Literal["all", "client"] = "all"  # whether RATE is of all training samples or of each client's
+    # whether RATE is of all training samples, of each client's, or of the clients, who then miss it in every sample
+    missing_by: Literal["all", "client", "whole-client"] = "all"
     # pseudo-labels of each client from its zero-shot predictions: a scheme of methods/parts/pseudo_labels.py
     labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
     pseudo_shots: int = Field(16, ge=1, le=MANY)  # images per class that a client labels; for upl, fpl and cpl
+    cpl_alpha: float = Field(0.6, ge=0, le=1)  # of cpl: quantile of confidences up to which an image has candidates
+    cpl_beta: float = Field(0.9, ge=0, le=1)  # of cpl: quantile of a class's probabilities from which it is one
 
 
 class ModelConfig(Section):
     name: str = "fedvl-tiny"
+    # positions of a fused model's texts: its own are interpolated to so many, as Fed-PRIME does; its own number if absent
+    text_length: int | None = Field(None, ge=2, le=4096)
 
 
 class TrainingConfig(Section):
@@ -103,6 +109,9 @@ class FederationConfig(Section):
     chunk: int = Field(
         10, ge=1, le=MOST_CLIENTS
     )  # clients trained in one kernel; a setting, independent of free memory
+    # from round 2 on a client goes on from the tensors of the one before, and the last one's are all that is merged: a
+    # fault of Fed-PRIME's public code, to be looked at
+    sequential: bool = False
     one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
     threads: int = Field(2, ge=1, le=256)  # of the CPU in training; a setting, since it changes the order of sums
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused

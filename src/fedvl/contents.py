@@ -309,6 +309,7 @@ class Comparison(Content):
     fedvl_version: str = ""
     recipe: str | None = None
     shows: str | None = None
+    findings: list[str] = []
     label: str | None = None
     note: str | None = None
 

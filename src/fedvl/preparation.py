@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import Experiment
+from fedvl.data.assemble import only_classes
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
@@ -27,7 +28,7 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
-from fedvl.methods.parts.pseudo_labels import relabelled
+from fedvl.methods.parts.pseudo_labels import Rule, relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 from fedvl.requirements import (
@@ -37,6 +38,7 @@ from fedvl.requirements import (
     check_privacy,
     check_robust,
     check_secure_sum,
+    check_sequential,
     check_withdrawn,
 )
 from fedvl.seeding import numpy_generator
@@ -128,6 +130,7 @@ def prepare(
     method, queried = make_methods(sources, encoded, assignment, experiment, display)
     check_secure_sum(method, experiment)
     check_robust(method, experiment)
+    check_sequential(experiment)
     check_privacy(method, experiment)
     return Prepared(
         experiment=experiment,
@@ -158,10 +161,14 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
     method = load_method(experiment.method.name)
     data = experiment.data
     dataset = opener.dataset(data.dataset, Path(data.root) if data.root else None)
+    if data.classes is not None:
+        dataset = only_classes(dataset, data.classes)
     check_classes(dataset)
     options = method.options_type.model_validate(experiment.method.options)
     inputs = [form for form in method.forms(options) if form != "present"]
     encoder = opener.model(experiment.model.name, device)
+    if isinstance(encoder, FusedEncoder):
+        encoder = encoder.for_runs(experiment.model.text_length)
     check_model(isinstance(encoder, FusedEncoder), "tokens" in inputs, experiment)
     return Sources(dataset, encoder, method, options, inputs, device)
 
@@ -238,13 +245,17 @@ def take_training(
     forms = encoded.read["train"].forms
     samples = Samples({form: forms[form] for form in sources.inputs}, own)
     if isinstance(sources.encoder, FusedEncoder):
-        groups = assignment.clients if data.missing_by == "client" else None
-        inputs = without_modalities(samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups)
+        groups = None if data.missing_by == "all" else assignment.clients
+        whole = data.missing_by == "whole-client"
+        inputs = without_modalities(
+            samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups, whole
+        )
         samples = Samples(inputs, own)
     if data.labels != "true":
         texts, scale = method.task.text_features, method.task.clip.logit_scale
         rows = without(rows, left)  # they have no say in the labels of others
-        samples, rows = relabelled(samples, rows, forms["features"], texts, scale, data.labels, data.pseudo_shots)
+        rule = Rule(data.labels, data.pseudo_shots, data.cpl_alpha, data.cpl_beta)
+        samples, rows = relabelled(samples, rows, forms["features"], texts, scale, rule)
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
     root = left[:0]

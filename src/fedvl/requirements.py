@@ -96,6 +96,18 @@ def check_robust(method: Method, experiment: Experiment) -> None:
         raise FedVLError(f"Method '{name}' trains without labels, so that none can be flipped; use another attack.")
 
 
+def check_sequential(experiment: Experiment) -> None:
+    """Refuse clients that go on from each other where the server handles each update."""
+    federation = experiment.federation
+    if federation.sequential and (
+        federation.secure_sum or federation.robust != "mean" or experiment.privacy.unit != "none"
+    ):
+        raise FedVLError(
+            "Clients that go on from each other all send the same tensors; leave federation.sequential out, or leave out "
+            "--secure-sum, --robust and --privacy."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit

@@ -43,9 +43,9 @@ def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]
 
 
 def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
-    """Return the options that the method's paper sets for this dataset; a file goes by its name."""
+    """Return the options that papers set for this dataset; a file goes by its name."""
     entry = lookup(Path(dataset).stem)
-    return {"method": dict(entry.methods.get(method, {}))} if entry else {}
+    return {"method": dict(entry.methods.get(method, {})), "data": dict(entry.data)} if entry else {}
 
 
 def resume_key(experiment: Experiment) -> str:
@@ -64,7 +64,8 @@ def command_for(experiment: Experiment) -> str:
     method = {"name": experiment.method.name, "preset": experiment.method.preset}
     plain = resolve_experiment({"method": method}).model_dump(mode="json")
     of_dataset = resolve_experiment({"method": method, "data": {"dataset": experiment.data.dataset}})
-    plain["method"] = of_dataset.model_dump(mode="json")["method"]
+    for_dataset = of_dataset.model_dump(mode="json")
+    plain["method"], plain["data"] = for_dataset["method"], {**for_dataset["data"], "dataset": plain["data"]["dataset"]}
     words = ["fedvl", "run", "--method", method["name"]]
     words += ["--preset", method["preset"]] if method["preset"] != "paper" else []
     for section, value in experiment.model_dump(mode="json", exclude_none=True).items():

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,6 +19,17 @@ MOST_BYTES = 2**34  # of a safetensors file
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one processor thread: for many tiny operations others cost more than they give."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> Tensors:

@@ -34,6 +34,19 @@ def test_by_client_every_client_lacks_the_share():
     assert [int((~present[rows, 0]).sum()) for rows in clients] == [5, 15, 30]
 
 
+def test_by_whole_clients_the_share_is_of_clients_who_miss_it_in_every_sample():
+    clients = np.split(np.arange(100), 10)
+    present = draw_present(ALL, "both:0.6", 0, "train", clients, whole=True)
+    kinds = [tuple(np.unique(present[rows], axis=0).tolist()) for rows in clients]
+    assert all(len(kind) == 1 for kind in kinds)
+    found = [kind[0] for kind in kinds]
+    assert [found.count(kind) for kind in ([False, True], [True, False], [True, True])] == [3, 3, 4]
+    for spec, column in (("text:0.6", 0), ("image:0.6", 1)):
+        missing = ~draw_present(ALL, spec, 0, "train", clients, whole=True)
+        assert [bool(missing[rows, column].all()) for rows in clients].count(True) == 6
+        assert missing.sum() == 60
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.sampled_from(["text", "image", "both"]), st.floats(0, 1))
 def test_a_sample_without_a_text_keeps_its_image(texts, pattern, rate):
     present = draw_present(np.array(texts), f"{pattern}:{rate}", 0, "train")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedvl.data.assemble import stratified
+from fedvl.data.assemble import only_classes, stratified
 from fedvl.data.fetch import default_data_root
 from fedvl.data.sources import BadImage, Dataset, open_dataset
 from fedvl.errors import FedVLError
@@ -396,3 +396,22 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FedVLError, match=r'pip install "fedvl\[parquet\]"'):
         open_dataset(str(path))
+
+
+def test_a_dataset_can_be_cut_to_some_classes():
+    whole = open_dataset("emoji-mini")
+    some = only_classes(whole, ["Food_and_Drink", "Activities"])  # in any order and spelling
+    assert len(some.class_names) == 2
+    assert [name for name in whole.class_names if name in some.class_names] == list(some.class_names)
+    for part, split in some.splits.items():
+        before = whole.splits[part]
+        kept = [row for row, label in enumerate(before.labels) if whole.class_names[label] in some.class_names]
+        assert split.rows.tolist() == before.rows[kept].tolist()
+        assert [some.class_names[label] for label in split.labels] == [
+            whole.class_names[before.labels[r]] for r in kept
+        ]
+        texts = before.texts or ()
+        assert split.texts == tuple(texts[row] for row in kept)
+    assert "2 of the 9 classes were kept" in some.notes[-1]
+    with pytest.raises(FedVLError, match="'emoji-mini' has no class 'sports'; it has"):
+        only_classes(whole, ["Activities", "sports"])

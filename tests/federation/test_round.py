@@ -105,3 +105,16 @@ def test_a_restored_run_ends_in_the_same_bits(tmp_path, committed):
     run_quietly(resumed)
     assert digest(resumed.shared) == digest(whole.shared)
     assert [r["loss"] for r in resumed.records] == [r["loss"] for r in whole.records]
+
+
+def test_in_sequence_each_client_goes_on_from_the_one_before_and_the_last_one_counts():
+    together = run_quietly(small_federation(small_method("linear"), rounds=1, sequential=True))
+    assert digest(together.shared) == digest(run_quietly(small_federation(small_method("linear"), rounds=1)).shared)
+    federation = small_federation(small_method("linear"), rounds=2, sequential=True)
+    run_quietly(federation)
+    tensors, engine = together.shared, federation.engine
+    for client in (client for client, size in enumerate(RAGGED) if size):
+        (result,) = engine.train(1, [client], tensors)
+        tensors = result.update.tensors
+    for name, tensor in federation.shared.items():
+        torch.testing.assert_close(tensor, tensors[name])

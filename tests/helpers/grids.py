@@ -36,6 +36,7 @@ def make_grid(kind: str = "table", **more: Any) -> dict[str, Any]:
         "recipe": "paper/table1",
         "title": "A table",
         "shows": "What to look for",
+        "findings": ["What was found"],
         "label": "Embedded model and data, not the paper's.",
         "note": "A note.",
         "unit": "accuracy, %",

@@ -218,3 +218,38 @@ def test_frozen_projections_are_the_same_for_all_and_never_sent():
 def test_bad_options_are_refused(options):
     with pytest.raises(ValidationError):
         FedPrimeOptions(**options)
+
+
+def test_a_bounded_pool_keeps_the_prompts_of_most_clients():
+    method = small_method("fed-prime", most_prompts=2)
+    start = torch.eye(8)[:3]
+    shared = {"inter": start, "uses": torch.zeros(3)}
+    used = torch.tensor([[1.0, 1, 1], [0, 1, 1], [0, 0, 1]])  # the first prompt by one client, the last by all three
+    updates = [Update(c, {"inter": start, "uses": row}, 1.0) for c, row in enumerate(used)]
+    found = method.merge(shared, updates)
+    assert sorted(found["uses"].tolist()) == [2, 3]
+    free = small_method("fed-prime").merge(shared, updates)
+    assert sorted(free["uses"].tolist()) == [1, 2, 3]
+
+
+def test_prompts_train_at_a_rate_of_their_own():
+    moves = {}
+    for rate in (1.0, 100.0):
+        federation = small_federation(
+            small_method("fed-prime", prompt_rate=rate), {"local_epochs": 1, "batch_size": 99}
+        )
+        (result,) = federation.engine.train(0, [0], federation.shared)
+        moves[rate] = {name: float((t - federation.shared[name]).norm()) for name, t in result.update.tensors.items()}
+    for name in ("inter", "intra"):
+        assert moves[100.0][name] == pytest.approx(100 * moves[1.0][name], rel=1e-2)
+    assert moves[100.0]["classes.weight"] == pytest.approx(moves[1.0]["classes.weight"])
+
+
+def test_a_pool_is_drawn_under_its_name_whatever_else_there_is():
+    both, inter, intra = (
+        small_method(name).start(torch.Generator().manual_seed(0)) for name in ("fed-prime", "fed-inter", "fed-intra")
+    )
+    for name, alone in (("inter", inter), ("intra", intra)):
+        assert torch.equal(both[name], alone[name])
+        assert torch.equal(both[f"projection.{name}"], alone[f"projection.{name}"])
+    assert not torch.equal(inter["inter"], intra["intra"])

@@ -35,3 +35,20 @@ def test_the_released_start_is_one_prompt_of_ones_a_kind():
     tensors = small_method("fedavg-p", initial="ones", tokens=4).start(torch.Generator())
     for place, kind in enumerate(KINDS):
         assert tensors[f"prompts.{kind}"].sum(-1).tolist() == [[8.0 * (token == place) for token in range(4)]] * 2
+
+
+def test_prompts_train_at_a_rate_of_their_own():
+    for name in ("fedavg-p", "fedmsplit-p"):
+        role = small_method(name, prompt_rate=7.0).role
+        assert role.shared("prompts.complete").rate == 7.0
+        assert role.shared("classes.weight").rate == 1.0
+        assert role.needs("prompts.complete") == role.needs("classes.weight")
+
+
+def test_the_released_start_has_the_released_epsilon_and_the_models_own_stays():
+    method = small_method("fedavg-p", initial="ones")
+    norms = [m for m in method.encoder.transformer.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in (*norms, method.encoder.ln_final)} == {1e-6}
+    assert method.task.fused.ln_final.eps == small_method("fedavg-p").encoder.ln_final.eps != 1e-6
+    for ours, theirs in zip(method.encoder.parameters(), method.task.fused.parameters(), strict=True):
+        assert ours is theirs

@@ -11,6 +11,7 @@ from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, 
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Report, sound_reports
 from fedvl.federation.journal import Journal
+from fedvl.federation.round import merge
 from fedvl.methods.base import Batch, Update
 from fedvl.methods.fedpp import FedPP, FedPPOptions
 from fedvl.methods.parts.selection import Selection
@@ -90,6 +91,55 @@ def test_gradients_reach_every_prompt_of_every_layer():
         assert (context.abs().sum(-1) > 0).all()
 
 
+def test_a_client_that_has_not_trained_answers_by_the_class_texts():
+    method = small_method("fedpp")
+    samples = small_samples(method, 3)
+    tensors = {**method.start(torch_generator(0, "a")), **method.join(samples, torch_generator(0, "b"))}
+    without = {name: tensor for name, tensor in tensors.items() if name not in ("context", "trained")}
+    torch.testing.assert_close(method.predict(tensors, samples.inputs), method.predict(without, samples.inputs))
+    batch = Batch(samples.inputs, torch.tensor([2, 1, 0]), torch.ones(3), torch.arange(3), {})
+    _, changed = method.objective(tensors, batch)
+    trained = {**tensors, **changed}
+    assert not torch.allclose(method.predict(trained, samples.inputs), method.predict(without, samples.inputs))
+
+
+def test_only_clients_that_took_part_have_trained():
+    federation = run_quietly(small_federation(quick(), rounds=1, per_round=2))
+    took_part = set(federation.records[0]["cohort"]) - set(federation.records[0]["dropped"])
+    found = {client for client, private in federation.engine.private.items() if private["trained"] > 0}
+    assert found == took_part
+
+
+def test_contexts_are_own_the_same_or_averaged():
+    def joined(contexts, client):
+        method = small_method("fedpp", contexts=contexts)
+        return method, method.join(small_samples(method, 3), torch_generator(0, "join", client))
+
+    assert not torch.equal(joined("own", 0)[1]["context"], joined("own", 1)[1]["context"])
+    assert torch.equal(joined("same", 0)[1]["context"], joined("same", 1)[1]["context"])
+    method, private = joined("averaged", 0)
+    assert private.keys() & {"context", "trained"} == set()
+    shared = method.start(torch_generator(0, "a"))
+    assert shared.keys() == {"visual", "context"}
+    updates = [Update(c, {name: torch.full_like(t, c) for name, t in shared.items()}, 1.0 + 2 * c) for c in (0, 1)]
+    assert merge(method, shared, updates)["context"].unique().tolist() == [
+        0.75
+    ]  # by the labels used: (1 * 0 + 3 * 1) / 4
+
+
+def test_visual_prompts_train_at_a_rate_of_their_own():
+    moves = {}
+    for rate in (1.0, 0.1):
+        federation = small_federation(small_method("fedpp", visual_rate=rate), rounds=1)
+        before = federation.shared["visual"].clone()
+        consultation, engine = federation.method.consultation(), federation.engine
+        engine.adopt({None: consultation.settle(0, engine.report(0, federation.shared)[0][0].tensors, None)})
+        engine.training = engine.training.model_copy(update={"local_epochs": 1, "batch_size": 1000})
+        (result,) = engine.train(0, [0], federation.shared)
+        moves[rate] = float((result.update.tensors["visual"] - before).norm())
+    assert moves[0.1] == pytest.approx(0.1 * moves[1.0], rel=1e-3)  # one step of plain gradient descent
+
+
 class Picky(Selection):
     """The last client selects nothing."""
 
@@ -157,7 +207,7 @@ def test_all_clients_are_consulted_although_few_train():
     federation = run_quietly(small_federation(quick(interval=2), rounds=3, per_round=1))
     assert sorted(federation.engine.private) == [0, 2, 3, 4]
     assert all((federation.engine.private[c]["labels"] >= 0).any() for c in (0, 3))
-    sizes = {"up": 5 * 4 * (4 + 1), "down": 5 * 4 * (4 + 1)}  # 5 clients, 4 classes and a number, 4 bytes each
+    sizes = {"up": 5 * 4 * (4 + 1), "down": 5 * 4 * (4 + 2)}  # 5 clients, 4 classes and a number or two, 4 bytes each
     assert [record["bytes_up"] for record in federation.records] == [sizes["up"], 0, sizes["up"]]
     assert [record["bytes_down"] for record in federation.records] == [sizes["down"], 0, sizes["down"]]
 
@@ -165,7 +215,7 @@ def test_all_clients_are_consulted_although_few_train():
 def test_consulted_clients_are_sent_the_prompts_once():
     federation = small_federation(small_method("fedpp"), rounds=1, per_round=1)
     run_quietly(federation)
-    assert federation.records[0]["bytes_down"] == 5 * (count_bytes(federation.shared) + 4 * (4 + 1))
+    assert federation.records[0]["bytes_down"] == 5 * (count_bytes(federation.shared) + 4 * (4 + 2))
 
 
 def test_a_restored_run_ends_in_the_same_bits(tmp_path):

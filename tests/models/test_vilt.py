@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +119,23 @@ def test_fedvl_tiny_vilt_equals_transformers(tmp_path: Path) -> None:
     ours = load_model("fedvl-tiny-vilt")
     assert isinstance(ours, FusedEncoder)
     vilt_states(reference, ours, torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_run_reads_photos_of_any_shape_as_squares(vilt: FusedEncoder) -> None:
+    whole = FusedEncoder(vilt.name, vilt.shape, replace(vilt.preprocessing, crop=0), vilt.tokenizer)
+    square = whole.for_runs()
+    assert {square.preprocess(Image.new("RGB", size)).shape for size in ((90, 60), (60, 90), (70, 70))} == {(3, 64, 64)}
+    assert square.fingerprint != whole.fingerprint
+    assert vilt.for_runs() is vilt  # it is square as it is
+
+
+def test_text_positions_are_interpolated_as_fed_primes_code_does(vilt: FusedEncoder) -> None:
+    longer = vilt.for_runs(128)
+    plane = vilt.text_positions[None, None]
+    expected = torch.nn.functional.interpolate(plane, size=(128, vilt.width), mode="bilinear")[0, 0]
+    torch.testing.assert_close(longer.text_positions, expected)
+    tokens = longer.tokenise(["word " * 300])
+    assert tokens.shape == (1, 128)
+    assert longer.embed_text(tokens).shape == (1, 128, vilt.width)
+    assert vilt.tokenise(["word " * 300]).shape == (1, vilt.tokenizer.length)
+    assert longer.patches.weight.data_ptr() == vilt.patches.weight.data_ptr()

@@ -207,10 +207,10 @@ def test_what_was_not_agreed_is_refused_and_nothing_is_lost(what, tmp_path):
 def test_an_adoption_before_a_report_is_refused(tmp_path):
     victim = party("fedpp", tmp_path, {"visual_prompts": False})
     classes = len(victim.engine.method.task.class_names)
-    reply = ask(victim, {"totals": torch.ones(classes), "quota": torch.ones(1)}, kind="adopt")
+    reply = ask(victim, {"totals": torch.ones(classes), "quota": torch.ones(2)}, kind="adopt")
     assert "asked to adopt what it never sent" in reply.read_header().problem
     ask(victim, {}, kind="report")
-    for wrong in ({}, {"totals": torch.ones(classes)}, {"totals": torch.ones(99), "quota": torch.ones(1)}):
+    for wrong in ({}, {"totals": torch.ones(classes)}, {"totals": torch.ones(99), "quota": torch.ones(2)}):
         assert "is refused" in ask(victim, wrong, kind="adopt").read_header().problem
 
 

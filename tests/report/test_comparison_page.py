@@ -25,7 +25,8 @@ def test_every_kind_has_a_page_with_ours_the_papers_and_the_difference(kind, tmp
     for words in (
         "A table",
         "not the paper&#39;s",
-        "What to look for",
+        "The paper: What to look for",
+        "This table: What was found",
         "paper 62.0",
         f"{MINUS}2.0",
         "± 0.5",

@@ -156,6 +156,9 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     for table in terminal_tables(summary, console.width):
         console.print(table)
     console.print(footnote(summary), highlight=False, markup=False)
+    if summary.get("findings"):
+        console.print(f"The paper: {summary['shows']}", highlight=False, markup=False)
+        console.print(f"This table: {' '.join(summary['findings'])}", highlight=False, markup=False)
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
     for failure in summary["failures"]:
         place = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"

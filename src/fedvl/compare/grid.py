@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedvl.compare.claims import Claim
 from fedvl.config import Experiment, explain, overlay, read_toml
 from fedvl.errors import FedVLError
 
@@ -70,6 +71,7 @@ class Grid(BaseModel):
     columns: dict[str, GridEntry] = {"all": GridEntry()}
     over: Settings = {}  # overrides everything else
     note: str = ""  # caveats printed in the report
+    claims: list[Claim] = []  # what is in `shows`, to be computed from our figures
     embedded: Variant = Variant()
     quick: Variant = Variant()
 
@@ -80,6 +82,12 @@ class Grid(BaseModel):
                 raise ValueError(
                     f"row '{name}' has {len(row.paper)} values of the paper for {len(self.columns)} columns"
                 )
+        known = {*self.rows, *self.columns}
+        for variant in (self.embedded.rows, self.embedded.columns):
+            known |= set(variant or ())
+        for claim in self.claims:
+            if strange := [name for name in claim.names if name not in known]:
+                raise ValueError(f"a claim is about '{strange[0]}', which is not a row or column")
         columns = self.embedded.columns
         for name, column in columns.items() if isinstance(columns, dict) else ():
             if column.beside is not None and column.beside not in self.columns:

@@ -97,6 +97,19 @@ def partition(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
+def classes(run: MeasuredRun) -> float:
+    return float(len(run.result["class_names"]))
+
+
+def training_images(run: MeasuredRun) -> float:
+    """Return how many images the clients hold together."""
+    return float(np.sum(run.result["partition_counts"]))
+
+
+def test_images(run: MeasuredRun) -> float:
+    return float(np.sum(run.result["confusion"]))
+
+
 def entropies(run: MeasuredRun) -> dict[str, Any]:
     """Return the entropy in bits of zero-shot predictions without temperature, and its bound."""
     prepared = run.reopened.prepared
@@ -152,6 +165,9 @@ MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "uploaded_parameters": uploaded_parameters,
     "trained_percent": trained_percent,
     "partition": partition,
+    "classes": classes,
+    "training_images": training_images,
+    "test_images": test_images,
     "entropies": entropies,
     "prediction_map": prediction_map,
     "gradient_inversion": gradient_inversion,

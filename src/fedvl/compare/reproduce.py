@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedvl.compare.claims import Figures, findings
 from fedvl.compare.grid import QUICK, Grid, Variant
 from fedvl.compare.run import Outcome, summarise
 from fedvl.data.catalogue import find
@@ -89,12 +90,14 @@ def in_hub_cache(name: str) -> bool:
 
 
 def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> dict[str, Any]:
-    """Return the summary with the paper's values beside ours."""
+    """Return the summary with the paper's values beside ours, and what became of its claims."""
     summary = summarise(outcome, command)
     for cell in summary["cells"]:
         beside = outcome.grid.columns[cell["column"]].beside
         paper = recipe.paper_figure(cell["row"], beside or cell["column"])
         difference = None if paper is None else cell["mean"] - paper
         cell.update(paper=paper, ours=cell["mean"], difference=difference)
+    figures = {(cell["row"], cell["column"]): cell["mean"] for cell in summary["cells"]}
     details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
-    return {**details, **summary}
+    found = findings(recipe.claims, Figures(summary["rows"], summary["columns"], figures))
+    return {**details, "findings": found, **summary}

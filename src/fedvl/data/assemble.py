@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +69,26 @@ def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
     }
     templates = dict(entry.templates) if entry else general_templates()
     return Dataset(name, names, templates, splits, tuple(notes))
+
+
+def only_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Keep the images of these classes, in the dataset's order, and those without a label."""
+    wanted, known = {class_key(name): name for name in names}, {class_key(name) for name in dataset.class_names}
+    if strangers := [name for key, name in wanted.items() if key not in known]:
+        raise FedVLError(f"'{dataset.name}' has no class {_few(strangers)}; it has {_few(dataset.class_names)}.")
+    kept = [number for number, name in enumerate(dataset.class_names) if class_key(name) in wanted]
+    new = np.full(len(dataset.class_names) + 1, len(kept), np.int64)  # the last is of rows without a label
+    new[kept], new[-1] = np.arange(len(kept)), -1
+    splits = {}
+    for part, split in dataset.splits.items():
+        labels = new[split.labels]
+        rows = np.flatnonzero(labels < len(kept))
+        texts, domains = (None if column is None else list(column) for column in (split.texts, split.domains))
+        splits[part] = Split(split.store, split.rows[rows], labels[rows], _take(texts, rows), _take(domains, rows))
+    class_names = tuple(dataset.class_names[number] for number in kept)
+    _check(f"'{dataset.name}' with these classes", class_names, {part: own.labels for part, own in splits.items()})
+    note = f"{len(kept)} of the {len(dataset.class_names)} classes were kept (data.classes)."
+    return Dataset(dataset.name, class_names, dataset.templates, splits, (*dataset.notes, note))
 
 
 def plain_name(label: str) -> str:

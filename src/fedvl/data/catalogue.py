@@ -32,6 +32,7 @@ class Entry(BaseModel):
     fetchable: bool = False
     text: bool = False
     methods: dict[str, dict[str, float]] = {}  # options that a method's paper sets for this dataset
+    data: dict[str, float] = {}  # settings of [data] that a paper sets for it: alpha and beta of CPL
 
 
 def class_key(name: str) -> str:

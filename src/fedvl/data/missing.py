@@ -47,26 +47,38 @@ def parse_missing(spec: str) -> Missing:
 
 
 def draw_present(
-    texts: NDArray[np.bool_], spec: str | None, seed: int, purpose: str, groups: list[NDArray[np.int64]] | None = None
+    texts: NDArray[np.bool_],
+    spec: str | None,
+    seed: int,
+    purpose: str,
+    groups: list[NDArray[np.int64]] | None = None,
+    whole: bool = False,
 ) -> Present:
     """Draw which modalities each sample has.
 
     ``texts`` says which samples have a text at all; those without one keep their image. The share
-    is of all samples together or, with ``groups``, of each group (a client's samples).
+    is of all samples together or, with ``groups``, of each group (a client's samples); if these are
+    ``whole``, of the groups: all samples of a group miss the same.
     """
     present = np.stack([texts, np.ones_like(texts)], axis=1)
     if spec is None:
         return present
     missing = parse_missing(spec)
     generator = numpy_generator(seed, "missing", purpose, spec)
-    for rows in [np.arange(len(texts))] if groups is None else groups:
-        chosen = generator.permutation(rows)[: round(missing.rate * len(rows))]
-        half = (len(chosen) + 1) // 2
-        without_text = {"text": chosen, "image": chosen[:0], "both": chosen[:half]}[missing.pattern]
-        without_image = {"text": chosen[:0], "image": chosen, "both": chosen[half:]}[missing.pattern]
+    pools = [np.arange(len(texts))] if groups is None else [np.arange(len(groups))] if whole else groups
+    for pool in pools:
+        chosen = generator.permutation(pool)[: round(missing.rate * len(pool))]
+        half = {"text": len(chosen), "image": 0, "both": (len(chosen) + 1) // 2}[missing.pattern]
+        without_text, without_image = chosen[:half], chosen[half:]
+        if whole and groups is not None:
+            without_text, without_image = rows_of(groups, without_text), rows_of(groups, without_image)
         present[without_text, TEXT] = False
         present[without_image, IMAGE] = ~present[without_image, TEXT]
     return present
+
+
+def rows_of(groups: list[NDArray[np.int64]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *(groups[group] for group in chosen)])
 
 
 def conditions_of(spec: str | None) -> dict[str, str | None]:
@@ -97,10 +109,11 @@ def without_modalities(
     encoder: FusedEncoder,
     seed: int,
     groups: list[NDArray[np.int64]] | None = None,
+    whole: bool = False,
 ) -> Tensors:
     """Leave out texts and images of samples as a specification such as both:0.7 says."""
     tokens, nothing = inputs["tokens"], encoder.tokenise([""])
     has_text = encoder.text_mask(tokens).sum(1).cpu().numpy() > nothing.shape[1]
-    present = draw_present(has_text, spec, seed, purpose, groups)
+    present = draw_present(has_text, spec, seed, purpose, groups, whole)
     padded = pad(nothing, (0, tokens.shape[1] - nothing.shape[1]), value=int(nothing[0, -1]))
     return lacking(inputs, present, padded)

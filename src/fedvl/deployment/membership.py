@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedvl.config import Experiment
+from fedvl.data.assemble import only_classes
 from fedvl.data.sources import open_dataset
 from fedvl.deployment import audit_log
 from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, PartyFile, add_experiment, read_file
@@ -46,7 +47,9 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     they approve the experiment.
     """
     identity = identify(experiment) if host in LOOPBACK else ""
-    dataset = open_dataset(experiment.data.dataset, Path(experiment.data.root) if experiment.data.root else None)
+    data = experiment.data
+    dataset = open_dataset(data.dataset, Path(data.root) if data.root else None)
+    dataset = only_classes(dataset, data.classes) if data.classes else dataset
     for taken in folder, *(folder / "parties" / name for name in names):
         taken.mkdir(parents=True, mode=0o700)
     make_authority(folder)

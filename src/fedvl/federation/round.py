@@ -296,9 +296,20 @@ class Federation:
 
     def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> list[Trained]:
         """Train from the shared tensors, or from what the method hands out to each client."""
+        if self.config.sequential and round_index:
+            return self._train_in_turn(round_index, cohort, handed)
         if all(tensors is self.shared for tensors in handed.values()):
             return self.engine.train(round_index, cohort, self.shared)
         return self.engine.train(round_index, cohort, self.shared, {client: handed[client] for client in cohort})
+
+    def _train_in_turn(self, round_index: int, cohort: list[int], handed: ByClient) -> list[Trained]:
+        """Train each client from the tensors of the one before; all send what the last one has."""
+        trained: list[Trained] = []
+        for client in cohort:
+            before = {name: trained[-1].update.tensors[name] for name in self.shared} if trained else handed[client]
+            trained += self.engine.train(round_index, [client], self.shared, {client: before})
+        last = trained[-1].update.tensors if trained else {}
+        return [result._replace(update=result.update._replace(tensors=last)) for result in trained]
 
     def _bytes_handed(self, handed: ByClient, consulted: int) -> int:
         """Count what went down; a client that was consulted has the shared tensors already."""

@@ -18,7 +18,11 @@ Where the slides leave a choice, or the released code differs:
   ``released`` has no key loss, as the code for MM-IMDB, and so no gradient for them.
 - Prompts are aligned if a sample of the client chose them in the round (in the code: its last
   batch). Clients add how often to ``uses``, the number of clients' prompts that each stands for.
-- In the code clients hold the same tensors after round 1 and train on from one another; not here.
+- In the code clients hold the same tensors after round 1 and train on from one another; here only
+  with ``federation.sequential``. Pools are drawn under their names, so Fed-Inter's and Fed-Intra's
+  differ, as Fed-PRIME's two do.
+- A client's prompts that moved farther in a round than others' copies can follow are not matched:
+  each stays a prompt of its own, and the pool grows. ``most_prompts`` keeps those of most clients.
 - The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
   notes; batches of 8 suit ten rounds. ``released``: 250 rounds, batches of 64, hours on a CPU.
 """
@@ -31,8 +35,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from fedvl.methods.base import Batch, Options, Samples, Task, Update
-from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, Seen, classify, embed, read
+from fedvl.methods.base import Batch, Samples, Task, Update
+from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import cross_entropy, masked_mean
 from fedvl.methods.parts.matching import align
 from fedvl.methods.roles import Private, Role, Shared
@@ -40,7 +44,7 @@ from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 
-class FedPrimeOptions(Options):
+class FedPrimeOptions(FusedOptions):
     prompts: int = Field(20, ge=1)  # prompts in each pool before training
     top_k: int = Field(5, ge=1)  # prompts that a sample takes from each pool
     selection: Literal["sample", "batch"] = "sample"  # chosen by each sample, or by most samples of its batch
@@ -49,6 +53,7 @@ class FedPrimeOptions(Options):
     projections: Literal["averaged", "frozen"] = "averaged"
     pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
+    most_prompts: int | None = Field(None, ge=1)  # in the inter pool; those that most clients share stay; any if absent
 
 
 class Choice(NamedTuple):
@@ -81,21 +86,23 @@ class FedPrime(FusedMethod):
         self.local = options.intra == "local" and "intra" in self.pools
         self.frozen = {}
         if options.projections == "frozen":
-            self.frozen = self.placed(self.draw_projections(torch_generator(task.seed, "projections")))
+            self.frozen = self.placed(self.draw_projections())
 
     def roles(self) -> dict[str, Role]:
         """Align all clients' inter prompts, counting their uses; average the rest."""
-        inter: dict[str, Role] = {
-            "inter": Shared(needs="each", shape=(None, self.task.fused.width)),
+        rate = self.options.prompt_rate
+        return {
+            "inter": Shared(rate=rate, needs="each", shape=(None, self.task.fused.width)),
             "uses": Shared(trained=False, needs="each", shape=(None,)),
+            "intra": Private(trained=True, rate=rate) if self.local else Shared(rate=rate),
         }
-        return {**inter, **({"intra": Private(trained=True)} if self.local else {})}
 
     def start(self, generator: torch.Generator) -> Tensors:
         tensors = super().start(generator)
         if not self.frozen:
-            tensors |= self.placed(self.draw_projections(generator))
-        drawn = {name: self.draw_pool(generator) for name in self.pools if not (name == "intra" and self.local)}
+            tensors |= self.placed(self.draw_projections())
+        shared = [name for name in self.pools if not (name == "intra" and self.local)]
+        drawn = {name: self.draw_pool(torch_generator(self.task.seed, "pool", name)) for name in shared}
         if "inter" in drawn:
             drawn["uses"] = torch.zeros(self.options.prompts)
         return tensors | self.placed(drawn)
@@ -108,9 +115,12 @@ class FedPrime(FusedMethod):
         bound = (6 / (3 * encoder.patch**2 + encoder.width)) ** 0.5
         return torch.empty(self.options.prompts, encoder.width).uniform_(-bound, bound, generator=generator)
 
-    def draw_projections(self, generator: torch.Generator) -> Tensors:
-        shape = (self.task.fused.width,) * 2
-        return {f"projection.{name}": torch.empty(shape).uniform_(-1, 1, generator=generator) for name in self.pools}
+    def draw_projections(self) -> Tensors:
+        """Draw each pool's projection under its name: with one pool it is as with both."""
+        drawn = {name: torch.empty((self.task.fused.width,) * 2) for name in self.pools}
+        for name, tensor in drawn.items():
+            tensor.uniform_(-1, 1, generator=torch_generator(self.task.seed, "projection", name))
+        return {f"projection.{name}": tensor for name, tensor in drawn.items()}
 
     # --- the local step
 
@@ -169,4 +179,5 @@ class FedPrime(FusedMethod):
         if not any(len(pool) for pool in pools):
             return shared
         aligned = align(pools, torch_generator(self.task.seed, "alignment"))
-        return {"inter": aligned.centroids, "uses": aligned.sizes}
+        kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
+        return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}

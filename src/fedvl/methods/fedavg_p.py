@@ -2,7 +2,9 @@
 
 The modalities of a sample select the prompts before its tokens, new ones in each of the first
 layers of a frozen encoder. The public code starts with zeros and a prompt of ones per kind: equal
-prompts stay equal, as do their gradients, so 2 of 16 are left (``initial = "ones"``).
+prompts stay equal, as do their gradients, so 2 of 16 are left (``initial = "ones"``). At a prompt
+of zeros the gradient is divided by the root of LayerNorm's epsilon: 1e-6 in that code, 1e-12 in
+Hugging Face's ViLT, with which it would be 1,000 times as large; ``ones`` uses 1e-6.
 """
 
 from typing import Literal
@@ -11,14 +13,25 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Options, Task
-from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, SPREAD, FusedMethod, embed, read
+from fedvl.methods.base import Task
+from fedvl.methods.parts.fused import (
+    RELEASED_STEPS,
+    SETTING,
+    SPREAD,
+    FusedMethod,
+    FusedOptions,
+    embed,
+    read,
+    with_epsilon,
+)
+from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
 
+RELEASED_EPSILON = 1e-6  # of the LayerNorms of the public code's ViLT
 KINDS = ("complete", "text-only", "image-only")
 
 
-class MissingAwareOptions(Options):
+class MissingAwareOptions(FusedOptions):
     tokens: int = Field(16, ge=1)  # prompts of each kind per layer
     layers: int = Field(6, ge=1)  # first layers, which have prompts; all if the model has fewer
     initial: Literal["normal", "ones"] = "normal"  # random, or as in the public code
@@ -30,7 +43,12 @@ class FedAvgP(FusedMethod):
 
     def __init__(self, options: MissingAwareOptions, task: Task) -> None:
         super().__init__(options, task)
+        ones = options.initial == "ones"
+        self.encoder = with_epsilon(task.fused, RELEASED_EPSILON) if ones else task.fused
         self.shape = min(options.layers, task.fused.layers), options.tokens, task.fused.width
+
+    def roles(self) -> dict[str, Role]:
+        return {"prompts.*": Shared(rate=self.options.prompt_rate)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         tensors = super().start(generator)
@@ -49,4 +67,4 @@ class FedAvgP(FusedMethod):
         of_kinds = torch.stack([tensors[f"prompts.{name}"] for name in KINDS], 1)  # layers x kinds x P x width
         prompts = of_kinds[:, kind]
         layers, tokens, _ = self.shape
-        return read(self.task.fused, tensors, embed(self.task.fused, inputs), prompts, layers * tokens)
+        return read(self.encoder, tensors, embed(self.encoder, inputs), prompts, layers * tokens)

@@ -22,7 +22,7 @@ def part_of(name: str) -> str:
 
 class FedMSplitP(FedProxP):
     def roles(self) -> dict[str, Role]:
-        return {"*": Shared(needs="last")}
+        return {"prompts.*": Shared(rate=self.options.prompt_rate, needs="last"), "*": Shared(needs="last")}
 
     def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
         if client not in last:

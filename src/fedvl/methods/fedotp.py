@@ -34,6 +34,7 @@ SIMILARITIES_AT_ONCE = 2**24  # in prediction; in training the batch bounds them
 
 class FedOTPOptions(Options):
     context: int = Field(16, ge=1)  # learned tokens before the class name; the released code has 4 for CIFAR
+    words: str = ""  # both contexts start as these, repeated to their length; random if empty
     mass: float = Field(0.8, gt=0, le=1)  # gamma: share of the patches that is assigned; 1 is balanced transport
     epsilon: float = Field(0.1, gt=0)  # weight of the entropy in the transport
     iterations: int = Field(100, ge=1)  # iterations of the scaling
@@ -49,7 +50,7 @@ class FedOTP(Method):
 
     def __init__(self, options: FedOTPOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.texts = ClassTexts(task.clip, task.class_names, options.context)
+        self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
 
     def roles(self) -> dict[str, Role]:
         return {"local_context": Private(trained=True)}

@@ -9,7 +9,10 @@ Where the paper leaves a choice, or the code of its successor FedCoPL differs:
 - Eq. 3 needs the class totals only, so a client computes its share and the server never sees its
   counts. ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same.
 - "r % Q = 0" leaves the first rounds without labels: they are made before rounds 1, Q + 1, 2 Q + 1
-  and so on, first from the class texts and later from the client's own prompts.
+  and so on, first from the class texts and later from the client's own prompts. A client that has
+  not trained yet, whose context is still as drawn, labels and answers by the class texts.
+- Clients draw a text context each; the code gives all the same (``contexts = "same"``). With
+  ``"averaged"`` the server averages contexts too: the paper's prompts without partial aggregation.
 - The images of a class are chosen among those whose likeliest class it is: no image has two labels.
 - Weight decay is the code's. Its one optimiser leaks momentum between clients; ours is fresh.
 - Prompts go to all layers but the last, 11 of 12 in the code, whatever the model.
@@ -23,11 +26,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts import pseudo_labels
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.methods.parts.selection import Selection
-from fedvl.methods.roles import Private, Role
+from fedvl.methods.roles import Private, Role, Shared
+from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 IMAGES_AT_ONCE = 256  # when a client predicts all its images
@@ -50,8 +54,12 @@ class FedPPOptions(Options):
     visual_prompts: bool = True  # without them images are encoded once, and nothing is shared
     visual_tokens: int = Field(5, ge=1)  # prompts per layer
     visual_layers: Literal["all-but-last", "all"] = "all-but-last"
+    visual_rate: float = Field(1.0, gt=0)  # factor on the learning rate of visual prompts
     text_prompts: bool = True  # without them the class texts stay fixed
     context: int = Field(16, ge=1)  # learned tokens before the class name
+    words: str = ""  # the context starts as these, such as "a photo of a", repeated to its length; random if empty
+    # whether each client draws its own context, all have the same draw, or the server averages contexts as well
+    contexts: Literal["own", "same", "averaged"] = "own"
     interval: int = Field(5, ge=1)  # Q: rounds between selections of labels; training.restart_rounds should be the same
     selection: Literal["cps", "fpl", "upl", "zero-shot"] = "cps"
     shots: int = Field(16, ge=1)  # labels per class and client under fpl and upl
@@ -65,7 +73,7 @@ class FedPP(Method):
     labels = "none"
     scope = "row"
     options: FedPPOptions
-    presets = {"paper": SETTING, "released": {**SETTING, "method": {"quota": "mean-reliable"}}}
+    presets = {"paper": SETTING, "released": {**SETTING, "method": {"quota": "mean-reliable", "contexts": "same"}}}
 
     def __init__(self, options: FedPPOptions, task: Task) -> None:
         super().__init__(options, task)
@@ -78,7 +86,8 @@ class FedPP(Method):
         if not (options.visual_prompts or options.text_prompts):
             raise FedVLError("FedPP without visual and text prompts trains nothing; leave one of them on.")
         if options.text_prompts:
-            self.texts = ClassTexts(task.clip, task.class_names, options.context)
+            self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
+        self.averages_contexts = options.text_prompts and options.contexts == "averaged"
         self.selection = Selection(
             self.table,
             len(task.class_names),
@@ -96,21 +105,31 @@ class FedPP(Method):
         return cls.inputs if options.visual_prompts else ("features",)
 
     def roles(self) -> dict[str, Role]:
-        return {"context": Private(trained=True), **self.selection.roles()}
+        context: Role = Shared() if self.averages_contexts else Private(trained=True)
+        visual = Shared(rate=self.options.visual_rate)
+        return {"visual": visual, "context": context, **self.selection.roles()}
 
     def consultation(self) -> Selection:
         return self.selection
 
     def start(self, generator: torch.Generator) -> Tensors:
-        if not self.options.visual_prompts:
-            return {}
-        shape = (self.layers, self.options.visual_tokens, self.task.clip.vision_width)
-        drawn = SPREAD * torch.randn(shape, generator=generator)
-        return {"visual": drawn.to(self.task.text_embeddings)}
+        tensors: Tensors = {}
+        if self.options.visual_prompts:
+            shape = (self.layers, self.options.visual_tokens, self.task.clip.vision_width)
+            drawn = SPREAD * torch.randn(shape, generator=generator)
+            tensors["visual"] = drawn.to(self.task.text_embeddings)
+        if self.averages_contexts:
+            tensors["context"] = self.texts.start(generator)
+        return tensors
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        context = {"context": self.texts.start(generator)} if self.options.text_prompts else {}
-        return self.selection.join(samples) | context
+        kept = self.selection.join(samples)
+        if not self.options.text_prompts or self.averages_contexts:
+            return kept
+        if self.options.contexts == "same":
+            generator = torch_generator(self.task.seed, "context")
+        context = self.texts.start(generator)
+        return kept | {"context": context, "trained": context.new_zeros(())}  # 1 once the client has trained
 
     def table(self, round_index: int, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Return class probabilities of all images: first by class texts, later by own prompts."""
@@ -120,11 +139,18 @@ class FedPP(Method):
         scores = [self.predict(tensors, dict(zip(inputs, part, strict=True))) for part in parts]
         return torch.softmax(torch.cat(scores), dim=-1)
 
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        """Return the loss of eq. 5, and that the client has trained its own context."""
+        mark = {"trained": torch.ones_like(tensors["trained"])} if "trained" in tensors else {}
+        return self.loss({**tensors, **mark}, batch), mark
+
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Return g(P^v, P^t; x), trained by eq. 5; without a context, by the class texts."""
+        """Return g(P^v, P^t; x), trained by eq. 5; without a trained context, by class texts."""
         images = inputs["features"]
         if "visual" in tensors:
             pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["visual"].dtype)
             images = normalize(self.task.clip.encode_image(pixels, tensors["visual"]), dim=-1)
         texts = self.texts.features(tensors["context"]) if "context" in tensors else self.task.text_features
+        if "trained" in tensors:
+            texts = torch.where(tensors["trained"] > 0, texts, self.task.text_features.to(texts))
         return self.scale * images @ texts.T

@@ -41,7 +41,8 @@ class PromptFL(Method):
 
     def __init__(self, options: PromptOptions, task: Task) -> None:
         super().__init__(options, task)
-        self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
+        length = None if options.words else options.context
+        self.texts = ClassTexts(task.clip, task.class_names, length, words=options.words)
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)}

@@ -39,6 +39,10 @@ class TextTokenizer:
         tokenizer.enable_padding(pad_id=pad)
         self._tokenizer = tokenizer
 
+    def of_length(self, length: int) -> TextTokenizer:
+        """Return the same tokenizer, truncating to another length."""
+        return TextTokenizer(Tokenizer.from_str(self.to_json()), length)
+
     def to_json(self) -> str:
         """Return the content of a tokenizer.json."""
         return self._tokenizer.to_str()

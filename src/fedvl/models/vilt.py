@@ -8,7 +8,7 @@ Its steps can be used separately: `embed_text` and `embed_image` return the inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,8 @@ class FusedEncoder(FrozenEncoder):
 
     Use `collate` with a model that keeps the aspect ratio of images (`crop` 0).
     """
+
+    shape: ViltShape
 
     def __init__(self, name: str, shape: ViltShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
         super().__init__(name, shape, preprocessing, tokenizer)
@@ -63,6 +65,26 @@ class FusedEncoder(FrozenEncoder):
             F.pad(self.normalise(image), (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images
         ]
         return torch.stack(padded), sizes
+
+    def for_runs(self, text_length: int | None = None) -> FusedEncoder:
+        """Return the encoder that reads square images, and texts of so many positions if given.
+
+        A run keeps its images as one array, so they are cropped to one shape in the middle. Text
+        positions are interpolated, as Fed-PRIME's code does from 40 to 128. Weights are shared.
+        """
+        preprocessing, tokenizer, length = self.preprocessing, self.tokenizer, text_length or self.context_length
+        if preprocessing.crop and text_length is None:
+            return self
+        if text_length is not None:
+            tokenizer = tokenizer.of_length(text_length)
+        if not preprocessing.crop:
+            side = max(1, preprocessing.shorter // self.patch) * self.patch
+            preprocessing = replace(preprocessing, shorter=side, crop=side)
+        positions = F.interpolate(self.text_positions.T[None], size=length, mode="linear")[0].T.contiguous()
+        with torch.device("meta"):
+            other = FusedEncoder(self.name, replace(self.shape, context_length=length), preprocessing, tokenizer)
+        other.load_state_dict({**self.state_dict(), "text_positions": positions}, assign=True)
+        return other.requires_grad_(False).eval()
 
     def text_mask(self, tokens: Tensor) -> Tensor:
         """Return an n x L mask: True up to and including the first end token."""

@@ -27,6 +27,7 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "title": str(grid.get("title") or "Comparison"),
         "recipe": grid.get("recipe"),
         "shows": grid.get("shows"),
+        "findings": grid.get("findings") or [],
         "label": grid.get("label"),
         "note": footnote({**grid, "label": ""}),
         "unit": grid.get("unit", ""),

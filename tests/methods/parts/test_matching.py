@@ -130,3 +130,20 @@ def test_a_network_steps_as_adam_does():
         adam.step()
     for ours, theirs in zip(network.parameters, copies, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_alignment_runs_on_one_thread_and_leaves_the_number_as_it_was(monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def watched(*given):
+        seen.append(torch.get_num_threads())
+        return fit(*given)
+
+    monkeypatch.setattr("fedvl.methods.parts.matching.fit", watched)
+    torch.set_num_threads(2)
+    try:
+        align([torch.eye(4), torch.eye(4)], torch.Generator().manual_seed(0))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

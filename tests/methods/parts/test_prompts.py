@@ -79,13 +79,20 @@ def test_a_context_starts_small_and_by_the_seed():
 
 def test_a_context_may_begin_as_words():
     encoder = small_encoder()
-    texts = ClassTexts(encoder, NAMES, 16, words="a photo of a")
+    texts = ClassTexts(encoder, NAMES, None, words="a photo of a")
     start = texts.start(torch.Generator().manual_seed(0))
     assert texts.context == len(start) == 4
     sentences = encoder.encode_text(encoder.tokenise([f"a photo of a {name}." for name in NAMES]))
     torch.testing.assert_close(texts.features(start), normalize(sentences, dim=-1), rtol=0, atol=2e-6)
     start.zero_()
     assert texts.start(torch.Generator()).abs().max() > 0  # training one client's context leaves the words as they are
+
+
+def test_words_are_repeated_to_the_length_of_a_context():
+    encoder = small_encoder()
+    four = ClassTexts(encoder, NAMES, None, words="a photo of a").start(torch.Generator())
+    assert torch.equal(ClassTexts(encoder, NAMES, 6, words="a photo of a").words, torch.cat([four, four[:2]]))
+    assert torch.equal(ClassTexts(encoder, NAMES, 3, words="a photo of a").words, four[:3])
 
 
 def saved_bytes(texts):

@@ -44,14 +44,14 @@ def test_selection_by_hand():
     sent, answers, labels = select(quick(), [TABLE, OTHER])
     assert [report["counts"].tolist() for report in sent] == [[2, 0, 0, 0], [1, 1, 0, 0]]  # eq. 2
     assert answers[0]["totals"].tolist() == [3, 1, 0, 0]
-    assert answers[0]["quota"].tolist() == [1]
+    assert answers[0]["quota"].tolist() == [1, 1]
     # eq. 3 rounds 2/3 and 1/3 up to 1 each; of class 1 the first client has no share.
     assert labels == [[-1, 0, -1, -1], [0, 1, -1, -1]]
 
 
 def test_mean_reliable_quota_by_hand():
     _, answers, _ = select(quick(quota="mean-reliable"), [TABLE, OTHER])
-    assert answers[0]["quota"].tolist() == [1]  # 4 reliable images of 4 classes
+    assert answers[0]["quota"].tolist() == [1, 1]  # 4 reliable images of 4 classes; what is left of FedPP's quarter
 
 
 def test_the_server_needs_the_totals_only():

@@ -4,13 +4,16 @@ Clients train pooler and classifier, averaged by samples as in Fed-PRIME's code:
 classifier "updatable", and one global model needs one. The pooler starts as the encoder's.
 """
 
+from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.nn import LayerNorm
 from torch.nn.functional import gelu, layer_norm
 
-from fedvl.methods.base import Method
+from fedvl.methods.base import Method, Options
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
@@ -25,6 +28,10 @@ SETTING: dict[str, dict[str, Any]] = {  # of the comparison of Fed-PRIME with it
 RELEASED_STEPS = {"training": {**SETTING["training"], "batch_size": 64}, "federation": {"rounds": 250}}
 
 
+class FusedOptions(Options):
+    prompt_rate: float = Field(1.0, gt=0)  # factor on the learning rate of prompts; choose it on validation images
+
+
 class Seen(NamedTuple):
     """Embedded samples, the input of the first layer."""
 
@@ -37,6 +44,16 @@ def embed(encoder: FusedEncoder, inputs: Tensors) -> Seen:
     pixels = torch.where(has_image, encoder.normalise(inputs["pixels"]), ABSENT_IMAGE)
     tokens = torch.cat([encoder.embed_text(inputs["tokens"]), encoder.embed_image(pixels)], 1)
     return Seen(tokens, torch.cat([encoder.text_mask(inputs["tokens"]), encoder.image_mask(pixels)], 1))
+
+
+def with_epsilon(encoder: FusedEncoder, epsilon: float) -> FusedEncoder:
+    """Return the encoder with another epsilon in its blocks' norms; the weights are shared."""
+    parts = [*encoder.parameters(), encoder.tokenizer]
+    other = deepcopy(encoder, {id(part): part for part in parts})
+    for module in (*other.transformer.modules(), other.ln_final):
+        if isinstance(module, LayerNorm):
+            module.eps = epsilon
+    return other
 
 
 def classifier_start(encoder: FusedEncoder, classes: int, generator: torch.Generator) -> Tensors:

@@ -16,11 +16,13 @@ Three differences from the sequential form of the public code (``benchmarks/alig
   0.2 noisy copies never meet, with values near 0.02 even unrelated prompts do. Here prompts are
   standardised, so that sd is a share of their spread, and a centroid that nobody else uses explains
   a prompt no better than N(0, 1), the distribution of all prompts.
-- A centroid is set to the mean of its prompts, the optimum; Adam at 0.001 would leave it near its
-  founder. Adam trains the networks. A cluster of n counts n - 1 times for sd, else singles force 0.
+- A centroid is set to the mean of its prompts, the optimum. Adam's steps of 0.001 carry the public
+  code's centroids by a fixed amount, whatever the prompts' scale. Here Adam trains the networks
+  alone. A cluster of n counts n - 1 times for sd, else singles force 0.
 - Densities are matrix products, once per sweep; only the assignment goes client by client.
 
-Clients and prompts are ordered by their values first, so that permuting either changes nothing.
+Clients and prompts are ordered by their values first, so that permuting either changes nothing. All
+of it runs on one processor thread: its operations are too small for more.
 """
 
 import math
@@ -35,6 +37,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from fedvl.methods.parts.adapters import linear_layer
+from fedvl.tensors import one_thread
 
 SWEEPS, STEPS, RATE = 5, 5, 1e-3  # reassignments; network steps between two of them; Adam's rate
 HIDDEN = 128
@@ -71,6 +74,7 @@ class Network:
                 tensor.addcdiv_(mean, square.sqrt().add_(1e-8 * correction), value=size)
 
 
+@one_thread()
 def align(pools: Sequence[Tensor], generator: torch.Generator) -> Alignment:
     """Align ``pools``: each client's prompts, n x d; a client may have none, but not all."""
     order = canonical_order(pools)

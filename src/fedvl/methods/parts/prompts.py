@@ -42,19 +42,23 @@ class ClassTexts:
         self,
         encoder: DualEncoder,
         class_names: Sequence[str],
-        context: int,
+        context: int | None,
         at_once: int = CLASSES_AT_ONCE,
         words: str = "",
     ) -> None:
-        """Prepare a context of so many tokens, or one that starts as ``words``."""
+        """Prepare a context of so many tokens, which starts as ``words``, repeated to its length.
+
+        Without ``words`` it is drawn; without a length it is as long as they are.
+        """
         device = encoder.positional_embedding.device
         tokens = encoder.tokenise([f"{name}." for name in class_names]).to(device)
         end = int(encoder.tokenise([""])[0, -1])
         ends = (tokens == end).int().argmax(-1)
         with torch.no_grad():
             self.first = encoder.embed_tokens(tokens[0, :1])
-            self.words = encoder.embed_tokens(encoder.tokenise([words]).to(device))[0, 1:-1]
-        self.encoder, self.context = encoder, len(self.words) or context
+            embedded = encoder.embed_tokens(encoder.tokenise([words]).to(device))[0, 1:-1]
+        self.encoder, self.context = encoder, context or len(embedded)
+        self.words = embedded.repeat(-(-self.context // max(1, len(embedded))), 1)[: self.context]
         check_room(encoder, class_names, ends, self.context)
         with torch.no_grad():
             order = ends.argsort(stable=True)

@@ -7,12 +7,16 @@ its own in training.
 - ``zero-shot``: the likeliest class of every image.
 - ``upl`` (Huang et al., 2022): of the images whose likeliest class is c, the ``shots`` surest.
 - ``fpl`` (Menghini et al., 2023): ``shots`` images for *every* class; if its class is full, an
-  image goes to the next likeliest. The released boards depend on the order of images and lose
-  displaced ones; here these try the next class: the greedy choice of pairs by probability, in any
-  order.
+  image goes to the next likeliest. In the released code such an image goes on *every* other board
+  that has room or a less likely image, so that it is trained on with several labels; its boards
+  depend on the order of images and lose displaced ones. Here an image has one label, and a
+  displaced one tries the next class: the greedy choice of pairs by probability, in any order.
 - ``cpl`` (Zhang et al., 2024): candidate sets, then boards as for ``fpl``, which give the labels.
+  Its alpha and beta differ by dataset: the catalogue has those of its scripts.
 - ``cps`` (FedPP): clients count the classes of their reliable images, and the totals say how many
   each may label: all classes are learned equally, and no client labels a class it hardly has.
+
+An image whose probabilities are not numbers gets no label, and has no say in those of others.
 """
 
 from collections.abc import Sequence
@@ -26,8 +30,16 @@ from fedvl.methods.base import Samples
 Scheme = Literal["zero-shot", "upl", "fpl", "cpl", "cps"]
 Quota = Literal["quarter", "quarter-growing", "mean-reliable"]
 Filters = Literal["both", "confidence", "entropy", "none"]
-INTRA_QUANTILE, INTER_QUANTILE = 0.6, 0.9  # alpha and beta of CPL
 ROWS_AT_ONCE = 65536
+
+
+class Rule(NamedTuple):
+    """How a client labels alone."""
+
+    scheme: str
+    shots: int = 16  # labels per class, for upl, fpl and cpl
+    alpha: float = 0.6  # of cpl
+    beta: float = 0.9
 
 
 class Labelled(NamedTuple):
@@ -35,32 +47,46 @@ class Labelled(NamedTuple):
     candidates: Tensor | None = None  # images x classes, 0 or 1, where there may be several
 
 
-def zero_shot(table: Tensor, shots: int) -> Labelled:
+def zero_shot(table: Tensor, rule: Rule) -> Labelled:
     return Labelled(table.argmax(-1))
 
 
-def upl(table: Tensor, shots: int) -> Labelled:
+def upl(table: Tensor, rule: Rule) -> Labelled:
     confidence, likeliest = table.max(-1)
-    return Labelled(torch.where(rank_within(likeliest, confidence) < shots, likeliest, -1))
+    return Labelled(torch.where(rank_within(likeliest, confidence) < rule.shots, likeliest, -1))
 
 
-def fpl(table: Tensor, shots: int) -> Labelled:
-    return Labelled(boards(table, shots))
+def fpl(table: Tensor, rule: Rule) -> Labelled:
+    return Labelled(boards(table, rule.shots))
 
 
-def cpl(table: Tensor, shots: int) -> Labelled:
+def cpl(table: Tensor, rule: Rule) -> Labelled:
     """Take the classes likely for an image (intra) whose likeliest images include it (inter)."""
-    threshold = torch.quantile(table.max(-1).values, INTRA_QUANTILE)
+    threshold = torch.quantile(table.max(-1).values, rule.alpha)
     ordered, classes = table.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     intra = torch.zeros_like(table).scatter(-1, classes, (before <= threshold).to(table.dtype)) > 0
-    inter = table >= torch.quantile(table, INTER_QUANTILE, dim=0)
+    inter = table >= torch.quantile(table, rule.beta, dim=0)
     candidates = intra & inter
-    labels = boards(table.masked_fill(~candidates, -torch.inf), shots)
+    labels = boards(table.masked_fill(~candidates, -torch.inf), rule.shots)
     return Labelled(labels, candidates.float())
 
 
 LABELLERS = {"zero-shot": zero_shot, "upl": upl, "fpl": fpl, "cpl": cpl}
+
+
+def label(table: Tensor, rule: Rule) -> Labelled:
+    """Label one client's images; a row that has NaN is unlabelled and as if it were absent."""
+    known = ~table.isnan().any(-1)
+    labels, candidates = table.new_full((len(table),), -1, dtype=torch.long), torch.zeros_like(table)
+    if not known.any():
+        return Labelled(labels, candidates if rule.scheme == "cpl" else None)
+    found = LABELLERS[rule.scheme](table[known], rule)
+    labels[known] = found.labels
+    if found.candidates is None:
+        return Labelled(labels)
+    candidates[known] = found.candidates
+    return Labelled(labels, candidates)
 
 
 def rank_within(classes: Tensor, values: Tensor) -> Tensor:
@@ -99,10 +125,10 @@ def reliable(table: Tensor, filters: Filters = "both") -> Tensor:
     confidence, entropy = table.max(-1).values, torch.special.entr(table).sum(-1)
     kept = torch.ones_like(confidence, dtype=torch.bool)
     if filters in ("both", "confidence"):
-        kept = kept & (confidence > torch.quantile(confidence, 0.5))
+        kept = kept & (confidence > torch.nanquantile(confidence, 0.5))
     if filters in ("both", "entropy"):
-        kept = kept & (entropy < torch.quantile(entropy, 0.5))
-    return kept
+        kept = kept & (entropy < torch.nanquantile(entropy, 0.5))
+    return kept & ~confidence.isnan()
 
 
 def count_classes(labels: Tensor, classes: int) -> Tensor:
@@ -121,18 +147,29 @@ def quota(mode: Quota, images: int, totals: Tensor, generation: int) -> int:
     return -(-images * growth // (4 * len(totals)))
 
 
-def allocation(counts: Tensor, totals: Tensor, most: int, clients: int) -> Tensor:
+def unreported_share(mode: Quota, images: int, classes: int, generation: int, clients: int) -> int:
+    """Return each client's labels of a class that no client reports, where eq. 3 has 0 / 0.
+
+    An even part of the quota; under FedCoPL's, of a quarter that grows with every selection.
+    """
+    growth = 1 if mode == "quarter" else generation + 1
+    return -(-images * growth // (4 * classes * clients))
+
+
+def allocation(counts: Tensor, totals: Tensor, most: int, unreported: int) -> Tensor:
     """Return a client's labels per class: the quota in proportion to its count, rounded up (eq. 3).
 
-    A class that no client reports is divided evenly, as in FedCoPL; eq. 3 has 0 / 0 there.
+    A class that no client reports has ``unreported`` labels.
     """
     share = (counts * most + totals - 1) // totals.clamp(min=1)
-    return torch.where(totals > 0, share, -(-most // clients))
+    return torch.where(totals > 0, share, unreported)
 
 
 def pick(likeliest: Tensor, confidence: Tensor, allocated: Tensor) -> Tensor:
-    """Label the surest images of each likeliest class, as many as allocated."""
-    return torch.where(rank_within(likeliest, confidence) < allocated[likeliest], likeliest, -1)
+    """Label the surest images of each likeliest class, as many as allocated; NaN is not sure."""
+    known = ~confidence.isnan()
+    rank = rank_within(likeliest, torch.where(known, confidence, -torch.inf))
+    return torch.where(known & (rank < allocated[likeliest]), likeliest, -1)
 
 
 def cps(tables: Sequence[Tensor]) -> list[Labelled]:
@@ -140,11 +177,13 @@ def cps(tables: Sequence[Tensor]) -> list[Labelled]:
     classes = tables[0].shape[1]
     counts = [count_classes(table.argmax(-1)[reliable(table)], classes) for table in tables]
     totals = torch.stack(counts).sum(0)
-    most = quota("quarter", sum(map(len, tables)), totals, 0)
+    images = sum(map(len, tables))
+    most = quota("quarter", images, totals, 0)
+    unreported = unreported_share("quarter", images, classes, 0, len(tables))
     labelled = []
     for table, own in zip(tables, counts, strict=True):
         confidence, likeliest = table.max(-1)
-        labelled.append(Labelled(pick(likeliest, confidence, allocation(own, totals, most, len(tables)))))
+        labelled.append(Labelled(pick(likeliest, confidence, allocation(own, totals, most, unreported))))
     return labelled
 
 
@@ -152,7 +191,7 @@ def cps(tables: Sequence[Tensor]) -> list[Labelled]:
 
 
 def relabelled(
-    train: Samples, rows: Sequence[Tensor], features: Tensor, texts: Tensor, scale: float, scheme: Scheme, shots: int
+    train: Samples, rows: Sequence[Tensor], features: Tensor, texts: Tensor, scale: float, rule: Rule
 ) -> tuple[Samples, list[Tensor]]:
     """Return samples with each client's zero-shot pseudo-labels, and the rows that have one.
 
@@ -160,10 +199,10 @@ def relabelled(
     """
     held = [client for client in rows if len(client)]
     tables = [probabilities(features[client], texts, scale) for client in held]
-    found = cps(tables) if scheme == "cps" else [LABELLERS[scheme](table, shots) for table in tables]
+    found = cps(tables) if rule.scheme == "cps" else [label(table, rule) for table in tables]
     labels = torch.full_like(train.labels, -1)
     inputs = dict(train.inputs)
-    if scheme == "cpl":
+    if rule.scheme == "cpl":
         inputs["candidates"] = features.new_zeros(len(labels), len(texts))
     for client, labelled in zip(held, found, strict=True):
         labels[client] = labelled.labels

@@ -42,7 +42,7 @@ class Selection(NamedTuple):
     def settlement_shapes(self) -> Shapes:
         if self.scheme != "cps":
             return {}
-        return {"totals": (self.classes,), "quota": (1,)} if self.summed else {"allocation": (self.classes,)}
+        return {"totals": (self.classes,), "quota": (2,)} if self.summed else {"allocation": (self.classes,)}
 
     def roles(self) -> dict[str, Role]:
         return dict.fromkeys(("labels", "likeliest", "confidence"), Private(per_sample=True))
@@ -60,21 +60,22 @@ class Selection(NamedTuple):
         """Return the counts of the client's reliable images (eq. 2) and its number of images."""
         table = self.predict(round_index, tensors, samples.inputs)
         if self.scheme != "cps":
-            return {}, {"labels": pseudo_labels.LABELLERS[self.scheme](table, self.shots).labels}
+            return {}, {"labels": pseudo_labels.label(table, pseudo_labels.Rule(self.scheme, self.shots)).labels}
         confidence, likeliest = table.max(-1)
         counts = pseudo_labels.count_classes(likeliest[pseudo_labels.reliable(table, self.filters)], self.classes)
         sent = {"counts": counts.float(), "images": counts.new_tensor([len(samples)]).float()}
         return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
 
     def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
-        """Return the totals and quota M, or a client's share (eq. 3) if its counts are known."""
+        """Return the totals, M and the share of an unreported class, or a client's whole share."""
         if self.scheme != "cps":
             return {}
-        totals = total["counts"].long()
-        most = pseudo_labels.quota(self.quota, int(total["images"]), totals, round_index // self.interval)
+        totals, images, generation = total["counts"].long(), int(total["images"]), round_index // self.interval
+        most = pseudo_labels.quota(self.quota, images, totals, generation)
+        unreported = pseudo_labels.unreported_share(self.quota, images, self.classes, generation, self.clients)
         if own is None:
-            return {"totals": total["counts"], "quota": total["counts"].new_tensor([most])}
-        return {"allocation": pseudo_labels.allocation(own["counts"].long(), totals, most, self.clients).float()}
+            return {"totals": total["counts"], "quota": total["counts"].new_tensor([most, unreported])}
+        return {"allocation": pseudo_labels.allocation(own["counts"].long(), totals, most, unreported).float()}
 
     def adopt(self, private: Tensors, settlement: Tensors) -> Tensors:
         if self.scheme != "cps":
@@ -82,6 +83,7 @@ class Selection(NamedTuple):
         if "allocation" in settlement:
             allocated = settlement["allocation"].long()
         else:
-            totals, most = settlement["totals"].long(), int(settlement["quota"])
-            allocated = pseudo_labels.allocation(private["counts"], totals, most, self.clients)  # eq. 3
+            most, unreported = settlement["quota"].long().tolist()
+            totals = settlement["totals"].long()
+            allocated = pseudo_labels.allocation(private["counts"], totals, most, unreported)  # eq. 3
         return {"labels": pseudo_labels.pick(private["likeliest"], private["confidence"], allocated)}

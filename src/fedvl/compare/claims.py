@@ -1,0 +1,93 @@
+"""What a recipe claims about its table, computed from the figures of that table."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Figures(NamedTuple):
+    """A table: its rows and columns in order, and the figures that it has."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: Mapping[tuple[str, str], float]
+
+
+class Higher(BaseModel):
+    """One row is higher than others in every column, or one column in every row."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    higher: str  # a row or a column
+    than: list[str] = Field(min_length=1)  # rows, or columns
+    among: list[str] = []  # the columns, or rows, to look at; all if none is named
+
+    @property
+    def names(self) -> list[str]:
+        return [self.higher, *self.than, *self.among]
+
+    def finding(self, table: Figures) -> str:
+        """Return in how many places the table agrees; nothing if it lacks the figures."""
+        counted = []
+        for other in self.than:
+            if pairs := self.pairs(table, other):
+                higher, equal = sum(one > two for one, two in pairs), sum(one == two for one, two in pairs)
+                ties = f" ({equal} equal)" if equal else ""
+                counted.append(f"{quoted(other)} in {higher} of {len(pairs)}{ties}")
+        where = f" ({'; '.join(self.among)})" if self.among else " columns" if self.higher in table.rows else " rows"
+        return f"{quoted(self.higher)} is higher than {', than '.join(counted)}{where}." if counted else ""
+
+    def pairs(self, table: Figures, other: str) -> list[tuple[float, float]]:
+        """Return the two figures of each place, as shown."""
+        found = []
+        by_row = self.higher in table.rows
+        for place in self.among or (table.columns if by_row else table.rows):
+            one, two = ((name, place) if by_row else (place, name) for name in (self.higher, other))
+            if one in table.cells and two in table.cells:
+                found.append((as_shown(table.cells[one]), as_shown(table.cells[two])))
+        return found
+
+
+class Level(BaseModel):
+    """A row hardly changes from column to column; every row, if none is named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    level: str  # a row, or * for each
+    among: list[str] = []  # the columns to look at; all if none is named
+
+    @property
+    def names(self) -> list[str]:
+        return [*([] if self.level == "*" else [self.level]), *self.among]
+
+    def finding(self, table: Figures) -> str:
+        """Return the least and the largest figure of the row, or of each row."""
+        found = []
+        for row in table.rows if self.level == "*" else [self.level]:
+            values = [table.cells[row, place] for place in self.among or table.columns if (row, place) in table.cells]
+            if values:
+                found.append(f"{quoted(row)} is between {shown(min(values))} and {shown(max(values))}.")
+        return " ".join(found)
+
+
+Claim = Higher | Level
+
+
+def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
+    """Return a sentence for each claim, computed from the figures as they are shown."""
+    return [sentence for claim in claims if (sentence := claim.finding(table))]
+
+
+def quoted(name: str) -> str:
+    """Return a name in quotes if its commas would break a sentence."""
+    return f'"{name}"' if "," in name else name
+
+
+def shown(value: float) -> str:
+    """Format a figure as tables of reproduced recipes show it."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
+
+
+def as_shown(value: float) -> float:
+    """Return the number that a reader of the table sees."""
+    return float(shown(value).replace(",", ""))
