@@ -22,7 +22,7 @@ PICTURE = ROOT / "docs" / "images" / "import-graph.svg"
 
 # The layers, upstream first: a module imports modules of its own layer and of earlier ones, never of a later one.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "Base": ("version", "errors", "files", "seeding", "tensors", "config", "contents", "display"),
+    "Base": ("version", "errors", "files", "seeding", "tensors", "config", "contents", "display", "uncertainty"),
     "Models": ("models",),
     "Data": ("data",),
     "Methods": ("methods",),

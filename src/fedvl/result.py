@@ -77,6 +77,9 @@ def describe(
         "model_fingerprint": prepared.method.task.encoder.fingerprint,
         "confusion": final.confusion.tolist() if final else [],
         "per_class_recall": recall_by_class(final.confusion) if final else [],
+        "test_sha256": prepared.test.sha256,
+        "right": right(prepared, final),
+        "zero_shot_right": right(prepared, zero_shot),
         **missing_figures(judge, federation),
         "partition_counts": prepared.training.counts.tolist(),
         "partition_class_names": prepared.class_names,
@@ -88,6 +91,17 @@ def describe(
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),
     }
+
+
+def right(prepared: Prepared, judged: Judged | None) -> str:
+    """Return a letter for each test image: 1 right, 0 wrong, - not asked."""
+    if judged is None:
+        return ""
+    labels = prepared.test.samples.labels.tolist()
+    return "".join(
+        "-" if answer < 0 else "1" if answer == label else "0"
+        for answer, label in zip(judged.answers.tolist(), labels, strict=True)
+    )
 
 
 def state_sha256(federation: Federation) -> str | None:

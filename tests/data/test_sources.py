@@ -287,13 +287,40 @@ def test_hidden_and_foreign_files_are_ignored_but_bad_images_are_not(tmp_path: P
     (root / "train/loose.png").write_bytes(picture(1))
     dataset = open_dataset(str(root))
     assert len(dataset.splits["train"]) == good
-    assert dataset.notes == ("1 images of 'train' are outside any class folder and were left out.",)
+    assert dataset.notes == ("1 image of 'train' outside any class folder left out.",)
     (root / "train/cat/empty.JPG").write_bytes(b"")
     split = open_dataset(str(root)).splits["train"]
     assert len(split) == good + 1
     index = [split.describe(index) for index in range(len(split))].index("train/cat/empty.JPG")
     with pytest.raises(BadImage, match="empty"):
         split.read(index)
+
+
+def test_pictures_that_are_not_read_are_counted_by_format(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", rows())
+    for name in ("one.heic", "two.HEIC", ".hidden.heic", "raw.dng", "notes.txt"):
+        (root / "train/cat" / name).write_bytes(b"x")
+    notes = open_dataset(str(root)).notes
+    assert notes == ("1 DNG, 2 HEIC left out: FedVL does not read such files; save them as JPEG or PNG.",)
+
+
+def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    for sample in rows():
+        (tmp_path / "scans" / sample["name"]).write_bytes(sample["image"])
+    (tmp_path / "scans/photo.heic").write_bytes(b"x")
+    dataset = open_dataset(str(tmp_path / "scans"), classes=("well", "pneu_monia"))
+    assert dataset.class_names == ("well", "pneu monia")
+    assert dataset.splits.keys() == {"train"}
+    assert dataset.splits["train"].labels.tolist() == [-1] * 30
+    assert dataset.notes[1].startswith("1 HEIC left out")
+    for classes, said in ((("well",), "two or more"), (("well", "Well"), "that differ"), (None, "--classes cat,dog")):
+        with pytest.raises(FedVLError, match=said):
+            open_dataset(str(tmp_path / "scans"), classes=classes)
+    with pytest.raises(FedVLError, match="class names of its own; leave --classes out"):
+        open_dataset(str(write_folder(tmp_path / "set", rows())), classes=("cat", "dog"))
+    with pytest.raises(FedVLError, match="leave --classes out"):
+        open_dataset("cifar10-mini", classes=("cat", "dog"))
 
 
 def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:

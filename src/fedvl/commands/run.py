@@ -53,6 +53,9 @@ def run(
     dataset: Annotated[
         str | None, typer.Option(help="Embedded set, catalogue name, folder, parquet file or manifest.")
     ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Class names, as a,b,c or @FILE, for a folder of images without labels.")
+    ] = None,
     model: ModelFlag = None,
     partition: Annotated[
         str | None, typer.Option(help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint or domains.")
@@ -101,12 +104,12 @@ def run(
     given_flags = {name: value for name, value in locals().items() if value is not False}
     from fedvl.config import FLAGS, gather_settings
 
-    flags = {name: value for name, value in given_flags.items() if name in FLAGS}
+    flags = {name: value for name, value in given_flags.items() if name in FLAGS} | {"classes": read_names(classes)}
     given = gather_settings(experiment, flags, settings or [])
     from fedvl.run_folder import RunFolder
-    from fedvl.settings import resolve_experiment
+    from fedvl.settings import new_experiment
 
-    with RunFolder.create(out, resolve_experiment(given)) as folder:
+    with RunFolder.create(out, new_experiment(given)) as folder:
         finish(folder, as_json, quiet)
 
 
@@ -146,9 +149,32 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
     if as_json:
         print(json.dumps(result))
         return
+    from rich.text import Text
+
     from fedvl.display import Console
+    from fedvl.report.ending import ending
     from fedvl.report.tables import result_table
 
     console = Console()
     console.print(result_table(result))
+    for line in ending(result):
+        console.print(Text(line), soft_wrap=True)
     console.print(f"Report: {report}", soft_wrap=True, highlight=False)
+
+
+def read_names(classes: str | None) -> list[str] | None:
+    if classes is None:
+        return None
+    if not classes.startswith("@"):
+        parts = classes.split(",")
+    else:
+        try:
+            parts = Path(classes[1:]).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedVLError(
+                f"Cannot read class names from {classes[1:]}; give a text file with one per line."
+            ) from error
+    names = [part.strip() for part in parts if part.strip()]
+    if not names:
+        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one per line.')
+    return names

@@ -35,14 +35,14 @@ class Table:
 
 
 def is_held_out(content: bytes) -> bool:
-    """Whether an image is for the test: its own bytes decide, so that no other image can move it."""
+    """Whether an image is for the test: its own bytes decide, so that no other moves it."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8]) < TEST_SHARE * 2**64
 
 
 def hold_out(store: Store, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
     """Return which of the rows are for training and which for the test.
 
-    Rows without a label cannot be tested; they are for training, unless the test has the same image.
+    Rows without a label are for training, unless the test has the same image.
     """
     contents = [store.content(int(row)) for row in rows]
     tested = {content for content, label in zip(contents, labels, strict=True) if label >= 0 and is_held_out(content)}
@@ -140,7 +140,7 @@ def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[s
 
 
 def _check_held_out(table: Table, kept: Integers, labels: Integers, parts: dict[str, Integers]) -> None:
-    """Refuse a test that chance has left empty, and classes that it has left nothing to train on."""
+    """Refuse a test that chance left empty, and classes with nothing left to train on."""
     unmarked = "or mark some with the split `test`"
     if not len(parts["test"]):
         raise FedVLError(
