@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedvl.data.opener import OPEN_ANEW, Opener
-from fedvl.display import Display
+from fedvl.display import Display, when_slow
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, flipped
@@ -32,7 +32,9 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
     file, prepared = Path(folder.experiment.method.name), None
     try:
         prepared = prepare(folder.experiment, display, opener)
-        return run_rounds(folder, prepared, local_engine(prepared), display)
+        engine = local_engine(prepared)
+        engine.progress = when_slow(display.stage("This round"))
+        return run_rounds(folder, prepared, engine, display)
     except (FedVLError, OSError, MemoryError):
         raise
     except Exception as error:

@@ -5,7 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
+
+from fedvl.run_folder import RunFolder
 
 
 def draw(folder: Path, count: int, seed: int = 0) -> None:
@@ -29,3 +32,25 @@ def test_a_folder_without_labels_is_trained_on_and_queried(call: Any, tmp_path: 
     asked = json.loads(call("predict", "runs/fst-cbdg-scans", "scans", "--json").stdout)
     assert {each["name"] for line in asked for each in line["ranked"]} == {"well", "ill"}
     assert "no accuracy is measured" in (tmp_path / "runs/fst-cbdg-scans/report.html").read_text()
+
+
+@pytest.mark.parametrize(("rounds", "saved"), [(2, "saved after round 2"), (0, "no round is saved yet")])
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
+    rounds: int, saved: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: RunFolder, record: Any) -> None:
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
+
+    def before_the_first(folder: RunFolder, records: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if rounds:
+            patched.setattr(RunFolder, "append_round", interrupted)
+        else:
+            patched.setattr(RunFolder, "write_rounds", before_the_first)
+        stopped = call("run", "--rounds", "3", "--shots", "5", "--clients", "2", "--partition", "iid", "--quiet")
+    assert stopped.exit_code == 130
+    assert stopped.stderr == f"Stopped; {saved}; go on with `fedvl resume runs/linear-cifar10-mini`.\n"
+    assert call("resume", "runs/linear-cifar10-mini", "--quiet").exit_code == 0

@@ -1,6 +1,9 @@
 """fedvl run and fedvl resume: one experiment, from its settings to its report."""
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -134,7 +137,7 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
 
-    with TerminalDisplay(quiet) as display:
+    with saying_how_to_go_on(folder), TerminalDisplay(quiet) as display:
         if folder.federation is not None:
             from fedvl.deployment.server import complete_with_machines
 
@@ -160,6 +163,18 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool) -> None:
     for line in ending(result):
         console.print(Text(line), soft_wrap=True)
     console.print(f"Report: {report}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def saying_how_to_go_on(folder: "RunFolder") -> Iterator[None]:
+    """Tell whoever presses Ctrl-C what is saved."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rounds = len(list((folder.path / "journal").glob("*.json")))
+        saved = f"saved after round {rounds}" if rounds else "no round is saved yet"
+        print(f"Stopped; {saved}; go on with `fedvl resume {folder.path}`.", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def read_names(classes: str | None) -> list[str] | None:

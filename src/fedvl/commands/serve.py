@@ -81,15 +81,16 @@ def predict(
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
+    from fedvl.display import TerminalDisplay
     from fedvl.run_folder import RunFolder
     from fedvl.serve.images import image_sources
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))
     names = read_names(classes)
-    with fitting(run):
+    with fitting(run), TerminalDisplay() as display:
         opened = TrainedModel(RunFolder(run, trust_method), device)
-        lines = predict_images(opened, opened.user(names, client=client), sources, top)
+        lines = predict_images(opened, opened.user(names, client=client), sources, top, display.stage("Predicting"))
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
     elif as_csv:

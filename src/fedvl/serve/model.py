@@ -4,7 +4,7 @@ Queries go through ``evaluation/predict.py``, as in a test: the same images in t
 the same predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,7 +226,13 @@ class Batch:
         return lines
 
 
-def predict_images(model: TrainedModel, user: User, sources: Sequence[Source], top: int) -> list[dict[str, Any]]:
+def predict_images(
+    model: TrainedModel,
+    user: User,
+    sources: Sequence[Source],
+    top: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
     """Predict images in their order; return a line for each."""
     batch, lines = Batch(user, model.batch_size(user), top), list[dict[str, Any]]()
     for first in range(0, len(sources), ENCODED_TOGETHER):
@@ -236,6 +242,7 @@ def predict_images(model: TrainedModel, user: User, sources: Sequence[Source], t
             row = pixels if isinstance(pixels, BadImage) else next(encoded)
             if batch.add({"number": number, "image": sources[number][0]}, row):
                 lines += batch.predict()
+        progress(min(first + ENCODED_TOGETHER, len(sources)), len(sources))
     return lines + batch.predict()
 
 
