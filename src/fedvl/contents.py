@@ -138,6 +138,7 @@ class Result(Content):
     zero_shot_per_class_recall: list[Number | None] | None = None
     test_sha256: str | None = None
     right: Right | None = None
+    temperature: Annotated[float, Field(gt=0, le=1e6)] | None = None
     zero_shot_right: Right | None = None
     per_client_test_images: list[Count] | None = None
     conditions: list[Condition] | None = None
