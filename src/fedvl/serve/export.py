@@ -28,7 +28,7 @@ README = """# {title}
 
 Made by `fedvl export` from a run of {method} on {dataset}. It predicts {count} classes, which `classes.json` lists.
 `config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
-`classifier.safetensors` is what was learned. `image.py` opens images as FedVL does. This gives the scores of the classes for an image:
+`classifier.safetensors` is what was learned; `image.py` opens images as FedVL does. This gives the scores of the classes:
 
 ```python
 import json, torch
