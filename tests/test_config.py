@@ -72,7 +72,7 @@ def test_malformed_assignments_are_explained(text):
             {"training": {"learning_rte": 1}},
             "no setting 'training.learning_rte'; did you mean 'training.learning_rate'",
         ),
-        ({"training": {"learning_rate": -1}}, "'training.learning_rate' is -1, but input should be greater than 0"),
+        ({"training": {"learning_rate": -1}}, "'training.learning_rate' is -1, but it must be greater than 0"),
         ({"federation": {"rounds": "many"}}, "'federation.rounds' is 'many', but"),
         ({"method": {"name": "fedprox", "nu": 1}}, "no setting 'method.nu'; did you mean 'method.mu'"),
         ({"method": {"name": "fedprox", "mu": "x"}}, "'method.mu' is 'x'"),

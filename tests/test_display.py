@@ -18,8 +18,10 @@ from fedvl.display import (
     SilentLine,
     TerminalDisplay,
     display_here,
+    duration,
     figure_of,
     visible,
+    when_slow,
 )
 
 RECORDS: list[dict[str, Any]] = [{"round": 1, "accuracy": 61.5}, {"round": 2}, {"round": 3, "accuracy": 70.0}]
@@ -47,6 +49,33 @@ def test_where_there_is_no_terminal_a_line_is_written_for_each_round(capsys):
         "round 2/3  ",
         "round 3/3  70.00 %, zero-shot 50.00 %",
     ]
+
+
+def test_a_long_stage_is_told_every_ten_seconds_with_the_time_that_is_left(capsys, monkeypatch):
+    clock = iter([0.0, 0.0, 4.0, 12.0, 15.0, 24.0])
+    monkeypatch.setattr("fedvl.display.time.monotonic", lambda: next(clock))
+    with TerminalDisplay() as display:
+        report = display.stage("This round")
+        for done in (1, 2, 6, 7, 12):
+            report(done, 60)
+    assert capsys.readouterr().err.splitlines() == [
+        "this round 6/60, about 1 min 48 s left",
+        "this round 12/60, about 1 min 36 s left",
+    ]
+
+
+def test_a_short_piece_of_work_is_not_shown(monkeypatch):
+    now, shown = 0.0, []
+    monkeypatch.setattr("fedvl.display.time.monotonic", lambda: now)
+    report = when_slow(lambda done, total: shown.append((done, total)))
+    for done, at in ((1, 0.0), (2, 1.9), (3, 2.0), (1, 2.1), (2, 4.0), (3, 4.2)):  # two rounds of three steps
+        now = at
+        report(done, 3)
+    assert shown == [(3, 3), (3, 3)]
+
+
+def test_durations_in_words():
+    assert [duration(s) for s in (0.4, 59.4, 61, 3600, 7260)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 1 min"]
 
 
 def test_in_a_terminal_there_are_bars_and_no_lines(capsys, monkeypatch):

@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "display",
         "loopback",
         "prometheus",
+        "uncertainty",
     ),
     "Models": ("models",),
     "Data": ("data",),

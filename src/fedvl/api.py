@@ -187,6 +187,7 @@ def run(
     method: Given = None,
     preset: Given = None,
     dataset: Given = None,
+    classes: Given = None,
     model: Given = None,
     partition: Given = None,
     shots: Given = None,
@@ -216,11 +217,11 @@ def run(
     runs/METHOD-DATASET.
     """
     flags = {name: value for name, value in locals().items() if name in FLAGS}
-    from fedvl.settings import resolve_experiment
+    from fedvl.settings import new_experiment
 
     given = gather_settings(Path(experiment) if experiment else None, {})
     overlay(given, settings_of({**flags, **settings}, FLAGS, ("out", "quiet")))
-    with RunFolder.create(Path(out) if out else None, resolve_experiment(given)) as folder:
+    with RunFolder.create(Path(out) if out else None, new_experiment(given)) as folder:
         return _finished(folder, quiet)
 
 

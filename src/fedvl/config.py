@@ -56,7 +56,8 @@ class MethodConfig(BaseModel):
 class DataConfig(Section):
     dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
-    classes: tuple[str, ...] | None = Field(None, min_length=2)  # names of the classes to keep; all if absent
+    # names of the classes to keep, all if absent; for a folder of images without labels, the names of its classes
+    classes: tuple[str, ...] | None = Field(None, min_length=2)
     templates: Literal["default", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
@@ -185,6 +186,10 @@ def overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise FedVLError(
+            f"{path} is a folder, and an experiment is a TOML file; to use a folder of images, say --dataset {path}."
+        )
     try:
         text = read_file(path, MOST_TOML).decode()
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()):  # which takes the parser hours
@@ -198,11 +203,26 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FedVLError(f"{path} is not valid TOML: {error}.") from error
 
 
+# What other programs call some settings.
+ELSEWHERE = {
+    "lr": "training.learning_rate",
+    "optim": "training.optimiser",
+    "optimizer": "training.optimiser",
+    "batch": "training.batch_size",
+    "bs": "training.batch_size",
+    "epochs": "training.local_epochs",
+    "wd": "training.weight_decay",
+    "alpha": "data.partition",
+    "num_clients": "data.clients",
+    "num_rounds": "federation.rounds",
+    "clients_per_round": "federation.per_round",
+}
 # Settings of the command line's flags and of the keyword arguments of ``fedvl.run``
 FLAGS = {
     "method": "method.name",
     "preset": "method.preset",
     "dataset": "data.dataset",
+    "classes": "data.classes",
     "partition": "data.partition",
     "clients": "data.clients",
     "shots": "data.shots",
@@ -280,12 +300,28 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     problem = error.errors()[0]
     location = ".".join(str(part) for part in problem["loc"])[:100]
     if problem["type"] == "extra_forbidden":
-        known = [prefix + name for name in setting_names(model)]
-        close = difflib.get_close_matches(prefix + location, known, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(known)}."
-        return f"There is no setting '{prefix}{location}'; {hint}"
+        return f"There is no setting '{prefix}{location}'; {nearest_setting(prefix + location, model, prefix)}"
+    if problem["type"] in ("model_type", "model_attributes_type"):
+        of_section = [name for name in setting_names(model) if name.startswith(f"{location}.")]
+        return f"'{location}' is a section; name one of its settings: {', '.join(of_section)}."
     message = problem["msg"][0].lower() + problem["msg"][1:]
+    message = message.replace("input should be", "it must be").replace("string should", "it must")
+    message = "it must be auto, cpu, cuda or cuda:NUMBER" if location == "device" else message
     return f"Setting '{prefix}{location}' is {SHORTENED.repr(problem['input'])}, but {message}."
+
+
+def nearest_setting(name: str, model: type[BaseModel], prefix: str) -> str:
+    """Return a hint: the setting that is meant, by its usual name elsewhere or by its spelling."""
+    section, _, last = name.rpartition(".")
+    known = [prefix + other for other in setting_names(model)]
+    everywhere = list(dict.fromkeys([*known, *setting_names(Experiment)]))
+    alike = [other for other in everywhere if other.rpartition(".")[2] == last]
+    of_section = [other for other in known if other.startswith(f"{section}.")] if section else []
+    lasts = {other.rpartition(".")[2]: other for other in of_section or known}
+    close = [lasts[other] for other in difflib.get_close_matches(last, lasts, n=1, cutoff=0.5)]
+    if meant := ELSEWHERE.get(last) or next(iter([*close, *alike]), None):
+        return f"did you mean '{meant}'?"
+    return f"known are {', '.join(of_section or known)}."
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:

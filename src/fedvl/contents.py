@@ -20,6 +20,8 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Round = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
 Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
 Names = Annotated[list[str], Field(max_length=MOST_NAMES)]
+Right = Annotated[str, Field(pattern="^[01-]*$")]  # a letter for each test image
+Bounds = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Path_ = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 Interval = Annotated[list[Finite], Field(min_length=2, max_length=2)]
@@ -89,6 +91,7 @@ class Condition(Content):
     condition: str
     accuracy: Number | None
     macro_f1: Number | None = None
+    macro_f1_interval: Bounds | None = None
 
 
 class Skipped(Content):
@@ -134,6 +137,11 @@ class Result(Content):
     confusion: list[list[Count]] | None = None
     per_class_recall: list[Number | None] | None = None
     zero_shot_per_class_recall: list[Number | None] | None = None
+    test_sha256: str | None = None
+    right: Right | None = None
+    temperature: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    zero_shot_right: Right | None = None
+    per_client_test_images: list[Count] | None = None
     conditions: list[Condition] | None = None
     embedding: Embedding | None = None
     partition_counts: list[list[Count]] | None = None
@@ -229,6 +237,8 @@ class GridCell(Content):
     mean: Finite
     deviation: Finite | None
     n: Count
+    interval: Bounds | None = None
+    lead: Bounds | None = None
     best: bool
     significant: bool
     paper: Finite | None = None

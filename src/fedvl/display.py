@@ -10,6 +10,8 @@ from rich import console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
+A_WHILE = 2.0  # seconds of work after which it is worth a bar of its own
+BETWEEN_LOGS = 10.0  # seconds, where there is no terminal
 BETWEEN_LINES = 0.1  # seconds; a notebook's server drops messages that come too fast
 # Control characters (a terminal obeys some), those that turn the direction of a text, and halves of characters
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -91,7 +93,21 @@ class TerminalDisplay:
             self.console.print(text, markup=False, highlight=False)
 
     def stage(self, name: str) -> Callable[[int, int], None]:
-        return lambda done, total: self.show(name, done, total)
+        """Return what shows how far a stage is: a bar, or a line of text every few seconds."""
+        if self.console.is_terminal:
+            return lambda done, total: self.show(name, done, total)
+        began = logged = time.monotonic()
+
+        def report(done: int, total: int) -> None:
+            nonlocal began, logged
+            now = time.monotonic()
+            if done <= 1:
+                began = logged = now
+            if now - logged >= BETWEEN_LOGS:
+                logged = now
+                self.log(f"{name.lower()} {done}/{total}, about {duration((now - began) / done * (total - done))} left")
+
+        return report
 
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
@@ -179,6 +195,32 @@ def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this; IPython in a terminal has a shell too, but no kernel."""
     ipython = sys.modules.get("IPython")  # whoever runs cells has imported it
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def when_slow(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Show how far a piece of work is once it has taken a while; most rounds are over before."""
+    began = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal began
+        if done <= 1:
+            began = time.monotonic()
+        if time.monotonic() - began >= A_WHILE:
+            show(done, total)
+
+    return report
+
+
+def duration(seconds: float) -> str:
+    """Return a time to wait in words."""
+    whole = round(seconds)
+    return (
+        f"{whole} s"
+        if whole < 60
+        else f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )
 
 
 def figure_of(record: dict[str, Any], zero_shot_accuracy: float | None) -> str:

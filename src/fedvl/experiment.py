@@ -2,12 +2,13 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedvl.data.opener import OPEN_ANEW, Opener
-from fedvl.display import Display
+from fedvl.display import Display, when_slow
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, flipped
@@ -15,6 +16,7 @@ from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Engine, Federation
+from fedvl.methods.mistakes import mistake
 from fedvl.preparation import Prepared, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
 from fedvl.run_folder import RunFolder
@@ -27,8 +29,19 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
     if folder.finished:
         return folder.result
     torch.set_num_threads(folder.experiment.federation.threads)  # text features depend on it too
-    prepared = prepare(folder.experiment, display, opener)
-    return run_rounds(folder, prepared, local_engine(prepared), display)
+    file, prepared = Path(folder.experiment.method.name), None
+    try:
+        prepared = prepare(folder.experiment, display, opener)
+        engine = local_engine(prepared)
+        engine.progress = when_slow(display.stage("This round"))
+        return run_rounds(folder, prepared, engine, display)
+    except (FedVLError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if file.suffix != ".py":
+            raise
+        tried = (prepared.method, prepared.training.samples) if prepared else (None, None)
+        raise FedVLError(mistake(error, file, *tried)) from error
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:
@@ -98,6 +111,7 @@ def run_rounds(
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
     judge = make_judge(prepared, engine)
+    tested = len(prepared.test.samples) > 0
     zero_shot = judge.judge_zero_shot()
     start = method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(
@@ -123,8 +137,8 @@ def run_rounds(
     def evaluate(shared: Tensors, last: ByClient, round_number: int) -> dict[str, Any]:
         if round_number % experiment.evaluation.every and round_number != rounds:
             return {}
-        figures = judge_now(shared, last).figures
-        return {"accuracy": figures["accuracy"], **pseudo_label_figures(prepared, federation)}
+        accuracy = {"accuracy": judge_now(shared, last).figures["accuracy"]} if tested else {}
+        return {**accuracy, **pseudo_label_figures(prepared, federation)}
 
     if federation.trains:
         federation.restore()
@@ -137,9 +151,9 @@ def run_rounds(
             show(record)
 
         federation.run(evaluate, after_round)
-    if not judged:  # nothing was trained, or all of it before this process began
+    if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
     result = describe(prepared, federation, judge, zero_shot, judged)
-    examples = example_images(prepared, judged[-1][0], zero_shot)
+    examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
     folder.finish(result, examples, federation.shared, federation.last)
     return result

@@ -4,10 +4,10 @@ Open the dataset and the model, encode the images, assign rows to clients and qu
 method, take the samples to train on and to test with. ``splits`` are those on this machine.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,6 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import Experiment
-from fedvl.data.assemble import only_classes
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
@@ -68,6 +67,7 @@ class Test:
     read: Callable[[int], Image.Image]  # the image of a row
     parts: list[Tensor]  # rows that each client queries; none unless the protocol is personal
     conditions: dict[str, Samples]  # of the missing-modality protocol; none in another
+    sha256: str = ""  # of the images in their order, so that runs on the same can be compared image by image
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,7 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
     """Open the dataset and the model, and check that the method can use them."""
     device = pick_device(experiment.device)
     method = load_method(experiment.method.name)
-    data = experiment.data
-    dataset = opener.dataset(data.dataset, Path(data.root) if data.root else None)
-    if data.classes is not None:
-        dataset = only_classes(dataset, data.classes)
+    dataset = opener.dataset_of(experiment.data)
     check_classes(dataset)
     options = method.options_type.model_validate(experiment.method.options)
     inputs = [form for form in method.forms(options) if form != "present"]
@@ -175,7 +172,7 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
 
 def encode(sources: Sources, experiment: Experiment, splits: Sequence[str], display: Display) -> Encoded:
     """Encode the images of the splits, by way of the feature cache."""
-    parts = {name: sources.dataset.splits[name] for name in splits}
+    parts = {name: sources.dataset.splits[name] for name in splits if name in sources.dataset.splits}
     read = {
         name: read_forms(name, part, sources.encoder, sources.wanted, sources.device, display.stage)
         for name, part in parts.items()
@@ -310,4 +307,5 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
             for client, part in enumerate(assignment.parts)
         ],
         conditions if experiment.evaluation.protocol == "missing" else {},
+        hashlib.sha256(split.identity.encode() + images.astype("<i8").tobytes()).hexdigest(),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedvl.evaluation.calibration import MOST_IMAGES, fit_temperature
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
@@ -51,6 +52,7 @@ def describe(
         **(final.figures if final else {"accuracy": None}),
         **zero_shot_figures(zero_shot),
         **pseudo_label_figures(prepared, federation),
+        "temperature": temperature(prepared, federation),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
@@ -77,6 +79,9 @@ def describe(
         "model_fingerprint": prepared.method.task.encoder.fingerprint,
         "confusion": final.confusion.tolist() if final else [],
         "per_class_recall": recall_by_class(final.confusion) if final else [],
+        "test_sha256": prepared.test.sha256,
+        "right": right(prepared, final),
+        "zero_shot_right": right(prepared, zero_shot),
         **missing_figures(judge, federation),
         "partition_counts": prepared.training.counts.tolist(),
         "partition_class_names": prepared.class_names,
@@ -88,6 +93,32 @@ def describe(
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),
     }
+
+
+def temperature(prepared: Prepared, federation: Federation) -> float | None:
+    """Return what scores are divided by to show shares, where a method without labels has none.
+
+    It is fitted to the pretrained model's own shares of training images, which need no labels.
+    """
+    method, samples = prepared.method, prepared.training.samples
+    if method.labels != "none" or method.role.trained_private or "features" not in samples.inputs or not len(samples):
+        return None
+    rows = torch.arange(0, len(samples), max(1, len(samples) // MOST_IMAGES), device=prepared.device)
+    inputs = samples.take(rows).inputs
+    with torch.no_grad():
+        zero_shot = method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T
+        return fit_temperature(method.predict(federation.shared, inputs), zero_shot.softmax(-1))
+
+
+def right(prepared: Prepared, judged: Judged | None) -> str:
+    """Return a letter for each test image: 1 right, 0 wrong, - not asked."""
+    if judged is None:
+        return ""
+    labels = prepared.test.samples.labels.tolist()
+    return "".join(
+        "-" if answer < 0 else "1" if answer == label else "0"
+        for answer, label in zip(judged.answers.tolist(), labels, strict=True)
+    )
 
 
 def state_sha256(federation: Federation) -> str | None:

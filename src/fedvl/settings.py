@@ -34,6 +34,17 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
 
 
+def new_experiment(settings: dict[str, Any]) -> Experiment:
+    """Resolve the settings of a new run; refuse what no user can mean, though old runs have it."""
+    experiment = resolve_experiment(settings)
+    per_round, clients = experiment.federation.per_round, experiment.data.clients
+    if per_round is not None and per_round > clients:
+        raise FedVLError(
+            f"{per_round} clients a round are more than the {clients} there are; lower --per-round, or raise --clients."
+        )
+    return experiment
+
+
 def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]:
     """Note the SHA-256 of a method's file; refuse one that changed since it was noted."""
     digest = file_digest(Path(asked.name))
@@ -56,6 +67,8 @@ def resume_key(experiment: Experiment) -> str:
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]
+    if settings["data"]["classes"] is None:  # a key without it is that of a run of version 0.1
+        del settings["data"]["classes"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

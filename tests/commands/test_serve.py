@@ -14,7 +14,8 @@ from helpers.finished import png
 from typer.testing import CliRunner
 
 from fedvl.cli import app
-from fedvl.commands.serve import print_table, read_names, write_csv
+from fedvl.commands.run import read_names
+from fedvl.commands.serve import print_table, write_csv
 from fedvl.errors import FedVLError
 
 

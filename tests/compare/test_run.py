@@ -12,7 +12,9 @@ from fedvl.compare.grid import Grid
 from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.report.comparison_tables import cell_text, footnote
 from fedvl.report.page import write_comparison
+from fedvl.uncertainty import bootstrap_lead, wilson
 
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 
@@ -93,6 +95,28 @@ def test_mean_deviation_and_the_best_of_each_column() -> None:
     assert better["against"] == "a"
     assert better["p"] == pytest.approx(0.0390, abs=5e-4)  # differences 3, 4, 6: t = 13/3 / (1.5275 / sqrt 3) = 4.914
     assert better["significant"]
+
+
+def test_a_lead_is_tested_image_by_image() -> None:
+    """The best row is right on two of four images more often than the other, in both seeds; and one that no run can show."""
+    places = {("a", "x"): [75.0, 75.0], ("b", "x"): [25.0, 25.0]}
+    outcome = outcome_of(places)
+    outcome.tests = {("a", "x"): [("s", "1110")] * 2, ("b", "x"): [("s", "0010")] * 2}
+    best = next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])
+    assert best["lead"] == bootstrap_lead(["1110"] * 2, ["0010"] * 2)
+    assert "a leads b by +50.0 points, 95 % over the test images 0.0 to 100.0" in footnote(summarise(outcome, ""))
+    outcome.tests[("b", "x")][1] = ("another test", "0010")
+    assert next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])["lead"] is None
+
+
+def test_a_single_run_has_the_interval_of_its_images() -> None:
+    outcome = outcome_of({("a", "x"): [75.0], ("b", "x"): [60.0]})
+    outcome.tests = {("a", "x"): [("s", "1110")], ("b", "x"): [("s", "1110")]}  # b is a mean over clients
+    first, second = summarise(outcome, "")["cells"]
+    assert first["interval"] == wilson(75.0, 4)
+    assert second["interval"] is None
+    assert cell_text(first) == "75.0 (30.1 to 95.4)"
+    assert "In brackets, the interval of 95 %" in footnote(summarise(outcome, ""))
 
 
 def test_no_claim_with_few_seeds_or_no_spread() -> None:

@@ -1,17 +1,21 @@
 """Every source gives the same images, labels, texts and splits; wrong input gives one plain sentence."""
 
 import csv
+import hashlib
 import io
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from fedvl.data.assemble import only_classes, stratified
+from fedvl.data.assemble import is_held_out, only_classes
 from fedvl.data.fetch import default_data_root
 from fedvl.data.sources import BadImage, Dataset, open_dataset
 from fedvl.errors import FedVLError
@@ -155,23 +159,90 @@ def test_identity_of_other_sources(kind: str, tmp_path: Path) -> None:
     assert identity("c", changed) != first
 
 
+def fifth(samples: list[dict]) -> list[str]:
+    """The names of the samples whose bytes put them in the test: SHA-256 of size and SHA-256, below a fifth of all."""
+    described = {
+        sample["name"]: f"{len(sample['image'])} {hashlib.sha256(sample['image']).hexdigest()}" for sample in samples
+    }
+    return sorted(
+        name for name, text in described.items() if int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) < 2**64 / 5
+    )
+
+
 def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "set", rows(), with_splits=False)
     first, second = open_dataset(str(root)), open_dataset(str(root))
-    assert np.bincount(first.splits["train"].labels).tolist() == [8, 8, 8]
-    assert np.bincount(first.splits["test"].labels).tolist() == [2, 2, 2]
+    test = first.splits["test"]
+    assert sorted(Path(test.describe(row)).name for row in range(len(test))) == fifth(rows())
+    assert len(first.splits["train"]) + len(test) == 30
     assert content(first) == content(second)
     marked_all = [{**sample, "split": "all"} for sample in sorted(rows(), key=lambda sample: sample["name"])]
     assert content(open_dataset(str(write_parquet(tmp_path / "all.parquet", marked_all)))) == content(first)
 
 
-def test_stratified_split_is_fixed() -> None:
-    labels = np.array([0] * 10 + [1] * 5 + [2] * 1 + [3] * 2 + [-1] * 3)
-    train, test = stratified(labels)
-    assert sorted([*train, *test]) == list(range(len(labels)))
-    assert np.bincount(labels[test], minlength=4).tolist() == [2, 1, 0, 1]
-    # Pinned: another numpy or another order of draws would silently change everybody's test set.
-    assert test.tolist() == [4, 6, 11, 16]
+def test_a_fifth_of_many_images_is_held_out() -> None:
+    held = sum(is_held_out(str(number).encode()) for number in range(10_000))
+    assert abs(held - 2_000) < 4 * (10_000 * 0.2 * 0.8) ** 0.5
+    # Pinned: another rule would silently change everybody's test set.
+    assert [number for number in range(60) if is_held_out(str(number).encode())] == [
+        8,
+        9,
+        39,
+        46,
+        47,
+        49,
+        50,
+        51,
+        53,
+        54,
+        55,
+    ]
+
+
+CONTENTS = st.binary(min_size=1, max_size=3)
+FILES = st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), CONTENTS, max_size=8)
+
+
+def sides_of(files: dict[tuple[str, int], bytes]) -> dict[bytes, set[str]]:
+    """Which splits of a folder of these files hold each content; the bytes need be no images to be split."""
+    with tempfile.TemporaryDirectory() as root:
+        always = {(label, 10 + number): f"{label} {number}".encode() for label in "ab" for number in range(12)}
+        for (label, number), data in (always | files).items():
+            folder = Path(root, label)
+            folder.mkdir(exist_ok=True)
+            (folder / f"{number}.jpg").write_bytes(data)
+        splits = open_dataset(root).splits
+        found: dict[bytes, set[str]] = {}
+        for part, split in splits.items():
+            for row in range(len(split)):
+                found.setdefault(Path(root, split.describe(row)).read_bytes(), set()).add(part)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(FILES, FILES, st.data())
+def test_no_file_moves_another_between_train_and_test(files: dict, added: dict, data: st.DataObject) -> None:
+    """Files are added, removed, renamed and moved to other classes, copies among them."""
+    before = sides_of(files)
+    assert all(len(sides) == 1 for sides in before.values())
+    kept = {place: content for place, content in files.items() if data.draw(st.booleans())}
+    places = data.draw(st.permutations(list(kept)))
+    renamed = dict(zip(places, kept.values(), strict=True))
+    for changed in (files | added, kept, renamed):
+        after = sides_of(changed)
+        assert all(len(sides) == 1 for sides in after.values())
+        assert all(before[content] == sides for content, sides in after.items() if content in before)
+
+
+def test_an_unlabelled_copy_of_a_test_image_is_not_trained_on(tmp_path: Path) -> None:
+    held = fifth(rows())[0]
+    samples = [{**sample, "split": ""} for sample in rows()]
+    copy = next({**sample, "label": None} for sample in samples if sample["name"] == held)
+    other = next({**sample, "label": None} for sample in samples if sample["name"] not in fifth(rows()))
+    plain = open_dataset(str(write_parquet(tmp_path / "plain.parquet", samples)))
+    mixed = open_dataset(str(write_parquet(tmp_path / "mixed.parquet", [*samples, copy, other])))
+    assert len(mixed.splits["train"]) == len(plain.splits["train"]) + 1
+    assert len(mixed.splits["test"]) == len(plain.splits["test"])
 
 
 def test_names_of_splits(tmp_path: Path) -> None:
@@ -191,7 +262,8 @@ def test_val_stands_in_for_test_and_train_alone_is_split(tmp_path: Path) -> None
     assert "val split is used" in dataset.notes[0]
     samples = [{**sample, "split": "train"} for sample in rows()]
     dataset = open_dataset(str(write_parquet(tmp_path / "train.parquet", samples)))
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 24, "test": 6}
+    held = len(fifth(rows()))
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 30 - held, "test": held}
     assert "held out" in dataset.notes[0]
 
 
@@ -215,13 +287,40 @@ def test_hidden_and_foreign_files_are_ignored_but_bad_images_are_not(tmp_path: P
     (root / "train/loose.png").write_bytes(picture(1))
     dataset = open_dataset(str(root))
     assert len(dataset.splits["train"]) == good
-    assert dataset.notes == ("1 images of 'train' are outside any class folder and were left out.",)
+    assert dataset.notes == ("1 image of 'train' outside any class folder left out.",)
     (root / "train/cat/empty.JPG").write_bytes(b"")
     split = open_dataset(str(root)).splits["train"]
     assert len(split) == good + 1
     index = [split.describe(index) for index in range(len(split))].index("train/cat/empty.JPG")
     with pytest.raises(BadImage, match="empty"):
         split.read(index)
+
+
+def test_pictures_that_are_not_read_are_counted_by_format(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", rows())
+    for name in ("one.heic", "two.HEIC", ".hidden.heic", "raw.dng", "notes.txt"):
+        (root / "train/cat" / name).write_bytes(b"x")
+    notes = open_dataset(str(root)).notes
+    assert notes == ("1 DNG, 2 HEIC left out: FedVL does not read such files; save them as JPEG or PNG.",)
+
+
+def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    for sample in rows():
+        (tmp_path / "scans" / sample["name"]).write_bytes(sample["image"])
+    (tmp_path / "scans/photo.heic").write_bytes(b"x")
+    dataset = open_dataset(str(tmp_path / "scans"), classes=("well", "pneu_monia"))
+    assert dataset.class_names == ("well", "pneu monia")
+    assert dataset.splits.keys() == {"train"}
+    assert dataset.splits["train"].labels.tolist() == [-1] * 30
+    assert dataset.notes[1].startswith("1 HEIC left out")
+    for classes, said in ((("well",), "two or more"), (("well", "Well"), "that differ"), (None, "--classes cat,dog")):
+        with pytest.raises(FedVLError, match=said):
+            open_dataset(str(tmp_path / "scans"), classes=classes)
+    with pytest.raises(FedVLError, match="class names of its own; leave --classes out"):
+        open_dataset(str(write_folder(tmp_path / "set", rows())), classes=("cat", "dog"))
+    with pytest.raises(FedVLError, match="leave --classes out"):
+        open_dataset("cifar10-mini", classes=("cat", "dog"))
 
 
 def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:
@@ -325,8 +424,13 @@ def only_test(root: Path) -> Path:
     return write_parquet(root / "set.parquet", [sample for sample in rows() if sample["split"] == "test"])
 
 
-def one_image_a_class(root: Path) -> Path:
-    return write_folder(root / "set", rows()[:9:3], with_splits=False)
+def none_held_out(root: Path) -> Path:
+    return write_folder(root / "set", [s for s in rows() if s["name"] not in fifth(rows())], with_splits=False)
+
+
+def all_held_out(root: Path) -> Path:
+    lone = next({**sample, "label": "yeti"} for sample in rows() if sample["name"] in fifth(rows()))
+    return write_folder(root / "set", [*(s for s in rows() if s["name"] != lone["name"]), lone], with_splits=False)
 
 
 def unlabelled_test(root: Path) -> Path:
@@ -362,7 +466,8 @@ WRONG = {
     "stranger in test": (stranger_in_test, "test split that are missing from its train split: 'yeti'"),
     "two spellings": (two_spellings, "'Red Panda' and 'red_panda'"),
     "only test": (only_test, "no images to train on"),
-    "one image a class": (one_image_a_class, "too few images"),
+    "none held out": (none_held_out, "None of the .* images of .* is in the fifth .*; add images, or mark"),
+    "all held out": (all_held_out, "The one image of 'yeti' .*, and none is left to train on; add images of it"),
     "unlabelled test": (unlabelled_test, "test images without a label"),
     "no name": (no_name, "'___', which is blank"),
     "no such thing": (lambda root: root / "absent", "no dataset, folder or file"),

@@ -5,7 +5,7 @@ import torch
 from helpers.small import small_task
 
 from fedvl.config import FederationConfig
-from fedvl.federation.checks import Report, compare_moves, mean_loss, sort_out, sound_reports
+from fedvl.federation.checks import Refusal, Report, compare_moves, diverged, mean_loss, sort_out, sound_reports
 from fedvl.methods.base import Method, Options, Update
 from fedvl.methods.roles import Sent
 
@@ -183,3 +183,11 @@ def test_a_report_of_more_than_can_be_counted_is_refused():
     accepted, refusals = sound_reports(reports, {"counts": (2,)})
     assert [report.client for report in accepted] == [1]
     assert "values above 1e+09" in refusals[0].reason
+
+
+def test_training_has_diverged_if_all_that_trained_left_the_range_of_numbers():
+    gone = [Refusal(0, "'weight' holds values that are not finite"), Refusal(1, "it moves by 3e+10, more than 10000")]
+    assert diverged(gone, 2)
+    assert not diverged(gone, 3)  # another client's update was sound
+    assert not diverged([*gone, Refusal(2, "answered twice")], 3)
+    assert not diverged([], 0)  # nobody answered

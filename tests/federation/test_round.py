@@ -68,6 +68,15 @@ def test_one_bad_client_changes_nothing_and_is_named():
     ]
 
 
+def test_the_steps_of_a_round_are_counted_to_their_end():
+    seen: list[tuple[int, int]] = []
+    federation = small_federation(small_method("linear"), rounds=2, chunk=2)
+    federation.engine.progress = lambda done, total: seen.append((done, total))
+    run_quietly(federation)
+    total = seen[0][1]
+    assert seen == [(done, total) for done in range(1, total + 1)] * 2
+
+
 class Silent(LocalEngine):
     def train(self, round_index, cohort, shared, own=None):
         return []

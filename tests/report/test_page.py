@@ -7,10 +7,12 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from scipy.stats import binomtest
 
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report
-from fedvl.report.tables import MINUS
+from fedvl.report.tables import MINUS, MISSING
+from fedvl.uncertainty import wilson
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
 PICTURE = "data:image/webp;base64,AAAA"
@@ -26,6 +28,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[tuple[str, str | None]] = []
         self.texts: dict[str, str] = {}
+        self.text = ""
         self.rows: list[list[str]] = []
         self.feed(text)
         self.close()
@@ -48,6 +51,7 @@ class Page(HTMLParser):
         assert self.open.pop()[0] == tag
 
     def handle_data(self, data):
+        self.text += data
         for _, name in self.open:
             if name:
                 self.texts[name] = self.texts.get(name, "") + data
@@ -76,6 +80,24 @@ def test_headline_numbers_equal_the_result(sample, page_of):
     assert page.texts["test-images"] == f"{sum(map(sum, result['confusion'])):,}"
 
 
+def test_every_share_has_its_interval_and_its_images(sample, page_of):
+    """Of 1,000 images 782 are right after training and 665 before: 150 only after, 33 only before."""
+    result, metrics = sample
+    confusion = [[360, 140], [78, 422]]
+    right, before = "1" * 782 + "0" * 218, "0" * 150 + "1" * 632 + "1" * 33 + "0" * 185
+    result |= {"accuracy": 78.2, "zero_shot_accuracy": 66.5, "confusion": confusion, "class_names": ["a", "b"]}
+    result |= {"per_class_recall": [72.0, 84.4], "zero_shot_per_class_recall": [60.0, 73.0], "partition_counts": None}
+    page = page_of(result | {"right": right, "zero_shot_right": before}, metrics)
+    low, high = binomtest(782, 1000).proportion_ci(method="wilson")
+    assert f"78.20 % {100 * low:.1f} to {100 * high:.1f}" in page.text
+    assert (
+        "150 images right only after training, 33 images only before, of 1,000: McNemar's exact test, p < 0.001."
+        in page.text
+    )
+    low, high = binomtest(360, 500).proportion_ci(method="wilson")
+    assert ["a", "", "60.0", "72.0", "+12.0", f"{100 * low:.0f} to {100 * high:.0f}", "500"] in page.rows
+
+
 def test_costs_are_human_with_exact_figures_in_titles(sample, page_of):
     result, metrics = sample
     page = page_of(result, metrics)
@@ -89,9 +111,10 @@ def test_every_round_is_in_the_table_and_in_the_tooltips(sample, page_of):
     result, metrics = sample
     page = page_of(result, metrics)
     for line in metrics:
+        low, high = wilson(line["accuracy"], sum(map(sum, result["confusion"])))
         expected = [
             str(line["round"]),
-            f"{line['accuracy']:.2f} %",
+            f"{line['accuracy']:.2f} % ({low:.1f} to {high:.1f})",
             f"{line['loss']:.4f}",
             "10",
             "0",
@@ -116,9 +139,9 @@ def test_recalls_are_sorted_by_change_and_tallied(sample, page_of):
     page = page_of(result, metrics)
     rows = [row for row in page.rows if row[0] in ("a", "b", "c")]
     assert rows == [
-        ["b", "", "60.0", "90.0", "+30.0"],
-        ["c", "", "70.0", "70.0", "0.0"],
-        ["a", "", "60.0", "50.0", f"{MINUS}10.0"],
+        ["b", "", "60.0", "90.0", "+30.0", "", MISSING],
+        ["c", "", "70.0", "70.0", "0.0", "", MISSING],
+        ["a", "", "60.0", "50.0", f"{MINUS}10.0", "", MISSING],
     ]
     assert "1 gained, 1 lost, 1 unchanged, of 3 classes." in page.texts["recall"]
 
@@ -325,13 +348,14 @@ def test_examples_name_what_an_image_was_and_is_taken_for(sample, tmp_path, save
 def test_the_missing_modality_protocol_shows_its_conditions_and_its_map(sample, page_of):
     result, metrics = sample
     conditions = [
-        {"condition": name, "accuracy": 10.0 + n, "macro_f1": n} for n, name in enumerate(["full", "text-only"])
+        {"condition": name, "accuracy": 10.0 + n, "macro_f1": n, "macro_f1_interval": [0.0, 0.5]}
+        for n, name in enumerate(["full", "text-only"])
     ]
     result |= {"zero_shot_accuracy": None, "zero_shot_per_class_recall": None, "conditions": conditions}
     result["embedding"] = {"x": [0, 1, 2], "y": [0, 1, 0], "label": [0, 0, 3], "present": ["both", "text", "both"]}
     page = page_of(result, metrics)
-    assert ["full", "", "10.00", "0.00"] in page.rows
-    assert ["text-only", "", "11.00", "1.00"] in page.rows
+    assert ["full", "", "10.00 % (8.3 to 12.0)", "0.00 % (0.0 to 0.5)"] in page.rows
+    assert ["text-only", "", "11.00 % (9.2 to 13.1)", "1.00 % (0.0 to 0.5)"] in page.rows
     assert {"zero-shot", "difference"}.isdisjoint(page.texts)
     for words in ("aeroplane (1)", "cat (1)", "text and image", "text only"):
         assert words in page.texts["map"]

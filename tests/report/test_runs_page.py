@@ -6,7 +6,7 @@ import pytest
 
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report, write_side_by_side
-from fedvl.report.runs_page import describe_runs, run_names
+from fedvl.report.runs_page import describe_runs, paired_sentences, run_names
 from fedvl.report.tables import MINUS
 from fedvl.run_folder import RunFolder
 
@@ -102,3 +102,25 @@ def test_a_page_that_cannot_be_written_is_an_error(pair, tmp_path):
 
 def test_one_folder_gets_its_own_report(pair):
     assert write_report(pair[0]) == pair[0] / "report.html"
+
+
+def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path, sample_of, save):
+    """B has four images right that A has not, and A one that B has not; C was tested on other images."""
+    result, metrics = sample_of(rounds=3)
+    tests = {"a": ("x", "1111100000"), "b": ("x", "0111111110"), "c": ("y", "0111111110")}
+    runs = [
+        RunFolder(save(tmp_path / name, result | {"test_sha256": sha256, "right": right}, metrics))
+        for name, (sha256, right) in tests.items()
+    ]
+    b, c = describe_runs(runs)["paired"]
+    assert b["told"] == [
+        "+30.00",
+        f"{MINUS}15.8 to 65.8",
+        "p = 0.38",
+        "4",
+        "1",
+    ]  # 12/32; the interval of test_uncertainty.py
+    assert c["told"][0] == "other test images, or not recorded: no paired test"
+    first, second = paired_sentences(runs)
+    assert first == f"b against a: +30.00 points (95 %: {b['told'][1]}), McNemar p = 0.38."
+    assert second.startswith("c against a: other test images")

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -78,18 +79,18 @@ def test_result_table_shows_accuracy_against_zero_shot_and_costs(sample):
     }
     lines = lines_of(result_table(result))
     for expected in (
-        ["Zero-shot accuracy", "66.50 %"],
-        ["Federated accuracy", "78.20 %"],
+        ["Zero-shot accuracy", "66.50 % (63.5 to 69.4)"],
+        ["Federated accuracy", "78.20 % (75.5 to 80.6)"],
         ["Difference", "+11.70 points"],
-        ["Macro precision", "78.57 %"],
-        ["Macro recall", "78.20 %"],
-        ["Macro F1", "77.99 %"],
         ["Trainable parameters", "5.12 k"],
         ["Up, per client and round", "20.5 kB"],
         ["Local training, largest client, per round", "3.15 GFLOPs"],
         ["Training", "1 min 15 s"],
     ):
         assert expected in lines
+    for label, value in (("Macro precision", "78.57 %"), ("Macro recall", "78.20 %"), ("Macro F1", "77.99 %")):
+        shown = next(line[1] for line in lines if line[0] == label)
+        assert re.fullmatch(rf"{value} \(7\d\.\d to 8\d\.\d\)", shown)
 
 
 def test_result_table_of_zero_shot_has_one_accuracy(sample):

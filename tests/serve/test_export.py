@@ -3,13 +3,16 @@
 import json
 import re
 import runpy
+import sys
 
+import numpy as np
 import pytest
 import torch
 from helpers.finished import asked_rows, finish, png
 from helpers.lazy import lazily
+from PIL import Image
 
-from fedvl.data.images import BadImage
+from fedvl.data.images import BadImage, decode
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
 from fedvl.models.checkpoint import load_model
@@ -27,6 +30,8 @@ def told_by_readme(folder, image, monkeypatch, capsys):
     (folder / "photo.jpg").write_bytes(image)
     (folder / "use.py").write_text(code)
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "image", raising=False)
     capsys.readouterr()
     return runpy.run_path("use.py"), capsys.readouterr().out.strip()
 
@@ -46,6 +51,31 @@ def test_the_readme_gives_the_same_answer_as_fedvl(folder_of, tmp_path, monkeypa
             expected = conversation.method.predict(conversation.tensors, inputs)
         torch.testing.assert_close(used["scores"], expected, atol=0.05, rtol=0.01)  # FedVL keeps features in 16 bits
         assert printed == run.user(client=client).names[int(expected.argmax())]
+
+
+def odd_images():
+    """Pictures that a plain conversion reads wrongly: turned by EXIF, of 16 bits, transparent in three ways, CMYK."""
+    noise = np.random.default_rng(0).integers(0, 256, (12, 20, 4), dtype=np.uint8)
+    plain, exif = Image.fromarray(noise[..., :3]), Image.Exif()
+    for turn in range(1, 9):
+        exif[0x0112] = turn
+        yield f"turned {turn}", plain, {"format": "PNG", "exif": exif.tobytes()}
+    yield "16 bits", Image.fromarray(noise[..., 0].astype(np.uint16) * 257 + 3), {"format": "PNG"}
+    yield "alpha", Image.fromarray(noise), {"format": "PNG"}
+    yield "grey and alpha", Image.fromarray(noise).convert("LA"), {"format": "PNG"}
+    yield "palette", plain.quantize(16), {"format": "PNG", "transparency": 3}
+    yield "CMYK", plain.convert("CMYK"), {"format": "JPEG"}
+
+
+def test_the_exported_reader_opens_odd_images_as_fedvl_does(folder_of, tmp_path):
+    export(TrainedModel(RunFolder(folder_of("linear"))), tmp_path / "out")
+    open_rgb = runpy.run_path(str(tmp_path / "out" / "image.py"))["open_rgb"]
+    for name, image, options in odd_images():
+        path = tmp_path / name
+        image.save(path, **options)
+        ours, theirs = decode(path), open_rgb(path)
+        assert (theirs.mode, theirs.size) == ("RGB", ours.size), name
+        assert theirs.tobytes() == ours.tobytes(), name
 
 
 def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers.finished import RUNS, asked_rows
+from helpers.finished import RUNS, asked_rows, finish, png
 from helpers.runs import prepare
 from helpers.small import encoder_of
 
@@ -17,7 +17,7 @@ from fedvl.evaluation.predict import answer_all
 from fedvl.methods.base import Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.run_folder import RunFolder
-from fedvl.serve.model import TrainedModel
+from fedvl.serve.model import TrainedModel, User
 from fedvl.settings import resolve_experiment
 from fedvl.tensors import save
 
@@ -188,3 +188,28 @@ def test_a_network_that_only_clusters_cannot_be_asked(folder_of, tmp_path):
     assert len(run.user().ask([row], 10)[0].ranked) == 10
     with pytest.raises(FedVLError, match="knows only"):
         run.user(["cat", "unicorn"])
+
+
+def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tmp_path):
+    """FST-CBDG's scores are cosines, whose softmax is nearly even; its shares are as sure as the pretrained model's."""
+    settings = {
+        "method": {"name": "fst-cbdg"},
+        "data": {"clients": 3, "shots": 20},
+        "federation": {"rounds": 1, "threads": 1},
+    }
+    result = finish(tmp_path / "run", settings)
+    run = TrainedModel(RunFolder(tmp_path / "run"))
+    assert run.temperature == result["temperature"]
+    encoded = [row for row in run.encode([run.read(png(row)) for row in range(0, 400, 20)]) if isinstance(row, dict)]
+    replies = run.user().ask(encoded, 10)
+    first, pretrained = (
+        np.mean([names[0][1] for names in kind])
+        for kind in zip(*((r.ranked, r.zero_shot) for r in replies), strict=True)
+    )
+    assert first == pytest.approx(pretrained, abs=0.1)
+    assert first > 0.3
+    plain = User(run.user().conversation.method, run.user().conversation.tensors, {}).ask(encoded, 10)
+    assert max(reply.ranked[0][1] for reply in plain) < 0.15
+    assert [r.ranked[0][0] for r in plain] == [r.ranked[0][0] for r in replies]
+    for reply in replies:
+        assert reply.entropy == pytest.approx(-sum(share * np.log(share) for _, share in reply.ranked), abs=1e-4)

@@ -59,6 +59,7 @@ def compare(
     from fedvl.compare.run import flags_grid, summarise
     from fedvl.data.opener import Opener
     from fedvl.report.page import write_comparison
+    from fedvl.settings import resolve_experiment
 
     base = assigned(settings)
     if (grid is None) == (not methods):
@@ -67,6 +68,8 @@ def compare(
         wanted = flags_grid(listed(methods), listed(dataset), listed(partition), seeds or 3, base)
     else:
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
+    for case in wanted.cases():  # so that a mistake in the last shows before the first is run
+        resolve_experiment(case.settings)
     outcome = performed(wanted, out / "runs", quiet, Opener.once())
     summary = summarise(outcome, command_line())
     write_comparison(summary, out)

@@ -23,9 +23,17 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page of several runs; compare.html if absent.")] = None,
 ) -> None:
     """Write the page of a run again, or one page that compares several runs."""
+    from fedvl.display import visible
     from fedvl.report.page import write_report, write_side_by_side
+    from fedvl.report.runs_page import paired_sentences
+    from fedvl.run_folder import RunFolder
 
     if len(folders) == 1 and out is not None:
         raise FedVLError("--out is for several runs; the page of one is report.html in its folder.")
-    path = write_report(folders[0]) if len(folders) == 1 else write_side_by_side(folders, out or Path("compare.html"))
+    if len(folders) == 1:
+        print(f"Report: {write_report(folders[0])}")
+        return
+    path = write_side_by_side(folders, out or Path("compare.html"))
+    for sentence in paired_sentences([RunFolder(folder) for folder in folders]):
+        print(visible(sentence))
     print(f"Report: {path}")

@@ -1,7 +1,9 @@
 """fedvl run and fedvl resume: one experiment, from its settings to its report."""
 
 import json
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +60,9 @@ def run(
     dataset: Annotated[
         str | None, typer.Option(help="Embedded set, catalogue name, folder, parquet file or manifest.")
     ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Class names, as a,b,c or @FILE, for a folder of images without labels.")
+    ] = None,
     model: ModelFlag = None,
     partition: Annotated[
         str | None, typer.Option(help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint or domains.")
@@ -106,12 +111,12 @@ def run(
     given_flags = {name: value for name, value in locals().items() if value is not False}
     from fedvl.config import FLAGS, gather_settings
 
-    flags = {name: value for name, value in given_flags.items() if name in FLAGS}
+    flags = {name: value for name, value in given_flags.items() if name in FLAGS} | {"classes": read_names(classes)}
     given = gather_settings(experiment, flags, settings or [])
     from fedvl.run_folder import RunFolder
-    from fedvl.settings import resolve_experiment
+    from fedvl.settings import new_experiment
 
-    with RunFolder.create(out, resolve_experiment(given)) as folder:
+    with RunFolder.create(out, new_experiment(given)) as folder:
         finish(folder, as_json, quiet)
 
 
@@ -138,11 +143,16 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None 
     if as_json:
         print(json.dumps(result))
         return
+    from rich.text import Text
+
     from fedvl.display import Console
+    from fedvl.report.ending import ending
     from fedvl.report.tables import result_table
 
     console = Console()
     console.print(result_table(result))
+    for line in ending(result):
+        console.print(Text(line), soft_wrap=True)
     console.print(f"Report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 
 
@@ -151,7 +161,7 @@ def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
 
-    with ExitStack() as stack:
+    with saying_how_to_go_on(folder), ExitStack() as stack:
         if metrics is not None:
             from fedvl.loopback import served
             from fedvl.report.metrics import metrics_server
@@ -169,3 +179,33 @@ def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -
         if not (folder.path / "report.html").is_file():
             write_report(folder.path)
     return result
+
+
+@contextmanager
+def saying_how_to_go_on(folder: "RunFolder") -> Iterator[None]:
+    """Tell whoever presses Ctrl-C what is saved."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rounds = len(list((folder.path / "journal").glob("*.json")))
+        saved = f"saved after round {rounds}" if rounds else "no round is saved yet"
+        print(f"Stopped; {saved}; go on with `fedvl resume {folder.path}`.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def read_names(classes: str | None) -> list[str] | None:
+    if classes is None:
+        return None
+    if not classes.startswith("@"):
+        parts = classes.split(",")
+    else:
+        try:
+            parts = Path(classes[1:]).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedVLError(
+                f"Cannot read class names from {classes[1:]}; give a text file with one per line."
+            ) from error
+    names = [part.strip() for part in parts if part.strip()]
+    if not names:
+        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one per line.')
+    return names

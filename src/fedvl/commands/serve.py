@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedvl.commands.run import Trust
+from fedvl.commands.run import Trust, read_names
 from fedvl.errors import FedVLError
 
 Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/fed-mp-cifar10-mini.")]
@@ -81,15 +81,16 @@ def predict(
 
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
+    from fedvl.display import TerminalDisplay
     from fedvl.run_folder import RunFolder
     from fedvl.serve.images import image_sources
     from fedvl.serve.model import TrainedModel, predict_images
 
     sources = list(image_sources(images))
     names = read_names(classes)
-    with fitting(run):
+    with fitting(run), TerminalDisplay() as display:
         opened = TrainedModel(RunFolder(run, trust_method), device)
-        lines = predict_images(opened, opened.user(names, client=client), sources, top)
+        lines = predict_images(opened, opened.user(names, client=client), sources, top, display.stage("Predicting"))
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
     elif as_csv:
@@ -149,24 +150,6 @@ def listen(host: str, port: int) -> Any:
 
 def address(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-def read_names(classes: str | None) -> list[str] | None:
-    if classes is None:
-        return None
-    if not classes.startswith("@"):
-        parts = classes.split(",")
-    else:
-        try:
-            parts = Path(classes[1:]).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FedVLError(
-                f"Cannot read class names from {classes[1:]}; give a text file with one per line."
-            ) from error
-    names = [part.strip() for part in parts if part.strip()]
-    if not names:
-        raise FedVLError('--classes takes names such as "cat,dog", or @FILE with one per line.')
-    return names
 
 
 def write_csv(lines: list[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ every round, and ``NAME@CONDITION`` that of one condition of the missing-modalit
 import math
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,7 +148,7 @@ def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
     """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
     prepared, shared, _ = run.reopened
     data = prepared.experiment.data
-    split = run.opener.dataset(data.dataset, Path(data.root) if data.root else None).splits["train"]
+    split = run.opener.dataset_of(data).splits["train"]
     picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
     return attack(prepared.method, shared, picture, int(split.labels[0]))
 

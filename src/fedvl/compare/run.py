@@ -21,6 +21,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
+from fedvl.uncertainty import Interval, bootstrap_lead, wilson
 from fedvl.version import __version__
 
 SIGNIFICANT = 0.05
@@ -40,6 +41,9 @@ class Outcome:
     figures: dict[Place, list[Figure]] = field(default_factory=dict)
     runs: dict[Place, list[str]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    tests: dict[Place, list[tuple[str, str]]] = field(
+        default_factory=dict
+    )  # the test's hash, and which images are right
 
 
 def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
@@ -61,6 +65,8 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
         place = (case.row, case.column)
         outcome.figures.setdefault(place, []).append(figure)
         outcome.runs.setdefault(place, []).append(folder.path.name)
+        found = folder.result
+        outcome.tests.setdefault(place, []).append((found.get("test_sha256") or "", found.get("right") or ""))
         seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
         display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
     return outcome
@@ -121,7 +127,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
 
 def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
     """Return a cell per row and column with a single number, as `single` defines it."""
-    cells = []
+    cells: list[dict[str, Any]] = []
     for (row, column), figures in outcome.figures.items():
         values = [value for value in map(single, figures) if value is not None]
         if not values:
@@ -136,11 +142,33 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
                 "n": len(values),
                 "values": values,
                 "runs": outcome.runs[row, column],
+                "interval": interval_of(outcome, (row, column), values),
             }
         )
     for column in outcome.grid.columns:
         mark_best([cell for cell in cells if cell["column"] == column])
+    for cell in cells:
+        if cell["against"] is not None and cell["measure"] == "accuracy":
+            cell["lead"] = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]))
     return cells
+
+
+def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> Interval | None:
+    """Return the interval of a single run's accuracy; of several, the seeds say more."""
+    right = [right.replace("-", "") for _, right in outcome.tests.get(place, ())]
+    if outcome.grid.measure_of(*place) != "accuracy" or len(values) != 1 or len(right) != 1 or not right[0]:
+        return None
+    mean = 100 * right[0].count("1") / len(right[0])
+    return wilson(mean, len(right[0])) if math.isclose(mean, values[0]) else None  # not a mean over clients
+
+
+def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> Interval | None:
+    """Return the interval of a lead over the test images; None unless all runs had the same."""
+    tests = [*outcome.tests.get(ours, ()), *outcome.tests.get(theirs, ())]
+    images = {(sha256, len(right)) for sha256, right in tests}
+    if len(images) != 1 or not all(sha256 and right and "-" not in right for sha256, right in tests):
+        return None
+    return bootstrap_lead(*([right for _, right in outcome.tests[place]] for place in (ours, theirs)))
 
 
 def single(figure: Figure) -> float | None:

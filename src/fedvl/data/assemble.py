@@ -1,5 +1,6 @@
 """Turn the rows of a source into a dataset: class names, splits, and what is left out."""
 
+import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,6 @@ SPLIT_NAMES = {
     **dict.fromkeys(("all", ""), "all"),
 }
 TEST_SHARE = 0.2
-SPLIT_SEED = 0
 
 
 @dataclass
@@ -34,19 +34,20 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
 
-def stratified(labels: Integers, test_share: float = TEST_SHARE, seed: int = SPLIT_SEED) -> tuple[Integers, Integers]:
-    """Return train and test rows with the same share of each class.
+def is_held_out(content: bytes) -> bool:
+    """Whether an image is for the test: its own bytes decide, so that no other moves it."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8]) < TEST_SHARE * 2**64
 
-    A class of one image and rows without a label go to train.
+
+def hold_out(store: Store, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
+    """Return which of the rows are for training and which for the test.
+
+    Rows without a label are for training, unless the test has the same image.
     """
-    tests = []
-    for label in np.unique(labels[labels >= 0]):
-        members = np.flatnonzero(labels == label)
-        if len(members) > 1:
-            count = min(max(1, round(test_share * len(members))), len(members) - 1)
-            tests.append(np.random.default_rng([seed, int(label)]).permutation(members)[:count])
-    test = np.sort(np.concatenate(tests)) if tests else np.empty(0, np.int64)
-    return np.setdiff1d(np.arange(len(labels)), test), test
+    contents = [store.content(int(row)) for row in rows]
+    tested = {content for content, label in zip(contents, labels, strict=True) if label >= 0 and is_held_out(content)}
+    chosen = np.array([content in tested for content in contents], bool)
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen & (labels >= 0))
 
 
 def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
@@ -149,11 +150,32 @@ def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[s
         parts["test"] = parts.pop("val")
         notes.append("There is no test split, so the val split is used as the test split.")
     elif "test" not in parts:
-        train, test = stratified(labels[parts["train"]])
-        parts = {"train": parts["train"][train], "test": parts["train"][test]}
+        rows = parts["train"]
+        train, test = hold_out(table.store, kept[rows], labels[rows])
+        parts = {"train": rows[train], "test": rows[test]}
+        _check_held_out(table, kept, labels, parts)
         if explicit:
-            notes.append("There is no test split, so a fifth of the training images, the same each time, is held out.")
+            notes.append("There is no test split, so a fifth of the training images, chosen by content, is held out.")
     return parts
+
+
+def _check_held_out(table: Table, kept: Integers, labels: Integers, parts: dict[str, Integers]) -> None:
+    """Refuse a test that chance left empty, and classes with nothing left to train on."""
+    unmarked = "or mark some with the split `test`"
+    if not len(parts["test"]):
+        raise FedVLError(
+            f"None of the {len(kept)} images of {table.where} is in the fifth that is held out by content; "
+            f"add images, {unmarked}."
+        )
+    lost = np.setdiff1d(labels[parts["test"]], labels[parts["train"]])
+    if len(lost) and not np.any(labels[parts["train"]] < 0):
+        name = table.labels[kept[parts["test"]][labels[parts["test"]] == lost[0]][0]]
+        count = int(np.sum(labels[parts["test"]] == lost[0]))
+        which = "The one image" if count == 1 else f"All {count} images"
+        raise FedVLError(
+            f"{which} of {name!r} in {table.where} fell in the fifth that is held out by content, and none is left "
+            f"to train on; add images of it, {unmarked}."
+        )
 
 
 def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> None:
@@ -169,8 +191,6 @@ def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> N
             raise FedVLError(
                 f"{where} has classes in its {part} split that are missing from its train split: {_few(unknown)}."
             )
-    if not len(labels["test"]):
-        raise FedVLError(f"{where} has too few images to hold out a test split; some class needs at least two.")
 
 
 def _take(values: list[str] | None, rows: Integers) -> tuple[str, ...] | None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from fedvl.data.assemble import Table, stratified
+from fedvl.data.assemble import TEST_SHARE, Table
 from fedvl.data.catalogue import find
 from fedvl.data.images import MAX_BYTES
-from fedvl.data.stores import FileStore, Pixels, Sheet, SheetStore
+from fedvl.data.stores import FileStore, Integers, Pixels, Sheet, SheetStore
 from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, parse_json, read_file
 
 EMBEDDED = Path(__file__).parent / "embedded"
+SPLIT_SEED = 0
 EMOJI_VENDORS = ("twitter", "google")
 CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}.png" for number in range(1, 6)), "test": ("test_batch.png",)}
 
@@ -88,6 +89,18 @@ def emoji_records(entries: Iterable[dict[str, Any]]) -> list[Emoji]:
         ),
         key=lambda emoji: emoji.image,
     )
+
+
+def stratified(labels: Integers) -> tuple[Integers, Integers]:
+    """Return train and test rows of a set that never grows, with the same share of each class."""
+    tests = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        if len(members) > 1:
+            count = min(max(1, round(TEST_SHARE * len(members))), len(members) - 1)
+            tests.append(np.random.default_rng([SPLIT_SEED, int(label)]).permutation(members)[:count])
+    test = np.sort(np.concatenate(tests)) if tests else np.empty(0, np.int64)
+    return np.setdiff1d(np.arange(len(labels)), test), test
 
 
 def read_emoji(root: Path) -> Table:

@@ -26,6 +26,11 @@ MAX_SLOW = 1_000_000  # pixels and bytes of what Pillow decodes in Python (plain
 BAND = 256  # rows converted at a time, so that a large image is in memory only once or twice
 # Pillow's other formats run external programs (EPS) or are rarely used and so rarely tested.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
+# Pictures that are not read: a folder of them says so by name.
+UNREAD = frozenset(
+    {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".eps", ".pdf", ".dcm", ".nii"}
+    | {".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".mov", ".mp4"}
+)
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
 
 _ORIENTATION_TAG = 0x0112

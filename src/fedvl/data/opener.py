@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fedvl.config import DataConfig
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
 from fedvl.models.checkpoint import load_model
@@ -15,6 +16,11 @@ from fedvl.models.vilt import FusedEncoder
 class Opener(NamedTuple):
     dataset: Callable[[str, Path | None], Dataset] = open_dataset
     model: Callable[[str, str], DualEncoder | FusedEncoder] = load_model
+
+    def dataset_of(self, data: DataConfig) -> Dataset:
+        """Open an experiment's dataset; one without labels gets its classes from there."""
+        root = Path(data.root) if data.root else None
+        return open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
 
     @classmethod
     def once(cls) -> "Opener":

@@ -183,7 +183,9 @@ def _checked(labels: npt.NDArray[np.int64]) -> Indices:
 def _need_labels(labels: Indices, spec: str) -> None:
     without = int((labels < 0).sum())
     if without:
-        raise FedVLError(f"Partition '{spec}' needs labels, but {without} samples have none; use iid.")
+        raise FedVLError(
+            f"Partition '{spec}' needs labels, but {without} samples have none; use iid (--partition iid)."
+        )
 
 
 def _grouped(labels: Indices, generator: np.random.Generator) -> Indices:

@@ -3,18 +3,19 @@
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedvl.config import SHORTENED
-from fedvl.data.assemble import SPLIT_NAMES, Table, assemble
-from fedvl.data.catalogue import Entry, lookup, suggestion
+from fedvl.data.assemble import SPLIT_NAMES, Table, assemble, only_classes, plain_name
+from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import default_data_root
-from fedvl.data.images import EXTENSIONS, BadImage, decode
+from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode
 from fedvl.data.stores import Dataset, FileStore, ParquetStore, Split
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, regular
@@ -28,21 +29,32 @@ MOST_COLUMNS = 2**31  # bytes of a parquet file's labels, splits and texts
 MOST_GROUP = 2**32  # bytes of the images of a row group
 
 
-def open_dataset(name: str, data_root: Path | None = None) -> Dataset:
-    """Open an embedded set, a catalogue name under `data_root`, a folder, parquet or manifest."""
+def open_dataset(name: str, data_root: Path | None = None, classes: tuple[str, ...] | None = None) -> Dataset:
+    """Open an embedded set, a catalogue name under `data_root`, a folder, parquet or manifest.
+
+    `classes` are those to keep; for a folder of images without labels, the names of its classes.
+    """
     entry = lookup(name) if name == Path(name).name else None
-    if entry is None:
-        path = Path(name).expanduser()
-        if not name or "\0" in name or not os.path.exists(path):  # which is False also for a name that is too long
-            raise FedVLError(f"There is no dataset, folder or file {SHORTENED.repr(name)}{suggestion(name)}")
-        path = Path(os.path.abspath(path))
-        return assemble(path.name if path.is_dir() else path.stem, read_path(path, data_root))
+    path = Path(os.path.abspath(Path(name).expanduser()))
+    if classes and entry is None and name and "\0" not in name and is_flat(path):
+        return unlabelled(path, classes, Home(path, data_root))
+    dataset = open_entry(entry, data_root) if entry else open_path(name, path, data_root)
+    return only_classes(dataset, classes) if classes else dataset
+
+
+def open_path(name: str, path: Path, data_root: Path | None) -> Dataset:
+    if not name or "\0" in name or not os.path.exists(path):  # which is False also for a name that is too long
+        raise FedVLError(f"There is no dataset, folder or file {SHORTENED.repr(name)}{suggestion(name)}")
+    return assemble(path.name if path.is_dir() else path.stem, read_path(path, data_root))
+
+
+def open_entry(entry: Entry, data_root: Path | None) -> Dataset:
     if entry.embedded:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
     if place := place_of(entry, root):
         return assemble(entry.name, read_path(place, root), entry)
-    here = f" To use the one in this folder, write ./{name}." if Path(name).exists() else ""
+    here = f" To use the one in this folder, write ./{entry.name}." if Path(entry.name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
 
@@ -132,36 +144,89 @@ def read_folder(root: Path, home: Home) -> Table:
     labels: list[str] = []
     splits: list[str] = []
     notes = []
+    unread = _unread(path for path in root.iterdir() if path.is_file())
     for split, part in parts:
         for class_folder in _folders(part):
-            images = sorted(home.check_link(path) for path in _images(home.check_link(class_folder)))
+            files = sorted(_files(home.check_link(class_folder)))
+            images = [home.check_link(path) for path in files if _is_image(path)]
+            others = _unread(files)
             if not images:
-                raise FedVLError(f"The class folder {class_folder} has no images; add some or delete the folder.")
+                why = f" that FedVL reads ({_formats(others)}); save them as JPEG or PNG" if others else "; add some"
+                raise FedVLError(f"The class folder {class_folder} has no images{why}, or delete the folder.")
             paths += images
             labels += [class_folder.name] * len(images)
             splits += [split] * len(images)
+            unread += others
         if stray := sum(1 for path in part.iterdir() if _is_image(path)):
-            notes.append(f"{stray} images of {part.name!r} are outside any class folder and were left out.")
+            notes.append(f"{_images(stray)} of {part.name!r} outside any class folder left out.")
     if not paths:
-        raise FedVLError(
-            f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
-        )
+        raise FedVLError(_no_class_folders(root, unread))
+    if unread:
+        notes.append(f"{_formats(unread)} left out: FedVL does not read such files; save them as JPEG or PNG.")
     names = [path.relative_to(root).as_posix() for path in paths]
     return Table(str(root), FileStore(paths, names), labels, splits, notes=notes)
+
+
+def is_flat(path: Path) -> bool:
+    """Whether a path is a folder of images and no folders: nobody has labelled them."""
+    return os.path.isdir(path) and not _folders(path) and any(_is_image(item) for item in path.iterdir())
+
+
+def unlabelled(path: Path, classes: tuple[str, ...], home: Home) -> Dataset:
+    """Read a flat folder: all of it is for training, since nothing can be tested without labels."""
+    files = sorted(path.iterdir())
+    images = [home.check_link(item) for item in files if _is_image(item)]
+    if len(set(map(class_key, classes))) < max(2, len(classes)):
+        raise FedVLError("--classes takes two or more names that differ, such as --classes cat,dog.")
+    unread = _unread(files)
+    notes = ["The images have no labels: all are trained on, and no accuracy is measured."]
+    notes += [f"{_formats(unread)} left out: FedVL does not read such files; save them as JPEG or PNG."] * bool(unread)
+    store = FileStore(images, [image.name for image in images])
+    split = Split(store, np.arange(len(images)), np.full(len(images), -1, np.int64))
+    return Dataset(path.name, tuple(map(plain_name, classes)), general_templates(), {"train": split}, tuple(notes))
+
+
+def _no_class_folders(root: Path, unread: Counter[str]) -> str:
+    """Return what to do with a folder that holds no class folder with images."""
+    if is_flat(root):
+        return (
+            f"{root} has images and no class folders; make one sub-folder for each class, or name the classes "
+            "(--classes cat,dog) and use a method that needs no labels, fst-cbdg or fedpp."
+        )
+    if unread:
+        return (
+            f"{root} has no images that FedVL reads ({_formats(unread)}); save them as JPEG or PNG, in class folders."
+        )
+    return f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
 
 
 def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _images(folder: Path) -> Iterator[Path]:
+def _files(folder: Path) -> Iterator[Path]:
     for parent, children, files in os.walk(folder):
         children[:] = [child for child in children if not child.startswith(".")]
-        yield from (path for file in files if _is_image(path := Path(parent, file)))
+        yield from (Path(parent, file) for file in files)
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+
+
+def _unread(paths: Iterable[Path]) -> Counter[str]:
+    """Count pictures in formats that are not read."""
+    return Counter(
+        path.suffix[1:].upper() for path in paths if path.suffix.lower() in UNREAD and not path.name.startswith(".")
+    )
+
+
+def _formats(unread: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(unread.items()))
+
+
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count} images"
 
 
 def read_manifest(path: Path, home: Home) -> Table:

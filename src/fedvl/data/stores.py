@@ -27,6 +27,9 @@ class Store(Protocol):
 
     def describe(self, row: int) -> str: ...
 
+    def content(self, row: int) -> bytes:
+        """Return bytes that are the same for the same image file, whatever its name."""
+
     def fingerprint(self, row: int) -> bytes:
         """Return bytes that change when the image changes, but not when it is moved."""
 
@@ -75,12 +78,17 @@ class Dataset:
     notes: tuple[str, ...] = ()
 
 
+def size_and_hash(data: bytes) -> str:
+    return f"{len(data)} {hashlib.sha256(data).hexdigest()}"
+
+
 @dataclass(frozen=True)
 class FileStore:
     """One file per image; names are relative to the source, so that it can be moved."""
 
     paths: Sequence[Path]
     names: Sequence[str]
+    _contents: dict[int, str] = field(default_factory=dict)  # each file is hashed once
 
     def read(self, row: int) -> Image.Image:
         return decode(self.paths[row], self.names[row])
@@ -88,13 +96,16 @@ class FileStore:
     def describe(self, row: int) -> str:
         return self.names[row]
 
+    def content(self, row: int) -> bytes:
+        if row not in self._contents:
+            try:
+                self._contents[row] = size_and_hash(read_file(self.paths[row], MAX_BYTES))
+            except (OSError, FedVLError):
+                self._contents[row] = "unreadable"
+        return self._contents[row].encode()
+
     def fingerprint(self, row: int) -> bytes:
-        try:
-            data = read_file(self.paths[row], MAX_BYTES)
-            content = f"{len(data)} {hashlib.sha256(data).hexdigest()}"
-        except (OSError, FedVLError):
-            content = "unreadable"
-        return f"{self.names[row]}\0{content}\n".encode("utf-8", "surrogateescape")
+        return self.names[row].encode("utf-8", "surrogateescape") + b"\0" + self.content(row) + b"\n"
 
 
 @dataclass
@@ -153,9 +164,12 @@ class SheetStore:
         sheet, tile = self._find(row)
         return f"{sheet.path.name} image {tile}"
 
-    def fingerprint(self, row: int) -> bytes:
+    def content(self, row: int) -> bytes:
         sheet, tile = self._find(row)
-        return f"{sheet.sha256 or sheet.file_sha256} {tile}\n".encode()
+        return f"{sheet.sha256 or sheet.file_sha256} {tile}".encode()
+
+    def fingerprint(self, row: int) -> bytes:
+        return self.content(row) + b"\n"
 
     def _find(self, row: int) -> tuple[Sheet, int]:
         for sheet in self.sheets:
@@ -185,9 +199,14 @@ class ParquetStore:
     def describe(self, row: int) -> str:
         return f"{self.path.name} row {row}"
 
+    def content(self, row: int) -> bytes:
+        try:
+            return size_and_hash(self._bytes(row)).encode()
+        except BadImage:
+            return b"unreadable"
+
     def fingerprint(self, row: int) -> bytes:
-        data = self._bytes(row)
-        return f"{len(data)} {hashlib.sha256(data).hexdigest()}\n".encode()
+        return self.content(row) + b"\n"
 
     def _bytes(self, row: int) -> bytes:
         with self._lock:

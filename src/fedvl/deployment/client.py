@@ -85,7 +85,7 @@ class Client:
             rows = [rows if client == number else rows[:0] for client, rows in enumerate(prepared.training.rows)]
             return replace(prepared, training=replace(prepared.training, rows=rows))
         own = open_own(data, self.file.class_names, self.file.templates)
-        held = experiment.data.model_copy(update={"dataset": data, "partition": f"only:{number}"})
+        held = experiment.data.model_copy(update={"dataset": data, "classes": None, "partition": f"only:{number}"})
         opener = Opener(dataset=lambda name, root: own)
         return prepare(experiment.model_copy(update={"data": held}), display, opener, splits=list(own.splits))
 

@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedvl.config import Experiment
-from fedvl.data.assemble import only_classes
 from fedvl.data.sources import open_dataset
 from fedvl.deployment import audit_log
 from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, PartyFile, add_experiment, read_file
@@ -48,8 +47,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     """
     identity = identify(experiment) if host in LOOPBACK else ""
     data = experiment.data
-    dataset = open_dataset(data.dataset, Path(data.root) if data.root else None)
-    dataset = only_classes(dataset, data.classes) if data.classes else dataset
+    dataset = open_dataset(data.dataset, Path(data.root) if data.root else None, data.classes)
     for taken in folder, *(folder / "parties" / name for name in names):
         taken.mkdir(parents=True, mode=0o700)
     make_authority(folder)

@@ -14,6 +14,7 @@ from fedvl.evaluation.predict import predict_classes
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.tensors import ByClient, Tensors
+from fedvl.uncertainty import bootstrap_macro
 
 
 class Judged(NamedTuple):
@@ -48,14 +49,18 @@ class Judge:
 
     def judge_conditions(self, shared: Tensors, last: ByClient) -> list[dict[str, Any]]:
         """Return accuracy and macro-F1 under each condition; equal conditions are judged once."""
-        figures = {
-            id(samples): replace(self, test=samples).judge(shared, last).figures
+        judged = {
+            id(samples): replace(self, test=samples).judge(shared, last)
             for samples in {id(samples): samples for samples in self.conditions.values()}.values()
         }
-        return [
-            {"condition": condition, **{name: figures[id(samples)][name] for name in ("accuracy", "macro_f1")}}
-            for condition, samples in self.conditions.items()
-        ]
+        figures = {
+            key: {
+                **{name: found.figures[name] for name in ("accuracy", "macro_f1")},
+                "macro_f1_interval": list(bootstrap_macro(found.confusion)["macro_f1"]),
+            }
+            for key, found in judged.items()
+        }
+        return [{"condition": condition, **figures[id(samples)]} for condition, samples in self.conditions.items()]
 
     def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
         classes = len(method.task.class_names)

@@ -52,4 +52,5 @@ def personal_figures(confusions: Sequence[Integers]) -> dict[str, Any]:
         "accuracy": float(np.mean([accuracy for accuracy in by_client if accuracy is not None])),
         "weighted_accuracy": together["accuracy"],
         "per_client_accuracy": by_client,
+        "per_client_test_images": [int(matrix.sum()) for matrix in confusions],
     }

@@ -18,6 +18,7 @@ MOST_REPORTED = 1e9  # so that the sum over any number of clients is a number, a
 # A move of this share of the shared tensors is lost in rounding: clients of one class may have no gradient at all,
 # and say nothing of how far others move.
 STILL = 1e-5
+NOT_FINITE, TOO_FAR = "holds values that are not finite", "it moves by"
 LOSSES_APART = 10.0  # times what is usual, and at least this many nats, before a loss is left out of the mean
 
 
@@ -125,6 +126,12 @@ def sort_out(
     return [good[client] for client in sorted(good)], refusals
 
 
+def diverged(refusals: Sequence[Refusal], trained: int) -> bool:
+    """Whether all that trained left the range of numbers: no client's fault, but the rate's."""
+    gone = [refusal for refusal in refusals if NOT_FINITE in refusal.reason or TOO_FAR in refusal.reason]
+    return 0 < trained == len(gone)
+
+
 def unfounded(weight: float, examples: int, weighting: str, limits: FederationConfig) -> str | None:
     """Why a client may not have this weight, or None: it declared how many examples it has."""
     if not 0 < examples <= limits.max_examples:
@@ -152,10 +159,10 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
         move = sent - expected if expected is not None else sent
         distance = float(torch.linalg.vector_norm(move))  # one pass: NaN and infinity show in it too
         if not math.isfinite(distance) and not bool(torch.isfinite(sent).all()):
-            return f"'{name}' holds values that are not finite"
+            return f"'{name}' {NOT_FINITE}"
         moved = math.hypot(moved, distance)
     if not moved <= limits.max_update_norm:
-        return f"it moves by {moved:.3g}, more than {limits.max_update_norm:g}"
+        return f"{TOO_FAR} {moved:.3g}, more than {limits.max_update_norm:g}"
     return None
 
 

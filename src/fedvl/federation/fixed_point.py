@@ -33,7 +33,10 @@ def to_whole(values: Tensor, clients: int) -> Tensor:
     """Count values in units of 2^-30; refuse those that a sum over these clients could not hold."""
     most = 2**RANGE_BITS / clients
     if not bool((values.abs() < most).all()):  # NaN is not below either
-        raise FedVLError(f"A secure sum of {clients} clients holds numbers below {most:.3g}, and this one is not.")
+        raise FedVLError(
+            f"A secure sum of {clients} clients holds numbers below {most:.3g}, and this one is not; if training diverged, lower "
+            "the learning rate (training.learning_rate)."
+        )
     return torch.round(values.double() * 2**FRACTION_BITS).long()
 
 

@@ -90,6 +90,8 @@ class LocalEngine:
         self.hidden = RecordPrivacy(self.privacy, training, federation.rounds) if hides_images else None
         self.private: dict[int, Tensors] = {}
         self._gradient_steps = {same: self._gradient_step(same) for same in (True, False)}
+        self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
+        self._steps_done = self._steps_planned = 0
         self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
 
@@ -112,12 +114,16 @@ class LocalEngine:
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
         trained: dict[int, Trained] = {}
-        for members in self._alike(working, private, own):
-            for first in range(0, len(members), size):
-                chunk = [Member(c, used[c], private[c]) for c in members[first : first + size]]
-                begins = [own[member.client] for member in chunk] if own else [shared]
-                for result in self._train_chunk(round_index, chunk, begins):
-                    trained[result.update.client] = result
+        chunks = [
+            [Member(c, used[c], private[c]) for c in members[first : first + size]]
+            for members in self._alike(working, private, own)
+            for first in range(0, len(members), size)
+        ]
+        self._steps_done, self._steps_planned = 0, sum(self._steps(len(chunk[0].used)) for chunk in chunks)
+        for chunk in chunks:
+            begins = [own[member.client] for member in chunk] if own else [shared]
+            for result in self._train_chunk(round_index, chunk, begins):
+                trained[result.update.client] = result
         return [trained[client] for client in cohort if client in trained]
 
     def _alike(
@@ -225,8 +231,11 @@ class LocalEngine:
             return 0
         with FlopCounterMode(display=False) as counter:
             self._train_chunk(0, [largest], [shared], most_steps=1)
-        steps = self.training.local_epochs * -(-len(largest.used) // self.training.batch_size)
-        return int(counter.get_total_flops()) * steps
+        return int(counter.get_total_flops()) * self._steps(len(largest.used))
+
+    def _steps(self, samples: int) -> int:
+        """Return the steps of a client's round; with private records they are drawn, and about as many."""
+        return self.training.local_epochs * -(-samples // self.training.batch_size)
 
     def _with_data(self) -> list[int]:
         return [client for client in range(self.clients) if len(self.rows[client])]
@@ -293,6 +302,8 @@ class LocalEngine:
             for name, tensor in changed.items():
                 still[name][:active] = tensor.clone()  # it may be the very tensor that it is written to
             losses[:active] += loss.double()
+            self._steps_done += 1
+            self.progress(min(self._steps_done, self._steps_planned), self._steps_planned)
         means = (losses / torch.tensor(steps, device=losses.device)).tolist()
         return [
             self._split_update(

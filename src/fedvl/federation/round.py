@@ -9,7 +9,16 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, Report, compare_moves, mean_loss, sort_out, sum_of_reports, unsound
+from fedvl.federation.checks import (
+    Refusal,
+    Report,
+    compare_moves,
+    diverged,
+    mean_loss,
+    sort_out,
+    sum_of_reports,
+    unsound,
+)
 from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
@@ -279,6 +288,11 @@ class Federation:
             refusals += [*self.engine.refused(), *refused, *far]
             if len(good) >= (0 if hidden and len(cohort) < self.engine.clients else self.config.quorum):
                 return Gathered(cohort, trained, good, refusals, handed, usual)
+        if diverged(refused, len(trained)):
+            raise FedVLError(
+                f"Training diverged in round {round_index + 1}: of client {refused[-1].client}, {refused[-1].reason}; lower the "
+                "learning rate (training.learning_rate) and start a new run."
+            )
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
         raise FedVLError(
             f"Round {round_index + 1} got {len(good)} usable updates in its last of {self.config.attempts} attempts, fewer than "

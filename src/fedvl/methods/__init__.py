@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fedvl.methods.base import Method
 
 FOLDER = Path(__file__).parent
-PARTS = {"__init__", "base", "roles", "show"}  # files here that are not methods
+PARTS = {"__init__", "base", "mistakes", "roles", "show"}  # files here that are not methods
 
 
 def method_names() -> list[str]:
@@ -69,7 +70,13 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever the user's code does wrong
         del sys.modules[name]
-        raise FedVLError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve() == path.resolve()
+        ]
+        where = f" (line {own[-1].lineno}: `{own[-1].line}`)" if own else ""
+        raise FedVLError(f"{path} cannot be loaded: {type(error).__name__}: {error}{where}.") from error
     return module
 
 

@@ -12,7 +12,8 @@ from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
 from fedvl.report.comparison_tables import Summary, by_place, figure, footnote
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
-from fedvl.report.tables import MISSING, cell_of, points
+from fedvl.report.tables import MISSING, cell_of, points, spread
+from fedvl.uncertainty import Interval
 
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
@@ -49,13 +50,20 @@ def _place(cell: Any) -> dict[str, Any]:
     change = None if paper is None else cell["mean"] - paper
     return {
         "cell": cell_of(cell["mean"], figure),
-        "deviation": "" if cell["deviation"] is None else f"± {figure(cell['deviation'], cell['mean'])}",
+        "deviation": _spread(cell),
         "star": "*" if cell["significant"] else "",
         "paper": None if paper is None else figure(paper),
         "change": points(change, 1),
         "kind": kind_of(change),
         "best": cell["best"],
     }
+
+
+def _spread(cell: Any) -> str:
+    """Return the deviation over seeds, or the interval of a single run."""
+    if cell["deviation"] is not None:
+        return f"± {figure(cell['deviation'], cell['mean'])}"
+    return f"({spread(Interval(*cell['interval']))})" if cell.get("interval") else ""
 
 
 def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:

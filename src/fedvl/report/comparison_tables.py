@@ -12,7 +12,8 @@ from rich.text import Text
 
 from fedvl.display import visible
 from fedvl.files import write_whole
-from fedvl.report.tables import MISSING, csv_cell, human_count, points
+from fedvl.report.tables import MISSING, csv_cell, human_count, points, spread
+from fedvl.uncertainty import Interval
 
 Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
 GridCell = Mapping[str, Any]  # one of its cells
@@ -50,6 +51,8 @@ def cell_text(cell: GridCell | None) -> str:
     text = figure(cell["mean"])
     if cell["deviation"] is not None:
         text += f" ± {figure(cell['deviation'], cell['mean'])}"
+    elif cell.get("interval"):
+        text += f" ({spread(Interval(*cell['interval']))})"
     text += "*" if cell["significant"] else ""
     if cell.get("paper") is not None:
         text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
@@ -61,11 +64,31 @@ def footnote(summary: Summary) -> str:
     counts = sorted({cell["n"] for cell in summary["cells"]})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
+    if any(cell.get("interval") for cell in summary["cells"]):
+        parts.append("In brackets, the interval of 95 % over the test images.")
+    parts += leads(summary)
     if counts and counts[-1] >= 3:
         parts.append(f"* p < 0.05, {summary['test']}.")
     if summary["failures"]:
         parts.append(f"{len(summary['failures'])} runs failed.")
     return " ".join([*parts, *filter(None, [summary.get("note")])])
+
+
+def leads(summary: Summary) -> list[str]:
+    """Return a sentence for each column on how sure the lead of its best row is, image by image."""
+    cells, sentences = by_place(summary), []
+    for cell in summary["cells"]:
+        other = cells.get((cell.get("against") or "", cell["column"]))
+        if not cell.get("lead") or other is None:
+            continue
+        column = f" ({cell['column']})" if len(summary["columns"]) > 1 else ""
+        interval = Interval(*cell["lead"])
+        sure = "" if interval.low > 0 else ", so that it may be chance"
+        sentences.append(
+            f"{cell['row']} leads {other['row']}{column} by {points(cell['mean'] - other['mean'], 1)} points, 95 % over the test "
+            f"images {spread(interval)} (paired bootstrap){sure}."
+        )
+    return sentences
 
 
 def heading(summary: Summary) -> str:

@@ -8,9 +8,13 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedvl.run_folder import RunFolder
+from fedvl.uncertainty import Interval, Paired, bootstrap_macro, bootstrap_mean, mcnemar, wilson
 
 LARGEST = 1e100
+MOST_IMAGES = 10**9  # of a test that can be drawn again
 
 
 def number(value: object) -> float | None:
@@ -48,6 +52,50 @@ def difference(result: dict[str, Any]) -> float | None:
     if accuracy is None or reference is None or result["method"] == "zero-shot":
         return None
     return accuracy - reference
+
+
+def images_tested(result: dict[str, Any]) -> int:
+    """Return how many test images were asked; 0 if that is not known."""
+    return sum(map(sum, result.get("confusion") or []))
+
+
+def intervals(result: dict[str, Any]) -> dict[str, Interval]:
+    """Return the intervals of a result's percentages that can be known, by their names.
+
+    Shares of the test images are binomial; means over clients or classes are resampled.
+    """
+    count, found = images_tested(result), {}
+    if 0 < count < MOST_IMAGES:
+        confusion = np.asarray(result["confusion"], dtype=np.int64)
+        macros = bootstrap_macro(confusion)
+        found = {name: macros[name] for name in macros if number(result.get(name)) is not None}
+    for prefix in ("", "zero_shot_"):
+        by_client = [
+            value for value in map(number, result.get(f"{prefix}per_client_accuracy") or ()) if value is not None
+        ]
+        value = number(result.get(f"{prefix}accuracy"))
+        if by_client:
+            found[f"{prefix}accuracy"] = bootstrap_mean(by_client)
+        elif value is not None and count:
+            found[f"{prefix}accuracy"] = wilson(value, count)
+    return found
+
+
+def gain(result: dict[str, Any]) -> Paired | None:
+    """Return the run against zero-shot on its own test images; None where it is not known."""
+    if difference(result) is None or result.get("per_client_accuracy"):
+        return None
+    return paired(result.get("zero_shot_right"), result.get("right"))
+
+
+def against(first: dict[str, Any], second: dict[str, Any]) -> Paired | None:
+    """Return the second run against the first; None unless both had the same test images."""
+    same = first.get("test_sha256") and first.get("test_sha256") == second.get("test_sha256")
+    return paired(first.get("right"), second.get("right")) if same else None
+
+
+def paired(first: str | None, second: str | None) -> Paired | None:
+    return mcnemar(first, second) if first and second and len(first) == len(second) else None
 
 
 def count_of(value: object) -> int:

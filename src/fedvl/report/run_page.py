@@ -11,21 +11,26 @@ from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
-from fedvl.report.reading import count_of, difference, flatten, number, series
+from fedvl.report.reading import count_of, difference, flatten, gain, images_tested, intervals, number, series
 from fedvl.report.tables import (
     MISSING,
     Cell,
     Row,
     accuracy_rows,
     cell_of,
+    condition_f1,
     cost_rows,
     human_bytes,
     human_seconds,
+    p_value,
     percent,
     points,
     privacy_rows,
+    spread,
+    sure,
 )
 from fedvl.run_folder import RunFolder
+from fedvl.uncertainty import Paired, wilson
 
 SIZES = WIDE, NARROW = 848, 356
 MODALITY_LABELS = {"both": "text and image", "text": "text only", "image": "image only"}
@@ -46,7 +51,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_troubles(run),
         "examples": _examples(run.examples),
         "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
-        "rounds": [_round_cells(entry) for entry in run.rounds],
+        "rounds": [_round_cells(entry, _round_images(run.result)) for entry in run.rounds],
         "facts": _facts(run.result),
         "config": list(flatten(run.result.get("config") or {})),
         "command": str(run.result.get("command") or ""),
@@ -69,19 +74,31 @@ def _headline(result: dict[str, Any]) -> dict[str, Any]:
         f"{result['preset']} preset" if result.get("preset") else None,
         f"seed {result['seed']}" if result.get("seed") is not None else None,
     ]
-    confusion = result.get("confusion")
+    count, known, test = images_tested(result), intervals(result), gain(result)
     return {
         "method": str(result["method"]),
         "dataset": str(result.get("dataset", MISSING)),
         "model": str(result.get("model", MISSING)),
         "setting": [str(part) for part in setting if part],
         "accuracy": percent(result.get("accuracy")),
+        "accuracy_interval": spread(known.get("accuracy")),
         "zero_shot": None if change is None else percent(result["zero_shot_accuracy"]),
+        "zero_shot_interval": spread(known.get("zero_shot_accuracy")),
         "change": None if change is None else points(change),
+        "change_interval": "" if test is None else f"{spread(test.interval)}, {p_value(test.p)}",
+        "paired": None if test is None else paired_text(test),
         "change_kind": kind_of(change),
         "scores": accuracy_rows(result),
-        "test_images": f"{int(np.sum(confusion)):,}" if confusion else None,
+        "test_images": f"{count:,}" if count else None,
     }
+
+
+def paired_text(test: Paired) -> str:
+    """Return the images that only one of two models has right."""
+    return (
+        f"{_several(test.gained, 'image')} right only after training, {_several(test.lost, 'image')} only before, of "
+        f"{test.images:,}: McNemar's exact test, {p_value(test.p)}."
+    )
 
 
 def _several(value: object, noun: str) -> str | None:
@@ -145,7 +162,7 @@ def _classes(result: dict[str, Any]) -> dict[str, Any]:
                 "predicted": names[column],
                 "count": f"{count:,}",
                 "of": f"{of:,}",
-                "share": percent(100 * count / of),
+                "share": sure(100 * count / of, of),
             }
             for row, column, count, of in classes.confused_pairs(np.asarray(confusion, dtype=np.int64), PAIRS)
         ]
@@ -166,18 +183,21 @@ def partition_captions(clients: int, class_count: int, note: object) -> list[str
 def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
     """Return the rows of the recall table, largest gain (or without zero-shot, recall) first."""
     recalls = result.get("per_class_recall") or []
+    counts = [sum(row) for row in result.get("confusion") or []] or [0] * len(recalls)
     references = result.get("zero_shot_per_class_recall") or []
     if result["method"] == "zero-shot" or len(references) != len(recalls):
         references = [None] * len(recalls)
     rows = []
-    for name, value, against in zip(names, recalls, references, strict=False):
+    for name, value, against, count in zip(names, recalls, references, counts, strict=False):
         recall, reference = number(value), number(against)
         if recall is None:  # a class without test images
             continue
         change = None if reference is None else recall - reference
         row = {
             "name": name,
+            "count": cell_of(count or None, "{:.0f}".format),
             "recall": cell_of(recall, "{:.1f}".format),
+            "interval": spread(wilson(recall, count), 0) if count else "",
             "reference": cell_of(reference, "{:.1f}".format),
             "change": cell_of(change, lambda value: points(value, 1)),
             "kind": None if change is None else kind_of(change),
@@ -191,9 +211,11 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
     """Return what the personal and the missing-modality protocols add to the page."""
     own, before = result.get("per_client_accuracy") or [], result.get("zero_shot_per_client_accuracy") or []
     references = before if len(before) == len(own) else [None] * len(own)
+    counts = result.get("per_client_test_images") or []
+    counts = counts if len(counts) == len(own) else [0] * len(own)
     bars = [
-        Bar(f"client {client}", value, 0, number(reference))
-        for client, (accuracy, reference) in enumerate(zip(own, references, strict=True))
+        Bar(_client_name(client, value, count), value, 0, number(reference))
+        for client, (accuracy, reference, count) in enumerate(zip(own, references, counts, strict=True))
         if (value := number(accuracy)) is not None
     ]
     return {
@@ -203,12 +225,22 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
             {
                 "name": str(row["condition"]),
                 "bar": drawn(classes.recall_bar(number(row["accuracy"]) or 0.0, None)),
-                "cells": [cell_of(row.get(key), "{:.2f}".format) for key in ("accuracy", "macro_f1")],
+                "cells": [
+                    Cell(text, value if (value := number(row.get(key))) is not None else "")
+                    for key, text in (
+                        ("accuracy", sure(row.get("accuracy"), images_tested(result))),
+                        ("macro_f1", condition_f1(row)),
+                    )
+                ],
             }
             for row in result.get("conditions") or []
         ],
         **_map(result),
     }
+
+
+def _client_name(client: int, accuracy: float, count: int) -> str:
+    return f"client {client} (n = {count}, {spread(wilson(accuracy, count), 0)})" if count else f"client {client}"
 
 
 def _map(result: dict[str, Any]) -> dict[str, Any]:
@@ -264,10 +296,15 @@ def _troubles(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _round_cells(entry: dict[str, Any]) -> list[Cell]:
+def _round_images(result: dict[str, Any]) -> int:
+    """Return the test images of a round; 0 where its accuracy is a mean over clients."""
+    return 0 if result.get("per_client_accuracy") else images_tested(result)
+
+
+def _round_cells(entry: dict[str, Any], images: int) -> list[Cell]:
     return [
         cell_of(entry["round"], "{:.0f}".format),
-        cell_of(entry.get("accuracy"), percent),
+        cell_of(entry.get("accuracy"), lambda value: sure(value, images)),
         cell_of(entry.get("loss"), "{:.4f}".format),
         cell_of(count_of(entry["cohort"]) if "cohort" in entry else None, "{:.0f}".format),
         cell_of(count_of(entry.get("dropped")), "{:.0f}".format),

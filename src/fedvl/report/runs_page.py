@@ -6,7 +6,7 @@ from typing import Any
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import colour
-from fedvl.report.reading import difference, flatten, number, series
+from fedvl.report.reading import against, difference, flatten, images_tested, intervals, number, series
 from fedvl.report.run_page import SIZES, drawn, kind_of
 from fedvl.report.tables import (
     MISSING,
@@ -16,7 +16,9 @@ from fedvl.report.tables import (
     human_bytes,
     human_count,
     human_seconds,
+    p_value,
     points,
+    spread,
 )
 from fedvl.run_folder import RunFolder
 
@@ -38,6 +40,7 @@ def describe_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
             for index, (name, run) in enumerate(zip(names, runs, strict=True))
         ],
         "summary": [_summary(run.result) for run in runs],
+        "paired": _paired(names, runs),
         "curves": _curves(names, runs),
         **_radar(runs),
         "class_tables": _class_tables(runs),
@@ -68,17 +71,48 @@ def _title(result: dict[str, Any]) -> str:
 
 
 def _summary(result: dict[str, Any]) -> dict[str, Any]:
-    change = difference(result)
+    change, known = difference(result), intervals(result)
+
+    def with_interval(key: str) -> Cell:
+        text = spread(known.get(key))
+        return cell_of(result.get(key), lambda value: f"{value:.2f} ({text})" if text else f"{value:.2f}")
+
     return {
         "words": [str(result.get(key, MISSING)) for key in ("method", "dataset", "partition")],
         "cells": [
-            cell_of(result.get("accuracy"), "{:.2f}".format),
-            cell_of(result.get("zero_shot_accuracy"), "{:.2f}".format),
+            with_interval("accuracy"),
+            with_interval("zero_shot_accuracy"),
             cell_of(change, points),
-            cell_of(result.get("macro_f1"), "{:.2f}".format),
+            with_interval("macro_f1"),
+            cell_of(images_tested(result) or None, "{:,.0f}".format),
         ],
         "kind": kind_of(change),
     }
+
+
+def paired_sentences(runs: Sequence[RunFolder]) -> list[str]:
+    """Say how each run compares with the first, for a terminal."""
+    names = run_names(runs)
+    told = []
+    for row in _paired(names, runs):
+        difference, interval, p, *_ = row["told"]
+        sureness = f" points (95 %: {interval}), McNemar {p}" if interval else ""
+        told.append(f"{row['name']} against {names[0]}: {difference}{sureness}.")
+    return told
+
+
+def _paired(names: Sequence[str], runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Return each run against the first, image by image, where both had the same test images."""
+    rows = []
+    for index, run in enumerate(runs[1:], 1):
+        test = against(runs[0].result, run.result)
+        told = (
+            [points(test.difference), spread(test.interval), p_value(test.p), f"{test.gained:,}", f"{test.lost:,}"]
+            if test
+            else ["other test images, or not recorded: no paired test", "", "", "", ""]
+        )
+        rows.append({"name": names[index], "css": css_of(index), "told": told})
+    return rows
 
 
 def _curves(names: Sequence[str], runs: Sequence[RunFolder]) -> list[Any]:
@@ -126,8 +160,14 @@ def _class_tables(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     for names, members in groups.items():
         if len(members) > 1:
             recalls = [[number(value) for value in runs[index].result["per_class_recall"]] for index in members]
+            counts = [sum(row) for row in runs[members[0]].result.get("confusion") or []]
             rows = [
-                {"name": name, "first": cell_of(recalls[0][place], "{:.1f}".format), "others": _against(recalls, place)}
+                {
+                    "name": name,
+                    "count": cell_of(counts[place] if counts else None, "{:.0f}".format),
+                    "first": cell_of(recalls[0][place], "{:.1f}".format),
+                    "others": _against(recalls, place),
+                }
                 for place, name in enumerate(names)
             ]
             tables.append({"members": members, "rows": rows})

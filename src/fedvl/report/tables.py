@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.display import visible
-from fedvl.report.reading import difference, number
+from fedvl.report.reading import difference, gain, images_tested, intervals, number
+from fedvl.uncertainty import Interval, wilson
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
@@ -77,6 +78,26 @@ def percent(value: object) -> str:
     return MISSING if known is None else f"{known:.2f} %"
 
 
+def spread(interval: Interval | None, digits: int = 1) -> str:
+    """Format an interval as ``70.0 to 77.7``; nothing where it is not known."""
+    return "" if interval is None else f"{signed(interval.low, digits)} to {signed(interval.high, digits)}"
+
+
+def signed(value: float, digits: int) -> str:
+    text = f"{abs(value):.{digits}f}"
+    return f"{MINUS}{text}" if value < 0 and float(text) else text
+
+
+def sure(value: object, count: float) -> str:
+    """Format a share of ``count`` images with its interval."""
+    known = number(value)
+    return percent(value) if known is None or not count else f"{percent(value)} ({spread(wilson(known, count))})"
+
+
+def p_value(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
 def points(value: float | None, digits: int = 2) -> str:
     """Format a signed difference of percentages; one that rounds to zero has no sign."""
     if value is None:
@@ -91,32 +112,55 @@ def accuracy_label(method: str) -> str:
 
 
 def accuracy_rows(result: dict[str, Any]) -> list[Row]:
+    """Return the accuracies and macro metrics, each with its interval of 95 %."""
+    known = intervals(result)
+
+    def rate(label: str, key: str) -> Row:
+        text = spread(known.get(key))
+        return Row(
+            label, f"{percent(result.get(key))} ({text})" if text else percent(result.get(key)), _exact(result.get(key))
+        )
+
     if result["method"] == "zero-shot":
-        rows = [_rate_row("Zero-shot accuracy", result.get("accuracy"))]
+        rows = [rate("Zero-shot accuracy", "accuracy")]
     elif result.get("conditions"):  # a fused model has no zero-shot accuracy
-        rows = [_rate_row(accuracy_label(str(result["method"])), result.get("accuracy"))]
+        rows = [rate(accuracy_label(str(result["method"])), "accuracy")]
     else:
-        change = difference(result)
         rows = [
-            _rate_row("Zero-shot accuracy", result.get("zero_shot_accuracy")),
-            _rate_row(accuracy_label(str(result["method"])), result.get("accuracy")),
-            Row("Difference", MISSING if change is None else f"{points(change)} points", _exact(change)),
+            rate("Zero-shot accuracy", "zero_shot_accuracy"),
+            rate(accuracy_label(str(result["method"])), "accuracy"),
+            Row("Difference", gain_text(result), _exact(difference(result))),
         ]
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
-        rows.append(_rate_row(label, result.get(f"macro_{key}")))
+        rows.append(rate(label, f"macro_{key}"))
     return rows
+
+
+def gain_text(result: dict[str, Any]) -> str:
+    """Return what was gained over zero-shot, how sure, and by which test."""
+    change, test = difference(result), gain(result)
+    if change is None:
+        return MISSING
+    sureness = "" if test is None else f" ({spread(test.interval)}; McNemar {p_value(test.p)})"
+    return f"{points(change)} points{sureness}"
 
 
 def condition_rows(result: dict[str, Any]) -> list[Row]:
     """Return accuracy and macro F1 under each test condition of the missing-modality protocol."""
+    count = images_tested(result)
     return [
         Row(
             f"Test {row['condition']}: accuracy, macro F1",
-            f"{percent(row['accuracy'])}, {percent(row['macro_f1'])}",
+            f"{sure(row['accuracy'], count)}, {condition_f1(row)}",
             f"{_exact(row['accuracy'])}, {_exact(row['macro_f1'])}",
         )
         for row in result.get("conditions") or []
     ]
+
+
+def condition_f1(row: dict[str, Any]) -> str:
+    bounds = row.get("macro_f1_interval")
+    return f"{percent(row['macro_f1'])} ({spread(Interval(*bounds))})" if bounds else percent(row["macro_f1"])
 
 
 def privacy_rows(result: dict[str, Any]) -> list[Row]:
@@ -178,10 +222,6 @@ def _exact(value: object) -> str:
     if known is None:
         return "not recorded"
     return f"{value:,}" if isinstance(value, int) else repr(known)
-
-
-def _rate_row(label: str, value: object) -> Row:
-    return Row(label, percent(value), _exact(value))
 
 
 def _human_flops(value: float) -> str:

@@ -226,6 +226,7 @@ def make_app(
             "clients": run.experiment.data.clients,
             "classes": run.class_names,
             "new_classes": run.answers_new_classes,
+            "temperature": run.temperature,
             "personal": run.experiment.evaluation.protocol == "personal",
             "limits": {**vars(limits), "pixels": MAX_PIXELS},
         }

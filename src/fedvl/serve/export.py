@@ -29,24 +29,40 @@ README = """# {title}
 
 Made by `fedvl export` from a run of {method} on {dataset}. It predicts {count} classes, which `classes.json` lists.
 `config.json`, `model.safetensors`, the tokenizer and `preprocessor_config.json` are a Hugging Face CLIP: the frozen encoder.
-`classifier.safetensors` is what was learned; `MODEL_CARD.md` says from what, by whom and how well.
+`classifier.safetensors` is what was learned; `MODEL_CARD.md` says from what, by whom and how well;
+`image.py` opens images as FedVL does.
 
 This gives the scores of the classes for an image:
 
 ```python
 import json, torch
-from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, CLIPModel
+from image import open_rgb
 model, read = CLIPModel.from_pretrained("."), AutoImageProcessor.from_pretrained(".")
 head, names = load_file("classifier.safetensors"), json.load(open("classes.json"))
 with torch.no_grad():
-    pixels = read(Image.open("photo.jpg").convert("RGB"), return_tensors="pt")["pixel_values"]
+    pixels = read(open_rgb("photo.jpg"), return_tensors="pt")["pixel_values"]
     z = model.visual_projection(model.vision_model(pixels).pooler_output){gate}
     scores = torch.nn.functional.normalize(z, dim=-1) @ head["weight"].T + head["bias"]
 print(names[int(scores.argmax())])
 ```
 {memory}"""
+IMAGE = '''"""Open an image as FedVL does: turned upright, 16 bits scaled to 8, transparency laid over white."""
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+def open_rgb(path):
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return Image.fromarray(np.round(np.asarray(image).astype(np.int64) / 257).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+'''
 MEMORY = """
 The run keeps images with confident predictions as examples for later ones; this folder does not, and scores each image by
 its class texts alone.
@@ -81,6 +97,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         "tokenizer.json": run.encoder.tokenizer.to_json(),
         "tokenizer_config.json": json.dumps(tokenizer_config(run.encoder), indent=1),
         "classes.json": json.dumps(list(user.names), ensure_ascii=False, indent=1),
+        "image.py": IMAGE,
         "README.md": readme,
         "MODEL_CARD.md": card_text(folder.name, found),
         "model_card.json": json.dumps(found, ensure_ascii=False, indent=1),

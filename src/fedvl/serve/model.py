@@ -4,7 +4,7 @@ Queries go through ``evaluation/predict.py``, as in a test: the same images in t
 the same predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Task
+from fedvl.methods.parts.losses import entropy
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
@@ -34,8 +35,8 @@ ENCODED_TOGETHER = 64
 class Reply(NamedTuple):
     """The prediction for one image."""
 
-    ranked: list[tuple[str, float]]  # likeliest names first, with their softmax probabilities
-    entropy: float
+    ranked: list[tuple[str, float]]  # likeliest names first, with their shares
+    entropy: float  # of the shares of all names
     example_of: str | None  # class that it is remembered as an example of
     zero_shot: list[tuple[str, float]]  # the pretrained model's prediction
 
@@ -52,9 +53,12 @@ class Reply(NamedTuple):
 class User:
     """A user who queries some class names: the model for them, and what it remembers."""
 
-    def __init__(self, method: Method, tensors: Tensors, client_weights: dict[int, float]) -> None:
+    def __init__(
+        self, method: Method, tensors: Tensors, client_weights: dict[int, float], temperature: float = 1.0
+    ) -> None:
         self.names = method.task.class_names
         self.client_weights = client_weights
+        self.temperature = temperature
         self.remembers = method.role.remembers
         self.conversation = Conversation(method, tensors)
         self._zero_shot = Conversation(ZeroShot(Options(), method.task), {})
@@ -63,9 +67,10 @@ class User:
         """Predict the next images as one batch, with ``top`` names each."""
         inputs = {form: torch.stack([image[form] for image in images]) for form in images[0]}
         answer = self.conversation.ask(inputs)
+        scores = answer.scores / self.temperature
         columns = (
-            self._ranked(answer.scores, top),
-            answer.entropy.tolist(),
+            self._ranked(scores, top),
+            entropy(scores).tolist(),
             [self.names[c] if c >= 0 else None for c in answer.example_of.tolist()],
             self._ranked(self._zero_shot.ask(inputs).scores, top),
         )
@@ -125,6 +130,11 @@ class TrainedModel:
     def templates(self) -> list[str]:
         return list(self.result["templates"])
 
+    @property
+    def temperature(self) -> float | None:
+        """What scores are divided by, as fitted on training images; None if they are shares as they are."""
+        return self.result.get("temperature")
+
     def user(
         self, names: Sequence[str] | None = None, templates: Sequence[str] | None = None, client: int | None = None
     ) -> User:
@@ -150,7 +160,7 @@ class TrainedModel:
         tensors = method.tailor(self._shared, self._last)
         if client is not None:
             tensors = {**tensors, **self._private(client)}
-        return User(method, tensors, method.client_weights(self._last) if self._last else {})
+        return User(method, tensors, method.client_weights(self._last) if self._last else {}, self.temperature or 1.0)
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
         """Return an image file as the encoder's input; raise `BadImage` if it cannot be used."""
@@ -226,7 +236,13 @@ class Batch:
         return lines
 
 
-def predict_images(model: TrainedModel, user: User, sources: Sequence[Source], top: int) -> list[dict[str, Any]]:
+def predict_images(
+    model: TrainedModel,
+    user: User,
+    sources: Sequence[Source],
+    top: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
     """Predict images in their order; return a line for each."""
     batch, lines = Batch(user, model.batch_size(user), top), list[dict[str, Any]]()
     for first in range(0, len(sources), ENCODED_TOGETHER):
@@ -236,6 +252,7 @@ def predict_images(model: TrainedModel, user: User, sources: Sequence[Source], t
             row = pixels if isinstance(pixels, BadImage) else next(encoded)
             if batch.add({"number": number, "image": sources[number][0]}, row):
                 lines += batch.predict()
+        progress(min(first + ENCODED_TOGETHER, len(sources)), len(sources))
     return lines + batch.predict()
 
 

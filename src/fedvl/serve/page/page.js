@@ -151,14 +151,17 @@ function show(line) {
   } else {
     answered += 1;
     picture.alt = `${file.name}: ${line.ranked[0].name}`;
-    bars(card.querySelector(".federated .bars"), line.ranked.slice(0, 4));
-    bars(card.querySelector(".zero-shot .bars"), line.zero_shot.slice(0, 4));
+    const lists = [line.ranked.slice(0, 4), line.zero_shot.slice(0, 4)];
+    const most = Math.max(...lists.flat().map(({ score }) => score)); // one scale, since the two are compared
+    const scaled = lists.map((list) => list.map(({ name, score }) => ({ name, score, width: score / most })));
+    bars(card.querySelector(".federated .bars"), scaled[0]);
+    bars(card.querySelector(".zero-shot .bars"), scaled[1]);
     const differs = line.ranked[0].name !== line.zero_shot[0].name;
     card.classList.toggle("differs", differs);
     differing += differs;
     const mark = card.querySelector(".mark");
     mark.append(span("entropy", `entropy ${line.entropy.toFixed(2)}`));
-    mark.title = "Entropy of the prediction: 0 is certain.";
+    mark.title = `Entropy of the shares of all names, in nats: 0 is certain, ${Math.log(session.classes.length).toFixed(2)} is even.`;
     if (line.prototype_of !== null) {
       mark.prepend(span("remembered", `prototype of ${line.prototype_of}`));
       remember(line.prototype_of, url);
@@ -295,6 +298,7 @@ async function open() {
     return say(error.message);
   }
   find("about").textContent = `${run.method} on ${run.model}, trained by ${run.clients} ${run.clients === 1 ? "client" : "clients"} on ${run.dataset.split("/").pop()}`;
+  if (run.temperature !== null) find("about").textContent += `. Shares are calibrated: scores are divided by a temperature of ${run.temperature.toPrecision(2)}, fitted on training images`;
   if (!find("names").value || !run.new_classes) find("names").value = run.classes.join(", ");
   find("names").readOnly = !run.new_classes;
   countNames();

@@ -1,0 +1,67 @@
+"""What went wrong in a method's own file, in one sentence for its author."""
+
+import traceback
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedvl.methods.base import Method, Samples
+
+# How PyTorch puts a breach of each of the three rules, and what to do instead.
+RULES = {
+    "rule 1 (write nothing in place): make a new tensor": (
+        "in-place operation",
+        "inplace arithmetic",
+        "match the broadcast shape",
+    ),
+    "rule 2 (do not branch on the value of a tensor): none can be read out; use torch.where and the like": (
+        "data-dependent control flow",
+        "calling .item()",
+        "Cannot access data pointer",
+    ),
+    "rule 3 (take random numbers from noise): draw them in noise and read batch.noise": ("randomness error mode",),
+}
+LOSS = "loss must return one number that depends on the tensors of start through operations with gradients"
+MOST_REASON = 200  # characters
+
+
+def mistake(error: Exception, file: Path, method: Method | None, samples: Samples | None) -> str:
+    """Return the author's own line and the rule that it breaks, or the hook that is wrong."""
+    reason = (str(error).strip() or "no reason given").splitlines()[0][:MOST_REASON].rstrip(".")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if same_file(frame.filename, file)]
+    where = f"{file.name}, line {frames[-1].lineno}, in {frames[-1].name}: `{frames[-1].line}`" if frames else file.name
+    for rule, signs in RULES.items():
+        if frames and any(sign in str(error) for sign in signs):
+            return f"{where} breaks {rule}."
+    # what a hook returned may fail later, in code that is not the author's
+    broken = broken_hook(method, samples) if method is not None and samples is not None else None
+    if broken or not frames:
+        return f"{file.name} does not fit docs/contract.md: {broken or LOSS if method else reason}."
+    return f"{where} fails with {type(error).__name__}: {reason}."
+
+
+def same_file(name: str, file: Path) -> bool:
+    return Path(name).resolve() == file.resolve()
+
+
+def broken_hook(method: Method, samples: Samples) -> str | None:
+    """Return which hook returns what the contract does not allow, tried on two samples."""
+    try:
+        shared = method.start(torch.Generator())
+        if not isinstance(shared, dict) or not all(isinstance(tensor, Tensor) for tensor in shared.values()):
+            return f"start must return a dictionary of tensors by name, and returns {named(shared)}"
+        few = samples.take(torch.arange(min(2, len(samples))))
+        scores = method.predict({**shared, **method.join(few, torch.Generator())}, few.inputs)
+    except Exception as error:
+        return str(error).splitlines()[0] if isinstance(error, TypeError) and "defines no" in str(error) else None
+    wanted = (len(few), len(method.task.class_names))
+    if not isinstance(scores, Tensor) or scores.shape != wanted:
+        return f"predict must return one row of {wanted[1]} scores for each image, and returns {named(scores)}"
+    return None
+
+
+def named(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"

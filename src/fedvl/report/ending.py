@@ -1,0 +1,92 @@
+"""What a person should know at the end of a run, in a few lines below its table."""
+
+import math
+from collections import Counter
+from typing import Any
+
+from fedvl.report.reading import evaluated_rounds, images_tested, number
+from fedvl.report.tables import percent
+
+TOY = "fedvl-tiny"
+EMBEDDED = ("cifar10-mini", "emoji-mini")
+REASONS = 3  # for which images were skipped, that are named
+NOTES = 5
+FEWEST = 30  # test images, of which the course of accuracy can be told
+LAST = 3  # the part of the rounds, from the end, in which a rise counts as one that goes on: a third
+
+
+def ending(result: dict[str, Any]) -> list[str]:
+    """Return who took part, how accuracy went, what was left out, and what to try next."""
+    lines = [took_part(result), *course(result), *skipped(result)]
+    notes = [str(note) for note in result.get("notes") or []]
+    lines += notes[:NOTES]
+    if len(notes) > NOTES:
+        lines.append(f"{len(notes) - NOTES} more notes are in the report.")
+    if str(result.get("model", "")).startswith(TOY) and result.get("dataset") not in EMBEDDED:
+        lines.append(f"{result['model']} is a toy model: for real photos use --model openai/clip-vit-base-patch32.")
+    return [line for line in lines if line]
+
+
+def took_part(result: dict[str, Any]) -> str:
+    """Return clients, partition, rounds, seed and test images."""
+    tested = images_tested(result)
+    parts = [
+        several(result.get("clients"), "client"),
+        str(result.get("partition") or ""),
+        several(result.get("rounds"), "round"),
+        f"seed {result['seed']}" if result.get("seed") is not None else "",
+        f"{several(tested, 'test image')}; in brackets, intervals of 95 %" if tested else "",
+    ]
+    return ", ".join(part for part in parts if part) + "."
+
+
+def several(value: object, noun: str) -> str:
+    known = number(value)
+    return "" if known is None else f"{known:,.0f} {noun}{'' if known == 1 else 's'}"
+
+
+def course(result: dict[str, Any]) -> list[str]:
+    """Return the best and the last round, and whether accuracy still rises or has fallen.
+
+    A change counts if it is more than one standard error of the last accuracy.
+    """
+    values = result.get("per_round") or []
+    curve = [
+        (at, value)
+        for at, value in zip(evaluated_rounds(result, len(values)), map(number, values), strict=True)
+        if value is not None
+    ]
+    count = images_tested(result)
+    if 0 < count < FEWEST:
+        return [f"Only {several(count, 'test image')}: the accuracies say little."]
+    if len(curve) < 2 or not count:
+        return []
+    best_round, best = max(curve, key=lambda pair: pair[1])
+    last_round, last = curve[-1]
+    share = min(max(last / 100, 0.0), 1.0)
+    error = 100 * math.sqrt(max(share * (1 - share), 1 / (4 * count)) / count)
+    if best_round == last_round:
+        line = f"Round {last_round}, the last, is the best: {percent(last)}."
+        before = curve[-1 - max(1, len(curve) // LAST)][1]
+        more = f" Still rising: try more rounds (--rounds {2 * last_round})." if last - before > error else ""
+    else:
+        line = f"Best round {best_round}: {percent(best)}; last round {last_round}: {percent(last)}."
+        fell = f" It fell since round {best_round}: try fewer rounds or a lower learning rate."
+        more = fell if best - last > error else ""
+    return [line + more]
+
+
+def skipped(result: dict[str, Any]) -> list[str]:
+    """Return how many images could not be used and why, with one of them for each reason."""
+    images = result.get("skipped_images") or []
+    if not images:
+        return []
+    reasons = Counter(image["reason"].rstrip(".") for image in images)
+    first = {image["reason"].rstrip("."): image["image"] for image in reversed(images)}
+    if len(reasons) == 1:
+        (reason,) = reasons
+        return [f"{several(len(images), 'image')} skipped because {reason} (such as {first[reason]})."]
+    told = [f"{count} because {reason} (such as {first[reason]})" for reason, count in reasons.most_common(REASONS)]
+    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(REASONS))
+    told += [f"{rest} for other reasons, which the report has"] if rest else []
+    return [f"{several(len(images), 'image')} skipped: {'; '.join(told)}."]

@@ -1,0 +1,116 @@
+"""How sure a percentage is: intervals of 95 %, and tests of differences on the same images."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z = 1.959963984540054  # of the normal distribution, at 95 %
+RESAMPLES = 1000
+FEWEST = 100  # resamples
+MOST_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
+SEED = 0
+
+
+class Interval(NamedTuple):
+    """Bounds of a value, in its own unit."""
+
+    low: float
+    high: float
+
+
+class Paired(NamedTuple):
+    """Two models on the same images: the second less the first, in points."""
+
+    images: int
+    gained: int  # images that only the second has right
+    lost: int  # images that only the first has right
+    difference: float
+    interval: Interval
+    p: float
+
+
+def wilson(percent: float, count: float) -> Interval:
+    """Return Wilson's interval of a share of `count` images, both in percent."""
+    share = min(max(percent / 100, 0.0), 1.0)
+    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return Interval(100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
+
+
+def bootstrap_mean(values: Sequence[float]) -> Interval:
+    """Return the interval of a mean over clients: they are drawn again, with replacement."""
+    drawn = np.random.default_rng(SEED).choice(np.asarray(values, float), (RESAMPLES, len(values)))
+    return _bounds(drawn.mean(axis=1))
+
+
+def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
+    """Return intervals of macro precision, recall and F1: the test images are drawn again."""
+    classes, images = len(confusion), int(confusion.sum())
+    rows, columns = np.nonzero(confusion)  # an image is one of these pairs of a true and a predicted class
+    shares = confusion[rows, columns] / images
+    found: dict[str, list[float]] = {"macro_precision": [], "macro_recall": [], "macro_f1": []}
+    generator = np.random.default_rng(SEED)
+    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // len(rows)))):
+        counts = generator.multinomial(images, shares)
+        hits, support, predicted = (
+            np.bincount(at, weights, minlength=classes)
+            for at, weights in ((rows, counts * (rows == columns)), (rows, counts), (columns, counts))
+        )
+        occurring = (support + predicted) > 0
+        for name, above, below in (
+            ("macro_precision", hits, predicted),
+            ("macro_recall", hits, support),
+            ("macro_f1", 2 * hits, support + predicted),
+        ):
+            ratios = np.divide(above, below, out=np.zeros(classes), where=below > 0)
+            found[name].append(100 * float(ratios[occurring].mean()))
+    return {name: _bounds(np.array(values)) for name, values in found.items()}
+
+
+def mcnemar(first: str, second: str) -> Paired | None:
+    """Test exactly whether one of two models is right more often, on images that both were asked.
+
+    A text has one letter for each test image: 1 right, 0 wrong, - not asked.
+    """
+    pairs = [(one, other) for one, other in zip(first, second, strict=True) if "-" not in (one, other)]
+    if not pairs:
+        return None
+    count, gained, lost = len(pairs), pairs.count(("0", "1")), pairs.count(("1", "0"))
+    return Paired(
+        count, gained, lost, 100 * (gained - lost) / count, _bonett_price(count, gained, lost), _p(gained, lost)
+    )
+
+
+def bootstrap_lead(first: Sequence[str], second: Sequence[str]) -> Interval:
+    """Return the interval of the mean lead of the first over the second, over seeds.
+
+    The images are drawn again, each with its predictions of all seeds.
+    """
+    ours, theirs = (
+        np.array([[letter == "1" for letter in run] for run in runs], float).mean(0) for runs in (first, second)
+    )
+    leads = ours - theirs
+    chosen = np.random.default_rng(SEED).integers(0, len(leads), (RESAMPLES, len(leads)))
+    return _bounds(100 * leads[chosen].mean(axis=1))
+
+
+def _bonett_price(count: int, gained: int, lost: int) -> Interval:
+    """Return the interval of a difference of paired shares (Bonett and Price, 2012)."""
+    up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
+    half = Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
+    return Interval(100 * max(-1.0, up - down - half), 100 * min(1.0, up - down + half))
+
+
+def _p(gained: int, lost: int) -> float:
+    """Return the two-sided p of the exact binomial test of McNemar."""
+    from scipy.stats import binom
+
+    return min(1.0, 2 * float(binom.cdf(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
+
+
+def _bounds(values: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(float(low), float(high))

@@ -1,0 +1,56 @@
+"""fedvl run as a user types it, in this process."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fedvl.run_folder import RunFolder
+
+
+def draw(folder: Path, count: int, seed: int = 0) -> None:
+    """Write images of noise."""
+    noise = random.Random(seed)
+    folder.mkdir(parents=True)
+    for index in range(count):
+        Image.frombytes("RGB", (8, 8), noise.randbytes(192)).save(folder / f"{index}.png")
+
+
+def test_a_folder_without_labels_is_trained_on_and_queried(call: Any, tmp_path: Path) -> None:
+    draw(tmp_path / "scans", 12)
+    words = ("run", "--dataset", "scans", "--classes", "well,ill", "--method", "fst-cbdg", "--partition", "iid")
+    done = call(*words, "--clients", "2", "--rounds", "1", "--quiet", "--json")
+    assert done.exception is None, done.exception
+    result = json.loads(done.stdout)
+    assert result["accuracy"] is result["zero_shot_accuracy"] is None
+    assert result["per_round"] == []
+    assert result["class_names"] == ["well", "ill"]
+    assert '--set \'data.classes=["well", "ill"]\'' in result["command"]
+    asked = json.loads(call("predict", "runs/fst-cbdg-scans", "scans", "--json").stdout)
+    assert {each["name"] for line in asked for each in line["ranked"]} == {"well", "ill"}
+    assert "no accuracy is measured" in (tmp_path / "runs/fst-cbdg-scans/report.html").read_text()
+
+
+@pytest.mark.parametrize(("rounds", "saved"), [(2, "saved after round 2"), (0, "no round is saved yet")])
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
+    rounds: int, saved: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: RunFolder, record: Any) -> None:
+        if record["round"] == rounds:
+            raise KeyboardInterrupt
+
+    def before_the_first(folder: RunFolder, records: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if rounds:
+            patched.setattr(RunFolder, "append_round", interrupted)
+        else:
+            patched.setattr(RunFolder, "write_rounds", before_the_first)
+        stopped = call("run", "--rounds", "3", "--shots", "5", "--clients", "2", "--partition", "iid", "--quiet")
+    assert stopped.exit_code == 130
+    assert stopped.stderr == f"Stopped; {saved}; go on with `fedvl resume runs/linear-cifar10-mini`.\n"
+    assert call("resume", "runs/linear-cifar10-mini", "--quiet").exit_code == 0

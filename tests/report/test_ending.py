@@ -1,0 +1,61 @@
+"""What is said at the end of a run: computed from its figures, and nothing that they do not show."""
+
+from helpers.made_up import make_result
+
+from fedvl.report.ending import course, ending, skipped, took_part
+
+
+def result_of(per_round, images=1000, **more):
+    """A result with this course of accuracy, on so many test images."""
+    hits = round(per_round[-1] / 100 * images)
+    confusion = [[hits, images - hits], [0, 0]]
+    return {"method": "linear", "rounds": len(per_round), "per_round": per_round, "confusion": confusion, **more}
+
+
+def test_who_took_part():
+    result = make_result(clients=20, rounds=10)[0]
+    said = "20 clients, dirichlet:0.3, 10 rounds, seed 0, 1,000 test images; in brackets, intervals of 95 %."
+    assert took_part(result) == said
+    assert took_part({"method": "zero-shot", "clients": 1, "rounds": 0}) == "1 client, 0 rounds."
+
+
+def test_the_course_of_accuracy():
+    """Of 1,000 images at 70 % one standard error is 1.45 points."""
+    rising = course(result_of([50.0, 60.0, 65.0, 67.0, 68.0, 70.0]))
+    assert rising == ["Round 6, the last, is the best: 70.00 %. Still rising: try more rounds (--rounds 12)."]
+    assert course(result_of([60.0, 69.5, 69.0, 69.0, 69.5, 70.0])) == ["Round 6, the last, is the best: 70.00 %."]
+    assert course(result_of([60.0, 71.4, 70.0])) == ["Best round 2: 71.40 %; last round 3: 70.00 %."]
+    fell = course(result_of([60.0, 71.5, 70.0]))
+    assert fell[0].endswith("It fell since round 2: try fewer rounds or a lower learning rate.")
+    assert course(result_of([60.0, 90.0, 70.0], images=20)) == ["Only 20 test images: the accuracies say little."]
+    assert course(result_of([70.0])) == []
+
+
+def test_rounds_are_those_that_were_evaluated():
+    config = {"evaluation": {"every": 5}}
+    line = course(result_of([60.0, 75.0, 70.0], config=config) | {"rounds": 12})[0]
+    assert line.startswith("Best round 10: 75.00 %; last round 12: 70.00 %.")
+
+
+def test_skipped_images_are_counted_by_reason():
+    assert skipped({}) == []
+    one = {"image": "cat/a.jpg", "reason": "the file is empty (0 bytes)."}
+    assert skipped({"skipped_images": [one]}) == [
+        "1 image skipped because the file is empty (0 bytes) (such as cat/a.jpg)."
+    ]
+    many = [
+        one,
+        *({"image": f"{kind}.png", "reason": f"it is {kind}."} for kind in ("odd", "odd", "torn", "old", "new")),
+    ]
+    assert skipped({"skipped_images": many}) == [
+        "6 images skipped: 2 because it is odd (such as odd.png); 1 because the file is empty (0 bytes) (such as cat/a.jpg); "
+        "1 because it is torn (such as torn.png); 2 for other reasons, which the report has."
+    ]
+
+
+def test_notes_and_the_toy_model():
+    own = ending({"method": "linear", "dataset": "photos", "model": "fedvl-tiny", "notes": [str(n) for n in range(7)]})
+    assert own[1:] == [*"01234", "2 more notes are in the report.", own[-1]]
+    assert own[-1] == "fedvl-tiny is a toy model: for real photos use --model openai/clip-vit-base-patch32."
+    assert "toy" not in " ".join(ending({"method": "linear", "dataset": "cifar10-mini", "model": "fedvl-tiny"}))
+    assert "toy" not in " ".join(ending({"method": "linear", "dataset": "photos", "model": "openai/clip"}))
