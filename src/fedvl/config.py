@@ -56,7 +56,7 @@ class MethodConfig(BaseModel):
 class DataConfig(Section):
     dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
-    templates: Literal["default", "coop", "ensemble"] = "default"
+    templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
     minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
