@@ -58,7 +58,7 @@ class DataConfig(Section):
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
     # names of the classes to keep, all if absent; for a folder of images without labels, the names of its classes
     classes: tuple[str, ...] | None = Field(None, min_length=2)
-    templates: Literal["default", "coop", "ensemble"] = "default"
+    templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
     minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least

@@ -66,7 +66,7 @@ def test_a_recipe_describes_runs_that_there_are(name: str) -> None:
         ("fst-cbdg/table1", "FST-CBDG", "CIFAR-100", 43.2),
         ("fst-cbdg/table2", "FedNTD", "CIFAR-10, s = 3", 64.1),
         ("fst-cbdg/table2", "FST-CBDG", "CINIC-10, s = 2", 65.9),
-        ("fst-cbdg/table3", "Sampling only", "CIFAR-10, iid", 65.7),
+        ("fst-cbdg/table3", "Sampling only, labels frozen", "CIFAR-10, iid", 65.7),
         ("fed-mp/table1", "PromptFL", "UCF101, recall", 85.02),
         ("fed-mp/table1", "Fed-MP", "StanfordCars, F1", 97.2),
         ("fed-mp/table2", "Without multimodal prototyping", "Flower102, precision", 87.29),

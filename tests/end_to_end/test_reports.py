@@ -74,12 +74,14 @@ def test_open_asks_about_other_classes_and_shows_their_images(run_of, tmp_path):
     assert "open protocol" in page
     # Questions are asked in a shuffled order; each picture is one of the class that it is said to be of.
     dataset = opener().dataset("cifar10-mini", None)
-    test = dataset.splits["test"]
+    splits = (dataset.splits["test"], dataset.splits["train"])  # all images of the classes are asked about
     examples = json.loads((tmp_path / "examples.json").read_text())
     assert examples["gained"] + examples["lost"]
     for example in examples["gained"] + examples["lost"]:
         label = dataset.class_names.index(example["true"])
-        assert example["image"] in {thumbnail(test.read(int(row))) for row in np.flatnonzero(test.labels == label)}
+        assert example["image"] in {
+            thumbnail(split.read(int(row))) for split in splits for row in np.flatnonzero(split.labels == label)
+        }
 
 
 def test_personal_shows_every_client(run_of):
