@@ -234,7 +234,7 @@ class LocalEngine:
         return int(counter.get_total_flops()) * self._steps(len(largest.used))
 
     def _steps(self, samples: int) -> int:
-        """Return the steps of a client's round; private records are drawn, about as many."""
+        """Return the steps of a client's round; with private records, about as many are drawn."""
         return self.training.local_epochs * -(-samples // self.training.batch_size)
 
     def _with_data(self) -> list[int]:
