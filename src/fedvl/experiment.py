@@ -1,7 +1,6 @@
 """Run an experiment: preparation -> rounds -> evaluation -> the files of the run."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
-from fedvl.federation.attacks import Attack, AttackedEngine, flipped
+from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
@@ -38,10 +37,10 @@ def local_engine(prepared: Prepared) -> LocalEngine:
     if experiment.federation.attack is None:
         return LocalEngine(prepared.method, training.samples, training.rows, *settings)
     attack = Attack.parse(experiment.federation.attack)
-    hostile, samples = attack.clients(len(training.rows), experiment.seed), training.samples
-    if attack.kind == "label-flip":
-        theirs = torch.cat([training.rows[client] for client in sorted(hostile)])
-        samples = replace(samples, labels=flipped(samples.labels, theirs, len(prepared.method.task.class_names)))
+    hostile = attack.clients(len(training.rows), experiment.seed)
+    theirs = torch.cat([training.rows[0][:0], *(training.rows[client] for client in sorted(hostile))])
+    classes = len(prepared.method.task.class_names)
+    samples = poisoned(attack.kind, training.samples, theirs, classes, experiment.seed)
     engine = AttackedEngine(prepared.method, samples, training.rows, *settings)
     engine.attack, engine.hostile = attack, hostile
     return engine

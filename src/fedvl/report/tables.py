@@ -104,6 +104,8 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
         ]
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(_rate_row(label, result.get(f"macro_{key}")))
+    if result.get("backdoor_success") is not None:
+        rows.append(_rate_row("Other classes turned by the backdoor", result["backdoor_success"]))
     return rows
 
 
