@@ -59,7 +59,8 @@ def measure(method: str, partition: str, rule: str, attack: str | None, seed: in
     )
     prepared = prepare(experiment, Silent(), OPENER)
     engine, start = local_engine(prepared), prepared.method.start(torch_generator(seed, "start"))
-    run = Federation(prepared.method, engine, experiment.federation, seed, start, root=root_engine(prepared))
+    root = root_engine(experiment, prepared.method, prepared.training)
+    run = Federation(prepared.method, engine, experiment.federation, seed, start, root=root)
     with suppress(FedVLError):  # no sound update is left: the model of the rounds before is the last
         run.run(lambda shared, last, number: {}, lambda record: None)
     judge = make_judge(prepared, engine)

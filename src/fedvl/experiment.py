@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -14,7 +15,8 @@ from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Engine, Federation
-from fedvl.preparation import Prepared, prepare
+from fedvl.methods.base import Method
+from fedvl.preparation import Prepared, Training, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -46,14 +48,12 @@ def local_engine(prepared: Prepared) -> LocalEngine:
     return engine
 
 
-def root_engine(prepared: Prepared) -> LocalEngine | None:
+def root_engine(experiment: Experiment, method: Method, training: Training) -> LocalEngine | None:
     """Make the engine of the server's own images, if updates are compared with what they say."""
-    experiment, training = prepared.experiment, prepared.training
     if experiment.federation.robust != "root":
         return None
-    return LocalEngine(
-        prepared.method, training.samples, [training.root], experiment.training, experiment.federation, experiment.seed
-    )
+    settings = (experiment.training, experiment.federation, experiment.seed)
+    return LocalEngine(method, training.samples, [training.root], *settings)
 
 
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
@@ -107,7 +107,7 @@ def run_rounds(
         start,
         journal=folder.journal,
         device=prepared.device,
-        root=root_engine(prepared),
+        root=root_engine(experiment, method, prepared.training),
         privacy=privacy_of(experiment, experiment.seed if secret is None else secret),
     )
     rounds = experiment.federation.rounds if federation.trains else 0

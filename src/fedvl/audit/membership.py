@@ -248,7 +248,9 @@ def judged(evidence: Evidence, view: str, scored: list[Scored]) -> list[Finding]
     for name, text, how, guess in zip(NAMES, MEASURES, (auc, found_at_one_percent), (0.5, FALSE_ALARMS), strict=True):
         value = measure(how, None)
         interval = bootstrap(partial(measure, how))
-        found.append(Finding(name, view, text, value, interval, guess, sentence_of(view, name, value, interval, guess)))
+        found.append(
+            Finding(name, view, text, value, interval, guess, sentence_of(evidence, view, name, value, interval, guess))
+        )
     return found
 
 
@@ -256,9 +258,11 @@ def found_at_one_percent(inside: Numbers, outside: Numbers, weights: Numbers) ->
     return hits_at(inside, outside, weights, FALSE_ALARMS)
 
 
-def sentence_of(view: str, name: str, value: float, interval: tuple[float, float], guess: float) -> str:
+def sentence_of(
+    evidence: Evidence, view: str, name: str, value: float, interval: tuple[float, float], guess: float
+) -> str:
     who = {
-        SERVER: "Who has an image and one client's updates",
+        SERVER: f"Who has an image and {evidence.what_server_sees}",
         CLIENT: "A client that has an image and the mean of the others' updates",
         USER: "A user who has an image and queries the model",
     }[view]
