@@ -1,7 +1,7 @@
 """Audit the methods of the papers before and after remedies.
 
     python -m benchmarks.audit [--dataset NAME|FILE] [--text-dataset FILE] [--methods cachefl ...]
-        [--rounds 2] [--seed 0] [--json FILE]
+        [--remedies 0123] [--rounds 2] [--seed 0] [--json FILE]
 
 Each method runs with CASES' settings, first as it is and then with each remedy that it takes; where it
 refuses one, its sentence is printed. 10 clients are attacked (`fedvl audit` with the same settings gives
@@ -39,18 +39,22 @@ SLOW = ("fedpp", "fed-prime")  # run an encoder in each step: one round is audit
 CLIPS = {"fst-cbdg": 0.003, "cachefl": 0.0007, "fedpp": 0.1}  # of these settings, about the median norm of an update
 
 
+REMEDIES = ("nothing", "--secure-sum", "--secure-sum --privacy client:eps=8", "--privacy record:eps=8")
+
+
 def remedies(method: str, clients: int) -> dict[str, Settings]:
     """Return settings for each remedy, by what the user types."""
     clip = CLIPS.get(method, 1.0)
     summed = {"secure_sum": True, "least_clients": max(3, clients * 9 // 10)}
     noise = {"unit": "client", "epsilon": 8.0, "clip": clip}
     options = {"method": {"selection": "fpl"}} if method == "fedpp" else {}
-    return {
-        "nothing": {},
-        "--secure-sum": {"federation": {"secure_sum": True}},
-        "--secure-sum --privacy client:eps=8": {"federation": summed, "privacy": noise, **options},
-        "--privacy record:eps=8": {"privacy": {"unit": "record", "epsilon": 8.0}},
-    }
+    settings: list[Settings] = [
+        {},
+        {"federation": {"secure_sum": True}},
+        {"federation": summed, "privacy": noise, **options},
+        {"privacy": {"unit": "record", "epsilon": 8.0}},
+    ]
+    return dict(zip(REMEDIES, settings, strict=True))
 
 
 def layered(*layers: Settings) -> Settings:
@@ -68,6 +72,8 @@ def audit_method(method: str, given: argparse.Namespace, opener: Opener) -> dict
     clients = resolve_experiment(base).data.clients
     found: dict[str, Any] = {}
     for remedy, settings in remedies(method, clients).items():
+        if given.remedies and str(REMEDIES.index(remedy)) not in given.remedies:
+            continue
         try:
             experiment = resolve_experiment(layered(base, settings))
             rounds = 1 if method in SLOW else given.rounds
@@ -99,6 +105,7 @@ def main() -> None:
     parser.add_argument("--dataset")
     parser.add_argument("--text-dataset")
     parser.add_argument("--methods", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--remedies", help="numbers of some of them, from 0 for nothing, such as 01")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)

@@ -1,7 +1,7 @@
 """Measure what each rule of --robust is worth against each attack, on cifar10-mini.
 
     python -m benchmarks.robust [--methods linear cachefl fst-cbdg] [--partitions dirichlet:0.1 iid]
-        [--shares 0.1 0.2 0.3] [--seeds 3] [--json FILE]
+        [--rules mean root ...] [--shares 0.1 0.2 0.3] [--seeds 3] [--json FILE]
 
 For each method and partition, a table of rules by attacks: the accuracy after 20 rounds of 20
 clients, as a mean over seeds, for each share of hostile clients; for a backdoor also how many of 100
@@ -84,12 +84,14 @@ def shown(figures: Cell) -> str:
     return f"{text} ({statistics.mean(figures['backdoor']):.0f})" if "backdoor" in figures else text
 
 
-def table(method: str, partition: str, shares: Sequence[float], seeds: int) -> dict[str, dict[str, Cell]]:
+def table(
+    method: str, partition: str, rules: Sequence[str], shares: Sequence[float], seeds: int
+) -> dict[str, dict[str, Cell]]:
     """Measure and print one table: rules x attacks, with the shares in each cell."""
     found: dict[str, dict[str, Cell]] = {}
     print(f"\n{method}, {partition}, attackers {', '.join(f'{share:g}' for share in shares)}\n")
     print(f"| rule | none | {' | '.join(KINDS)} |\n|{'---|' * (len(KINDS) + 2)}", flush=True)
-    for rule in (*RULES, "root"):
+    for rule in rules:
         clean = cell(method, partition, rule, None, seeds)
         found[rule], cells = {"none": clean}, [shown(clean)]
         for kind in KINDS:
@@ -104,13 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--partitions", nargs="+", default=["dirichlet:0.1", "iid"])
+    parser.add_argument("--rules", nargs="+", default=[*RULES, "root"], choices=[*RULES, "root"])
     parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = {
-        f"{method}, {partition}": table(method, partition, given.shares, given.seeds)
+        f"{method}, {partition}": table(method, partition, given.rules, given.shares, given.seeds)
         for method in given.methods
         for partition in given.partitions
     }

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, Message, Round, watch
-from fedvl.config import Experiment, FederationConfig, MethodConfig, PrivacyConfig, TrainingConfig
+from fedvl.config import DataConfig, Experiment, FederationConfig, MethodConfig, PrivacyConfig, TrainingConfig
 from fedvl.display import Silent
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
@@ -52,6 +52,7 @@ def evidence_of(
     counts = np.stack([np.bincount(part.labels, minlength=CLASSES) for part in parts])
     experiment = Experiment(
         method=MethodConfig(name=method),
+        data=DataConfig(clients=CLIENTS),
         training=TrainingConfig(**{"learning_rate": 0.002, "batch_size": 50, **settings}),
         federation=FederationConfig(rounds=rounds, threads=1, secure_sum=secure_sum, least_clients=CLIENTS),
         privacy=privacy or PrivacyConfig(),

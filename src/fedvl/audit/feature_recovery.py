@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -175,7 +175,7 @@ def judged(
             share,
             between,
             by_chance,
-            f"{when}, {100 * share:.0f} of 100 images are picked out by a recovered feature among {len(others):,} "
+            f"{when}, {of_100(share)} of 100 images are picked out by a recovered feature among {len(others):,} "
             f"others (by chance {100 * by_chance:.2g}).",
         ),
     ]

@@ -29,6 +29,7 @@ from fedvl.audit.finding import (
     auc,
     bootstrap,
     hits_at,
+    of_100,
 )
 from fedvl.audit.imitation import Coordinates, draw_rows, gradients, imitate, moved_names
 from fedvl.audit.label_histogram import not_seen
@@ -272,9 +273,9 @@ def sentence_of(
         often = "often" if value > OFTEN else "sometimes"
         return (
             f"{who} can {often} tell whether it was trained on: of one image that was and one of the same class that was "
-            f"not, the right one is picked in {100 * value:.0f} of 100 cases (guessing: 50)."
+            f"not, the right one is picked in {of_100(value)} of 100 cases (guessing: 50)."
         )
     return (
-        f"{who} can name {100 * value:.0f} of 100 images that were trained on, while naming 1 of 100 that were not "
+        f"{who} can name {of_100(value)} of 100 images that were trained on, while naming 1 of 100 that were not "
         f"(guessing: 1)."
     )

@@ -147,7 +147,7 @@ def known_seed(evidence: Evidence) -> str:
     also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
         f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "
-        f"client's batches{also}. Between machines, what is private must be drawn from a secret of each party's own."
+        f"client's batches{also}. Between machines, each party draws what is private from a secret of its own."
     )
 
 

@@ -70,6 +70,8 @@ def figure(each: Mapping[str, Any]) -> str:
 
 def interval(each: Mapping[str, Any]) -> str:
     low, high = (number(value, each["unit"]).removesuffix(each["unit"]) for value in each["interval"])
+    if each["leaks"] and low == number(each["guess"], each["unit"]):  # above guessing by less than is shown otherwise
+        low = f"{each['interval'][0]:.3f}"
     return f"{low} to {high}{each['unit']}"
 
 
@@ -117,7 +119,7 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
                 "shape": " x ".join(map(str, each["shape"])) or "a number",
                 "bytes": human_bytes(each["bytes"]),
                 "example": ", ".join(f"{value:g}" for value in each["example"]),
-                "more": each["bytes"] > 8 * len(each["example"]),
+                "more": each["example"] and each["bytes"] > 8 * len(each["example"]),
             }
             for each in found["leaves"]
         ],
