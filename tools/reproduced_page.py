@@ -30,10 +30,11 @@ def page(folder: Path) -> str:
     ]
     parts = [HEAD]
     for result in found:
+        source = "" if result["recipe"].startswith("privacy/") else "The paper: "  # of no paper, but of a remedy
         about = (
             f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
             f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
-            f"The paper: {result['shows']} {result['note']}"
+            f"{source}{result['shows']} {result['note']}"
         )
         parts.append(about.rstrip() + "\n")  # many recipes have no note
         parts.append(table(result))
