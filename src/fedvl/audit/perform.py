@@ -107,8 +107,10 @@ def leaves(evidence: Evidence) -> list[dict[str, Any]]:
         return []
     message = evidence.messages[0]
     if evidence.summed:
-        numbers = count_elements(message.update.tensors) + FIGURES
-        sums = {"update, masked": numbers, "report, masked": count_elements(message.report)}
+        sums = {
+            "update, masked": count_elements(message.update.tensors) + FIGURES,
+            "report, masked": count_elements(message.report),
+        }
         return [
             {"in": part, "name": MASKED, "shape": [count], "bytes": 8 * count, "example": []}
             for part, count in sums.items()
