@@ -7,7 +7,7 @@ from helpers.audits import made_up_audit
 from rich.console import Console
 
 from fedvl.audit.perform import NAMES, NOT_CLAIMED
-from fedvl.audit.show import TITLES, audit_table, describe, interval, write_audit
+from fedvl.audit.show import TITLES, audit_table, describe, interval, number, write_audit
 
 
 def printed(found):
@@ -62,3 +62,14 @@ def test_an_interval_above_the_guess_is_not_shown_as_touching_it():
     found = {"unit": "", "guess": 0.5, "interval": [0.5031, 0.61], "leaks": True}
     assert interval(found) == "0.503 to 0.61"
     assert interval({**found, "interval": [0.4969, 0.61], "leaks": False}) == "0.50 to 0.61"
+
+
+def test_a_small_chance_is_not_none_and_nothing_has_no_sign():
+    assert [number(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
+        "0.003",
+        "0.00",
+        "0.00",
+        "-0.01",
+        "0.97",
+    ]
+    assert number(14.44, " dB") == "14.4 dB"

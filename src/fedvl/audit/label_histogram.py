@@ -88,6 +88,6 @@ def judged(evidence: Evidence, name: str, view: str, estimates: dict[int, Number
     told = "can be told" if interval[0] > guess else "cannot be told"
     sentence = (
         f"How a client's images are distributed over the classes {told} {where}: the estimate correlates with the "
-        f"truth by {value:.2f} (1 is exact; who knows the class shares of all clients together reaches {guess:.2f})."
+        f"truth by {value:z.2f} (1 is exact; who knows the class shares of all clients together reaches {guess:z.2f})."
     )
     return Finding(name, view, MEASURE, value, interval, guess, sentence)

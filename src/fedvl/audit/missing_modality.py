@@ -129,7 +129,7 @@ def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: dict[int, 
     where = evidence.what_server_sees if view == SERVER else "the mean of the others' updates"
     sentence = (
         f"How many of a client's samples lack their text or their image {told} from {where}: over {count} clients, the "
-        f"estimate correlates with the truth by {value:.2f} (guessing: 0)."
+        f"estimate correlates with the truth by {value:z.2f} (guessing: 0)."
     )
     measured = "correlation of the estimated and the true shares without text and without image"
     return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence)

@@ -218,5 +218,12 @@ def budget(experiment: Experiment) -> str | None:
     privacy = experiment.privacy
     if privacy.unit == "none":
         return None
-    whose = "client" if privacy.unit == "client" else "image"
-    return f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds."
+    whose, sampled = "image", "each image is in a step by a secret chance (Poisson sampling)"
+    if privacy.unit == "client":
+        whose, sampled = "client", "every client takes part in every round"
+        if (experiment.federation.per_round or experiment.data.clients) < experiment.data.clients:
+            sampled = "each client takes part in a round by a secret chance (Poisson sampling)"
+    return (
+        f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds; "
+        f"{sampled}."
+    )

@@ -61,7 +61,9 @@ def setting(found: Mapping[str, Any]) -> str:
 
 
 def number(value: float, unit: str) -> str:
-    return f"{value:.1f}{unit}" if unit else f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
+    if unit:
+        return f"{value:.1f}{unit}"
+    return f"{value:.1g}" if 0 < value < 0.005 else f"{value:z.2f}"  # a small chance is not none
 
 
 def figure(each: Mapping[str, Any]) -> str:
