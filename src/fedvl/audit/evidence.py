@@ -203,7 +203,7 @@ class Watched(LocalEngine):
         return trained
 
     def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """Keep each client's report, which the server receives, or the sum if that is all it does."""
+        """Keep what the server receives: each client's report, or their sum alone."""
         good, refusals = super().reports(round_index, shared)
         total = sum_of_reports(good).tensors if good else {}
         for report in good:
