@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.runs import run_experiment
+from helpers.runs import prepare, run_experiment
 from helpers.small import run_quietly, small_federation, small_method
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -99,18 +99,11 @@ def test_a_backdoor_opens_under_the_mean_and_hardly_under_a_root(tmp_path):
 
 
 def test_a_backdoor_needs_labels_and_a_class_that_is_queried():
-    from helpers.runs import prepare
-
     with pytest.raises(FedVLError, match="trains without labels"):
         prepare({"method": {"name": "fst-cbdg"}, "federation": {"attack": "backdoor:0.2"}})
+    open_set = {"data": {"clients": 3}, "evaluation": {"protocol": "open"}}
     with pytest.raises(FedVLError, match="for a class that is queried"):
-        prepare(
-            {
-                "method": {"name": "fedclip"},
-                "evaluation": {"protocol": "open"},
-                "federation": {"attack": "backdoor:0.2"},
-            }
-        )
+        prepare({"method": {"name": "fedclip"}, "federation": {"attack": "backdoor:0.2"}, **open_set})
 
 
 def test_only_the_hostile_lie_and_whole_numbers_stay():
