@@ -86,7 +86,8 @@ def test_a_backdoor_is_in_every_second_image_of_the_hostile():
 def test_a_backdoor_opens_under_the_mean_and_hardly_under_a_root(tmp_path):
     def result(name, **federation):
         settings = {"method": {"name": "linear"}, "data": {"clients": 20, "partition": "dirichlet:0.1"}}
-        experiment = resolve_experiment({**settings, "federation": {"rounds": 10, **federation}})
+        settings["evaluation"] = {"every": 10}
+        experiment = resolve_experiment({**settings, "federation": {"rounds": 10, "threads": 1, **federation}})
         (tmp_path / name).mkdir()
         return run_experiment(experiment, tmp_path / name, Silent())
 
@@ -95,7 +96,7 @@ def test_a_backdoor_opens_under_the_mean_and_hardly_under_a_root(tmp_path):
     assert attacked["backdoor_success"] > 70
     assert defended["backdoor_success"] < 30
     assert min(attacked["accuracy"], defended["accuracy"]) > 60
-    assert "backdoor_success" not in result("none")
+    assert "backdoor_success" not in result("none", rounds=1)
 
 
 def test_a_backdoor_needs_labels_and_a_class_that_is_queried():
