@@ -135,8 +135,8 @@ class PrivacyConfig(Section):
     unit: Literal["none", "client", "record"] = "none"  # a client with all its images, or one image of a client
     epsilon: float = Field(8.0, gt=0, le=100)  # most that all planned rounds spend; the noise follows from it
     delta: float = Field(1e-5, gt=0, lt=1)
-    # norm to which a client's update, or the gradient of an image, is cut; if absent, the median of the first round's
-    # updates, found with noise, or 1 for an image
+    # norm to which a client's update, or the gradient of an image, is cut; if absent, near the median of a round's
+    # updates, found and followed with noise, or 1 for an image
     clip: float | None = Field(None, gt=0)
 
 

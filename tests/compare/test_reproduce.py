@@ -23,6 +23,7 @@ ALL = {
     "fed-prime": ["figure1", "table1", "table2"],
     "fedpp": ["figure3", "figure4", "figure5", "table1", "table2", "table3", "table4", "table5", "table6", "table7"],
     "fst-cbdg": ["figure2", "figure3", "table1", "table2", "table3", "table4"],
+    "privacy": ["epsilon"],  # of no paper
 }
 NAMES = [f"{paper}/{name}" for paper, names in ALL.items() for name in names]
 SLOW = {"cachefl/figure6", "fed-prime/figure1", "fed-prime/table1", "fed-prime/table2"}

@@ -97,7 +97,9 @@ def run(
     ] = None,
     attack: Annotated[
         str | None,
-        typer.Option(help="Simulate hostile clients: sign-flip, label-flip, scaled, alie or ipm, as KIND:SHARE."),
+        typer.Option(
+            help="Simulate hostile clients: sign-flip, label-flip, scaled, alie, ipm or backdoor, as KIND:SHARE."
+        ),
     ] = None,
     privacy: PrivacyFlag = None,
     chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,
