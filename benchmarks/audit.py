@@ -45,7 +45,7 @@ REMEDIES = ("nothing", "--secure-sum", "--secure-sum --privacy client:eps=8", "-
 def remedies(method: str, clients: int) -> dict[str, Settings]:
     """Return settings for each remedy, by what the user types."""
     clip = CLIPS.get(method, 1.0)
-    summed = {"secure_sum": True, "least_clients": max(3, clients * 9 // 10)}
+    summed = {"secure_sum": True, "least_clients": max(3, clients * 9 // 10), "drift": False}
     noise = {"unit": "client", "epsilon": 8.0, "clip": clip}
     options = {"method": {"selection": "fpl"}} if method == "fedpp" else {}
     settings: list[Settings] = [

@@ -61,6 +61,13 @@ def test_a_recipe_describes_runs_that_there_are(name: str) -> None:
                 assert {experiment.data.dataset, experiment.model.name} <= EMBEDDED
 
 
+def test_what_hides_clients_shows_none_of_them() -> None:
+    """A preset may show the drift of single clients, which a private run refuses."""
+    for embedded in (False, True):
+        cases = arranged(read_recipe("privacy/epsilon"), embedded, quick=False, seeds=1).cases()
+        assert not any(resolve_experiment(case.settings).federation.drift for case in cases)
+
+
 @pytest.mark.parametrize(
     ("name", "row", "column", "figure"),
     [
