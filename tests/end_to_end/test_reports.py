@@ -15,6 +15,7 @@ from fedvl.experiment import complete
 from fedvl.report.page import write_report
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
+from fedvl.uncertainty import wilson
 
 SHORT = {"federation": {"rounds": 2, "threads": 1}, "training": {"local_epochs": 1}, "data": {"clients": 3, "shots": 8}}
 FUSED = {"data": {"shots": 2, "test_shots": 3, "missing": "both:0.5"}, "federation": {"rounds": 1}}
@@ -86,10 +87,11 @@ def test_open_asks_about_other_classes_and_shows_their_images(run_of, tmp_path):
 
 def test_personal_shows_every_client(run_of):
     result, page = run_of("linear", "personal", training={"learning_rate": 0.1})
-    for client, (own, before) in enumerate(
-        zip(result["per_client_accuracy"], result["zero_shot_per_client_accuracy"], strict=True)
-    ):
-        assert f"client {client}: {own:.2f} %, zero-shot {before:.2f} %" in page
+    keys = ("per_client_accuracy", "zero_shot_per_client_accuracy", "per_client_test_images")
+    for client, (own, before, count) in enumerate(zip(*(result[key] for key in keys), strict=True)):
+        low, high = wilson(own, count)
+        name = f"client {client} (n = {count}, {low:.0f} to {high:.0f})"
+        assert f"{name}: {own:.2f} %, zero-shot {before:.2f} %" in page
 
 
 @pytest.mark.slow
