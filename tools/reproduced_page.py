@@ -41,7 +41,7 @@ def page(folder: Path, old: str) -> str:
 def sections(text: str) -> dict[str, str]:
     """Return the sections of a page by recipe."""
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
-    return {match[1]: part for part in parts if (match := re.search(r"`fedvl reproduce (\S+) --on embedded`", part))}
+    return {match[1]: part for part in parts if (match := re.search(r"`fedvl reproduce (\S+) --on embedded", part))}
 
 
 def section(result: dict[str, Any]) -> str:

@@ -6,7 +6,14 @@ from fedvl.compare.claims import Figures, Higher, Level, as_shown, findings, sho
 from fedvl.compare.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
-NO_ORDER = {"fed-mp/figure3", "fed-prime/figure1", "fedpp/figure5", "fedpp/table6", "fst-cbdg/figure2", "privacy/epsilon"}
+NO_ORDER = {
+    "fed-mp/figure3",
+    "fed-prime/figure1",
+    "fedpp/figure5",
+    "fedpp/table6",
+    "fst-cbdg/figure2",
+    "privacy/epsilon",
+}
 TABLE = Figures(
     ["a", "b", "c, d"],
     ["one", "two", "three"],

@@ -54,7 +54,7 @@ MISTAKES = {
     "run --dataset photos/cat": "make one sub-folder for each class, or name the classes (--classes cat,dog)",
     "run --dataset phone": "has no images that FedVL reads (2 HEIC); save them as JPEG or PNG",
     "run --dataset album": "has only one class, 'cat'; at least two classes are needed",
-    "run --dataset photos --classes cat,dog": "leave --classes out",
+    "run --dataset photos --classes cat,unicorn": "'photos' has no class 'unicorn'; it has 'cat', 'dog'",
     "run --dataset photos/cat --classes cat,dog": "use fst-cbdg or fedpp",
     # runs
     "report nowhere": "There is no run in nowhere; give the folder of one, such as runs/NAME",

@@ -35,6 +35,7 @@ DOES = {
     'fedvl predict runs/fed-mp-cifar10-mini --classes "cat,dog" photos/': "photos/dog/0.png",
     "fedvl run --method fst-cbdg --partition dirichlet:0.1": "runs/fst-cbdg-cifar10-mini/report.html",
     "fedvl export runs/linear-photos exported": "exported/classifier.safetensors",
+    "fedvl withdraw runs/linear-photos 3": "runs/linear-photos-without-3/report.html",
     "fedvl compare --methods linear,fst-cbdg,zero-shot": "comparisons/comparison/report.html",
     "fedvl run --method fedpp --set method.visual_prompts=false": "runs/fedpp-cifar10-mini/report.html",
     "fedvl run --method fed-prime": "runs/fed-prime-emoji-mini/report.html",
