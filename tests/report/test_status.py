@@ -131,5 +131,7 @@ def test_the_status_says_how_long_the_servers_certificate_is_valid(days, line):
         "bytes_down": 0,
         "zero_shot": None,
     }
-    assert f"The server's certificate is valid for {line}" in unescape(render_status({**found, "certificate_days": days}))
+    assert f"The server's certificate is valid for {line}" in unescape(
+        render_status({**found, "certificate_days": days})
+    )
     assert "certificate" not in render_status({**found, "certificate_days": None})
