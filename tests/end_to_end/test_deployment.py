@@ -149,7 +149,7 @@ def use_what_it_has(party, name, place):
     assert said("report", party).split() == ["Report:", str(run.path / "report.html")]
     page = (run.path / "report.html").read_text()
     assert f"{name}, one of 3 parties" in page
-    accuracy, zero_shot = (re.search(rf'id="{each}">([\d.]+) %', page)[1] for each in ("accuracy", "zero-shot"))
+    accuracy, zero_shot = (re.findall(rf'id="{each}">([\d.]+) %', page)[0] for each in ("accuracy", "zero-shot"))
     assert accuracy == f"{run.result['accuracy']:.2f}"
     assert zero_shot == f"{run.result['zero_shot_accuracy']:.2f}"
     assert 'id="test-images">1,000' in page
