@@ -78,7 +78,7 @@ def test_a_partys_page_shows_its_own_images_and_rounds_alone(sample, save, tmp_p
     result = {**result, **counts, "party": "south", "per_round": [], "per_round_loss": [None], "refused_updates": 1}
     text = page(save, tmp_path, result, [{**record, "refused": refused}])
     assert "south, one of 3 parties" in text
-    assert "south was asked in 1 round and tested only the final model." in text
+    assert "south was asked in 1 round, and tested only the final model." in text
     assert "Training images of south" in text
     assert "12 images by class." in text
     assert "Client 0" not in text
@@ -90,7 +90,10 @@ def test_a_partys_page_shows_its_own_images_and_rounds_alone(sample, save, tmp_p
     assert any(row.label == "Local training, per round" for row in cost_rows(result))
 
 
-def test_unlabelled_images_of_a_party_are_not_drawn(sample, save, tmp_path):
+def test_a_party_of_unlabelled_images_has_nothing_to_draw_or_to_test(sample, save, tmp_path):
     result, rounds = sample
-    text = page(save, tmp_path, {**result, "party": "south", "partition_counts": [[0] * 10]}, rounds)
+    nothing = {"accuracy": None, "zero_shot_accuracy": None, "per_round": [], "confusion": [], "per_class_recall": []}
+    result = {**result, **nothing, "party": "south", "partition_counts": [[0] * 10]}
+    text = page(save, tmp_path, result, [{key: record[key] for key in ("round", "bytes_up")} for record in rounds])
     assert "Training images of" not in text
+    assert f"south was asked in {len(rounds)} rounds, and has no test images." in text

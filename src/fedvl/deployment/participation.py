@@ -54,7 +54,7 @@ def own_rounds(folder: Path, run: str, client: int, rounds: int) -> list[dict[st
             asked[entry["round"]] = moment
         elif entry["kind"] == "sent":
             record["bytes_up"] += entry["bytes"]
-            record["seconds"] += (moment - asked[entry["round"]]).total_seconds()
+            record["seconds"] += (moment - asked.get(entry["round"], moment)).total_seconds()
             record["dropped"] = []
         elif (refusal := {"client": client, "reason": entry["reason"]}) not in record["refused"]:
             record["refused"].append(refusal)
