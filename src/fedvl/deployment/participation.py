@@ -62,7 +62,7 @@ def own_rounds(folder: Path, run: str, client: int, rounds: int) -> list[dict[st
 
 
 def empty_record(number: int, client: int) -> dict[str, Any]:
-    """Return the record of a round in which this client, of whom alone is known, has not answered."""
+    """Return the record of a round that this client, the only one known, has not answered."""
     nothing: dict[str, Any] = {"loss": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
     return {"round": number, "cohort": [client], "dropped": [client], "refused": [], **nothing}
 
