@@ -95,7 +95,7 @@ def open_data(name: str, root: Path | None, local_epochs: int = 1) -> Data:
         labels = torch.from_numpy(dataset.splits[split].labels[encoded.kept])
         return Samples({"features": normalize(encoded.tensor, dim=-1)}, labels)
 
-    texts = embed_classes(dataset, encoder, "default", "cpu")
+    texts = embed_classes(dataset, "default", encoder, "cpu")
     task = Task(dataset.class_names, texts, encoder, 10)
     given = samples("val") if "val" in dataset.splits else None
     return Data(dataset.name, samples("train"), samples("test"), given, task, local_epochs)

@@ -1,6 +1,6 @@
 """Measure Fed-MP on real images: accuracy with and without its two modules, its weights, its speed.
 
-    python -m benchmarks.fed_mp DATASET... [--seeds 5] [--clients 10] [--shots 10] [--json]
+    python -m benchmarks.fed_mp DATASET... [--seeds 5] [--clients 10] [--shots 8] [--json]
     python -m benchmarks.fed_mp --speed
 
 Open vocabulary: each seed draws new classes for the clients and for the queries, so that the
@@ -58,7 +58,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 def trained(settings: dict[str, Any], dataset: str, seed: int, clients: int, shots: int) -> Finished:
-    data = {"dataset": dataset, "clients": clients, "shots": shots}
+    data = {"dataset": dataset, "clients": clients, "shots": shots, "templates": "bare"}
     return run({**settings, "data": data, "seed": seed, "device": "cpu"})
 
 
@@ -100,6 +100,12 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
             prepared, federation = finished.prepared, finished.federation
             start = prepared.method.start(torch_generator(seed, "start"))
             moved = norm({key: federation.shared[key] - start[key] for key in start}) / norm(start)
+            alone = [
+                query(prepared.queried, {key: sent[key] for key in start}, prepared.test.samples)["accuracy"]
+                for sent in federation.last.values()
+            ]
+            note(f"{name}: best client alone", accuracy=max(alone))
+            note(f"{name}: worst client alone", accuracy=min(alone))
             for ablation, options in ANSWERS.items():
                 queried = FedMP(
                     FedMPOptions(**{**prepared.experiment.method.options, **options}), prepared.queried.task
@@ -265,7 +271,7 @@ def main() -> None:
     parser.add_argument("datasets", nargs="*")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--shots", type=int, default=10)
+    parser.add_argument("--shots", type=int, default=8)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of --speed")
     parser.add_argument("--json", action="store_true")

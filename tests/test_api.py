@@ -329,13 +329,15 @@ def test_a_result_shows_itself(finished):
         f"{finished.folder}>"
     )
     cells = [cell.text for cell in html(finished).iter() if cell.tag in ("th", "td")]
-    assert dict(zip(cells[::2], cells[1::2], strict=True)) == {
+    shown = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert {label: (text or "").split(" (")[0] for label, text in shown.items()} == {  # before the interval
         "Zero-shot accuracy": f"{finished.zero_shot_accuracy:.2f} %",
         "Federated accuracy": f"{finished.accuracy:.2f} %",
         "Difference": f"{finished.accuracy - finished.zero_shot_accuracy:+.2f} points",
         "Rounds": "2",
         "Folder": str(finished.folder),
     }
+    assert "McNemar" in (shown["Difference"] or "")
 
 
 def html(shown):
@@ -587,7 +589,9 @@ def test_runs_that_fail_are_told_after_the_others_have_run():
     with pytest.raises(fedvl.FedVLError) as error:
         small_comparison(["./mine.py", "linear"], out="both")
     told = one_sentence(error)
-    assert told.startswith("2 of 4 runs failed; the first is ./mine.py, seed 0: ValueError: a mistake of mine.")
+    assert told.startswith(
+        "2 of 4 runs failed; the first is ./mine.py, seed 0: mine.py, line 6, in loss: `raise ValueError("
+    )
     assert [cell["row"] for cell in json.loads(Path("both/comparison.json").read_bytes())["cells"]] == ["linear"]
 
 

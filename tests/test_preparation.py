@@ -81,3 +81,33 @@ def test_fed_prime_trains_on_photos_of_several_shapes_and_long_texts(tmp_path, m
     assert not torch.equal(federation.shared["classes.weight"], start["classes.weight"])
     conditions = make_judge(prepared, engine).judge_conditions(federation.shared, federation.last)
     assert len(conditions) == 7
+
+
+def test_an_open_query_is_about_every_image_of_classes_that_no_client_holds():
+    """Images of both splits, each with its own picture, and none that a client trains on."""
+    prepared = prepare({"method": {"name": "fed-mp"}, "device": "cpu", "data": {"clients": 3}})
+    samples, classes = prepared.test.samples, len(prepared.queried.task.class_names)
+    assert classes == 4
+    assert len(samples) == 0.8 * classes * (200 + 100)  # a fifth is for validation
+    trained = {row for rows in prepared.training.rows for row in rows.tolist()}
+    held = {str(prepared.training.samples.inputs["embeddings"][row].tolist()) for row in trained}
+    assert held.isdisjoint(str(row) for row in samples.inputs["embeddings"].tolist())
+    encoder = load_model("fedvl-tiny")
+    assert isinstance(encoder, DualEncoder)
+    rows = list(range(6))  # of either split
+    pixels = torch.stack([encoder.preprocess(prepared.test.read(row)) for row in rows])
+    with torch.inference_mode():
+        expected = torch.nn.functional.normalize(encoder.encode_image(encoder.normalise(pixels)), dim=-1)
+    torch.testing.assert_close(samples.inputs["features"][rows], expected, rtol=0, atol=2e-3)
+
+
+def test_images_that_no_client_holds_are_those_of_the_training_split_that_are_left():
+    data = {"clients": 3, "shots": 16, "minimum": 0}
+    prepared = prepare({"method": {"name": "cachefl", "synthetic": "held-out"}, "device": "cpu", "data": data})
+    free = prepared.method.task.held_out()
+    assert torch.bincount(free.labels).tolist() == [200 - 16] * 10
+    held = prepared.training.samples.inputs["features"][torch.cat(prepared.training.rows)]
+    keys = prepared.method.start(torch.Generator())["keys"]
+    assert keys.shape == (160, held.shape[1])
+    for others in (held, prepared.test.samples.inputs["features"]):
+        assert float((keys @ torch.nn.functional.normalize(others, dim=-1).T).max()) < 0.9999

@@ -45,10 +45,13 @@ def sections(text: str) -> dict[str, str]:
 
 
 def section(result: dict[str, Any]) -> str:
+    """Return a section: its words are those of the recipe now, its figures those of the run."""
+    recipe = read_recipe(result["recipe"])
+    source = "" if result["recipe"].startswith("privacy/") else "The paper: "  # of no paper, but of a remedy
     about = (
-        f"## {result['title']}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
+        f"## {recipe.title}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
         f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "
-        f"The paper: {result['shows']} {result['note']}"
+        f"{source}{recipe.shows} {recipe.on_embedded().note}"
     )
     return f"{about.rstrip()}\n\n{table(result)}"
 

@@ -58,7 +58,7 @@ class DataConfig(Section):
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
     # names of the classes to keep, all if absent; for a folder of images without labels, the names of its classes
     classes: tuple[str, ...] | None = Field(None, min_length=2)
-    templates: Literal["default", "coop", "ensemble"] = "default"
+    templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
     minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
@@ -135,8 +135,8 @@ class PrivacyConfig(Section):
     unit: Literal["none", "client", "record"] = "none"  # a client with all its images, or one image of a client
     epsilon: float = Field(8.0, gt=0, le=100)  # most that all planned rounds spend; the noise follows from it
     delta: float = Field(1e-5, gt=0, lt=1)
-    # norm to which a client's update, or the gradient of an image, is cut; if absent, the median of the first round's
-    # updates, found with noise, or 1 for an image
+    # norm to which a client's update, or the gradient of an image, is cut; if absent, near the median of a round's
+    # updates, found and followed with noise, or 1 for an image
     clip: float | None = Field(None, gt=0)
 
 

@@ -166,6 +166,7 @@ class Result(Content):
     skipped_images: list[Skipped] | None = None
     notes: list[str] | None = None
     privacy: Budget | None = None
+    backdoor_success: Number | None = None
     config: dict[str, Setting | dict[str, Setting]] | None = None
     command: str | None = None
     party: str | None = None  # of whom this is the own model

@@ -2,23 +2,24 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display, when_slow
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
-from fedvl.federation.attacks import Attack, AttackedEngine, flipped
+from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Engine, Federation
+from fedvl.methods.base import Method
 from fedvl.methods.mistakes import mistake
-from fedvl.preparation import Prepared, prepare
+from fedvl.preparation import Prepared, Training, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -52,23 +53,21 @@ def local_engine(prepared: Prepared) -> LocalEngine:
     if experiment.federation.attack is None:
         return LocalEngine(prepared.method, training.samples, training.rows, *settings)
     attack = Attack.parse(experiment.federation.attack)
-    hostile, samples = attack.clients(len(training.rows), experiment.seed), training.samples
-    if attack.kind == "label-flip":
-        theirs = torch.cat([training.rows[client] for client in sorted(hostile)])
-        samples = replace(samples, labels=flipped(samples.labels, theirs, len(prepared.method.task.class_names)))
+    hostile = attack.clients(len(training.rows), experiment.seed)
+    theirs = torch.cat([training.rows[0][:0], *(training.rows[client] for client in sorted(hostile))])
+    classes = len(prepared.method.task.class_names)
+    samples = poisoned(attack.kind, training.samples, theirs, classes, experiment.seed)
     engine = AttackedEngine(prepared.method, samples, training.rows, *settings)
     engine.attack, engine.hostile = attack, hostile
     return engine
 
 
-def root_engine(prepared: Prepared) -> LocalEngine | None:
+def root_engine(experiment: Experiment, method: Method, training: Training) -> LocalEngine | None:
     """Make the engine of the server's own images, if updates are compared with what they say."""
-    experiment, training = prepared.experiment, prepared.training
     if experiment.federation.robust != "root":
         return None
-    return LocalEngine(
-        prepared.method, training.samples, [training.root], experiment.training, experiment.federation, experiment.seed
-    )
+    settings = (experiment.training, experiment.federation, experiment.seed)
+    return LocalEngine(method, training.samples, [training.root], *settings)
 
 
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
@@ -129,7 +128,7 @@ def run_rounds(
         start,
         journal=folder.journal,
         device=prepared.device,
-        root=root_engine(prepared),
+        root=root_engine(experiment, method, prepared.training),
         privacy=privacy_of(experiment, experiment.seed if secret is None else secret),
     )
     rounds = experiment.federation.rounds if federation.trains else 0

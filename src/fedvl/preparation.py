@@ -5,6 +5,7 @@ method, take the samples to train on and to test with. ``splits`` are those on t
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,18 @@ class Encoded(NamedTuple):
     def labels_of(self, split: str) -> Integers:
         return self.labels.get(split, np.array([], np.int64))
 
+    def inputs(self, forms: Sequence[str], rows: Integers) -> dict[str, Tensor]:
+        """Take rows of the test split, and after its last those of the training split."""
+        count = len(self.labels_of("test"))
+        parts = {"test": rows[rows < count], "train": rows[rows >= count] - count}
+        order = np.argsort(np.argsort(rows >= count, kind="stable"))
+
+        def taken(form: str) -> Tensor:
+            found = [self.read[split].forms[form][part] for split, part in parts.items() if len(part)]
+            return torch.cat(found)[order] if len(found) > 1 else found[0]
+
+        return {form: taken(form) for form in forms}
+
 
 def prepare(
     experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW, splits: Sequence[str] = SPLITS
@@ -205,9 +218,16 @@ def make_methods(
     """Make the method for the trained classes, and for the queried ones."""
     target = None
     if sources.method.uses_target and len(assignment.validation):
-        rows = torch.from_numpy(assignment.validation).to(sources.device)
-        target = {form: tensor[rows] for form, tensor in encoded.read["test"].forms.items()}
+        target = encoded.inputs(list(encoded.read["test"].forms), assignment.validation)
     embeddings = embed_classes(sources.dataset, experiment.data.templates, sources.encoder, sources.device)
+
+    def held_out() -> Samples:
+        """Return the training images that no client holds."""
+        free = np.setdiff1d(np.arange(len(encoded.labels_of("train"))), np.concatenate(assignment.clients))
+        rows = torch.from_numpy(free).to(sources.device)
+        labels = torch.from_numpy(renumbered(encoded.labels_of("train")[free], assignment.trained_classes))
+        forms = encoded.read["train"].forms
+        return Samples({form: forms[form][rows] for form in sources.inputs}, labels.to(sources.device))
 
     def make(classes: Integers) -> Method:
         task = Task(
@@ -219,6 +239,7 @@ def make_methods(
             protocol=experiment.evaluation.protocol,
             target=target,
             stage=display.stage,
+            **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
         )
         return sources.method(sources.options, task)
 
@@ -282,12 +303,12 @@ def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[T
 def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment) -> Test:
     """Take what is queried, and the same under each condition of missing modalities."""
     device = sources.device
-    own = torch.from_numpy(renumbered(encoded.labels_of("test"), assignment.queried_classes)).to(device)
+    rows, count = assignment.queried, len(encoded.labels_of("test"))
+    both = np.concatenate([encoded.labels_of("test"), encoded.labels_of("train")])
+    own = torch.from_numpy(renumbered(both[rows], assignment.queried_classes)).to(device)
     if "test" not in encoded.read:
         return Test(Samples({}, own), dict[int, Image.Image]().__getitem__, [], {})  # no row has an image
-    read = encoded.read["test"]
-    everything = Samples({form: read.forms[form] for form in sources.wanted}, own)
-    samples, conditions = everything.take(torch.from_numpy(assignment.queried).to(device)), dict[str, Samples]()
+    samples, conditions = Samples(encoded.inputs(sources.wanted, rows), own), dict[str, Samples]()
     if isinstance(sources.encoder, FusedEncoder):
         specs = conditions_of(experiment.data.missing)
         made = {
@@ -298,14 +319,24 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         }
         conditions = {name: made[spec] for name, spec in specs.items()}
         samples = conditions["as trained"]
-    split, images = sources.dataset.splits["test"], read.kept[assignment.queried]
+
+    def place_of(row: int) -> tuple[str, int]:
+        split, place = ("test", rows[row]) if rows[row] < count else ("train", rows[row] - count)
+        return split, int(encoded.read[split].kept[place])
+
+    def picture(row: int) -> Image.Image:
+        split, place = place_of(row)
+        return sources.dataset.splits[split].read(place)
+
+    places = [place_of(row) for row in range(len(rows))]
+    identities = [sources.dataset.splits[name].identity for name in sorted({name for name, _ in places})]
     return Test(
         samples,
-        lambda row: split.read(int(images[row])),
+        picture,
         [
             torch.from_numpy(part[:0] if client in experiment.federation.withdrawn else part).to(device)
             for client, part in enumerate(assignment.parts)
         ],
         conditions if experiment.evaluation.protocol == "missing" else {},
-        hashlib.sha256(split.identity.encode() + images.astype("<i8").tobytes()).hexdigest(),
+        hashlib.sha256(json.dumps([identities, places]).encode()).hexdigest(),
     )

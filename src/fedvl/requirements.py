@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedvl.config import Experiment
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
+from fedvl.federation.attacks import TRIGGERED
 from fedvl.methods.base import Method
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -92,8 +93,14 @@ def check_robust(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"Method '{name}' merges the updates itself, so that no other rule applies; leave --robust out."
         )
-    if (federation.attack or "").startswith("label-flip") and method.labels == "none":
+    kind = (federation.attack or "").partition(":")[0]
+    if kind in ("label-flip", "backdoor") and method.labels == "none":
         raise FedVLError(f"Method '{name}' trains without labels, so that none can be flipped; use another attack.")
+    if kind == "backdoor" and (experiment.evaluation.protocol == "open" or not TRIGGERED.issuperset(method.inputs)):
+        raise FedVLError(
+            "A backdoor is planted in images, for a class that is queried; use --protocol closed and a method on images, "
+            "such as linear or cachefl, or another attack."
+        )
 
 
 def check_sequential(experiment: Experiment) -> None:

@@ -1,6 +1,7 @@
 """The figures of a finished run, as result.json has them."""
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.evaluation.metrics import recall_by_class
 from fedvl.evaluation.predict import represent_all
+from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.round import Federation
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
@@ -83,6 +85,7 @@ def describe(
         "right": right(prepared, final),
         "zero_shot_right": right(prepared, zero_shot),
         **missing_figures(judge, federation),
+        **backdoor_figures(prepared, judge, federation),
         "partition_counts": prepared.training.counts.tolist(),
         "partition_class_names": prepared.class_names,
         "partition_note": prepared.training.note,
@@ -166,6 +169,18 @@ def missing_figures(judge: Judge, federation: Federation) -> dict[str, Any]:
         "conditions": judge.judge_conditions(federation.shared, federation.last),
         "embedding": embedding_map(vectors, judge.test),
     }
+
+
+def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -> dict[str, Any]:
+    """Return how many of 100 images of other classes get the target's name by the trigger."""
+    experiment = prepared.experiment
+    if not (experiment.federation.attack or "").startswith("backdoor"):
+        return {}
+    inputs = {name: tensor for name, tensor in judge.test.inputs.items() if name in prepared.method.inputs}
+    stamped = replace(judge.test, inputs=judge.test.inputs | triggered(inputs, experiment.seed))
+    answers = replace(judge, test=stamped).judge(federation.shared, federation.last).answers
+    others = (judge.test.labels.cpu().numpy() != TARGET) & (answers >= 0)
+    return {"backdoor_success": 100 * float((answers[others] == TARGET).mean())}
 
 
 def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvl.audit.finding import SERVER, Finding, auc, bootstrap, correlation, hits_at, mean_of
+from fedvl.audit.finding import SERVER, Finding, auc, bootstrap, correlation, hits_at, mean_of, of_100
 
 
 def test_auc_counts_pairs_and_half_of_ties_by_weight():
@@ -36,3 +36,8 @@ def test_intervals_hold_what_they_should():
 def test_a_finding_leaks_if_its_whole_interval_is_above_the_guess():
     for interval, leaks in (((0.51, 0.9), True), ((0.5, 0.9), False), ((0.1, 0.4), False)):
         assert Finding("membership", SERVER, "", 0.7, interval, 0.5, "").leaks is leaks
+
+
+def test_a_share_of_100_is_rounded_as_its_figure_is():
+    assert f"{0.975:.2f}" == "0.97"  # as a binary fraction it is below
+    assert [of_100(share) for share in (0.975, 0.0, 1.0, 0.126)] == ["97", "0", "100", "13"]

@@ -6,7 +6,7 @@ import math
 import pytest
 from helpers.runs import OPENER
 
-from fedvl.audit.perform import NAMES, audit, exceeded, parse_limits
+from fedvl.audit.perform import NAMES, audit, budget, exceeded, parse_limits, remedies
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.settings import resolve_experiment
@@ -54,3 +54,24 @@ def test_a_figure_above_its_limit_is_named():
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(FedVLError, match="--fail-above takes ATTACK=VALUE"):
         parse_limits([text])
+
+
+@pytest.mark.parametrize(
+    ("privacy", "federation", "told"),
+    [
+        ({"unit": "client"}, {}, "for each client, over all planned rounds; every client takes part in every round."),
+        ({"unit": "client"}, {"per_round": 2}, "by a secret chance (Poisson sampling)."),
+        ({"unit": "record"}, {}, "for each image, over all planned rounds; each image is in a step by a secret chance"),
+    ],
+)
+def test_the_budget_says_epsilon_delta_unit_and_sampling(privacy, federation, told):
+    found = budget(resolve_experiment({"privacy": privacy, "federation": federation}))
+    assert found is not None
+    assert found.startswith("At most epsilon 8 at delta 1e-05 ")
+    assert told in found
+
+
+def test_a_remedy_says_who_adds_the_noise():
+    for summed, told in ((True, "Each client adds its share of it"), (False, "The server adds it")):
+        settings = {"privacy": {"unit": "client", "clip": 1.0}, "federation": {"secure_sum": summed}}
+        assert any(told in sentence for sentence in remedies(resolve_experiment(settings)))

@@ -7,7 +7,7 @@ from helpers.audits import made_up_audit
 from rich.console import Console
 
 from fedvl.audit.perform import NAMES, NOT_CLAIMED
-from fedvl.audit.show import TITLES, audit_table, describe, write_audit
+from fedvl.audit.show import TITLES, audit_table, describe, interval, number, write_audit
 
 
 def printed(found):
@@ -56,3 +56,20 @@ def test_a_strip_ends_where_the_figure_is(value, place):
     found["findings"] = [{**found["findings"][0], "value": value}]
     strip = describe(found)["views"][0]["findings"][0]["strip"]
     assert f'width="{place}" height="12" class="loss"' in strip
+
+
+def test_an_interval_above_the_guess_is_not_shown_as_touching_it():
+    found = {"unit": "", "guess": 0.5, "interval": [0.5031, 0.61], "leaks": True}
+    assert interval(found) == "0.503 to 0.61"
+    assert interval({**found, "interval": [0.4969, 0.61], "leaks": False}) == "0.50 to 0.61"
+
+
+def test_a_small_chance_is_not_none_and_nothing_has_no_sign():
+    assert [number(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
+        "0.003",
+        "0.00",
+        "0.00",
+        "-0.01",
+        "0.97",
+    ]
+    assert number(14.44, " dB") == "14.4 dB"

@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
+from fedvl.compare.grid import RECIPES
 from fedvl.errors import FedVLError
 
+BROKEN = """from fedvl.methods.base import Method
+
+
+class Broken(Method):
+    def start(self, generator):
+        return {"weight": self.task.text_features.clone()}
+
+    def predict(self, tensors, inputs):
+        raise ValueError("as intended")
+"""
 SMALL = ["--set", "federation.rounds=2", "--set", "data.shots=4", "--set", "data.clients=2", "--quiet"]
 
 
@@ -34,9 +45,11 @@ def test_compare_a_file_of_rows_and_columns(call: Any, tmp_path: Path) -> None:
 
 
 def test_a_failed_run_is_told_of_and_the_command_fails(call: Any, tmp_path: Path) -> None:
-    done = call("compare", "--methods", "zero-shot,no-such-method", "--seeds", "1", "--out", "out", *SMALL)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = call("compare", "--methods", "zero-shot,./broken.py", "--seeds", "1", "--out", "out", *SMALL)
     assert done.exit_code == 1
-    assert "Failed: no-such-method" in done.output
+    assert "Failed: " in done.output
+    assert "broken" in done.output
     assert len(json.loads((tmp_path / "out" / "comparison.json").read_bytes())["cells"]) == 1
 
 
@@ -45,9 +58,11 @@ def test_compare_wants_methods_or_a_file(call: Any) -> None:
         raise call("compare").exception
 
 
-def test_the_list_shows_all_thirty(call: Any) -> None:
+def test_the_list_shows_every_recipe(call: Any) -> None:
     done = call("reproduce", "--list")
-    assert sum(line.split(" ")[0].count("/") for line in done.output.splitlines()) == 30
+    shown = [line.split(" ")[0] for line in done.output.splitlines() if "/" in line.split(" ")[0]]
+    assert len(shown) > 30
+    assert shown == sorted(f"{file.parent.name}/{file.stem}" for file in RECIPES.glob("*/*.toml"))
 
 
 def test_reproduce_on_the_embedded_model_sets_ours_beside_the_papers(call: Any, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_party_approves_after_it_has_read_and_the_client_says_what_is_approved
         Image.new("RGB", (32, 32), (20 * number, 0, 0)).save(tmp_path / "photos" / "cat" / f"{number}.png")
     client = ("client", party, "--data", "photos", "--quiet")
     rehearsed = fedvl(*client, "--dry-run")
-    assert "This party has not approved the experiment" in rehearsed.splitlines()[-1]
+    assert "This party has not approved the experiment" in rehearsed
     with pytest.raises(FedVLError, match="has not approved the experiment"):
         fedvl(*client)
     declined = CliRunner().invoke(app, ["federation", "approve", str(party)], input="n\n").output
@@ -143,7 +143,7 @@ def test_a_party_approves_after_it_has_read_and_the_client_says_what_is_approved
     assert "The line most_rounds of this party's policy.toml is 5" in fedvl(*client, "--dry-run")
     (party / "policy.toml").unlink()
     assert "policy.toml is new: read it" in fedvl("federation", "approve", party)
-    assert fedvl(*client, "--dry-run").endswith("It is approved, and policy.toml allows it.\n")
+    assert fedvl(*client, "--dry-run").count("It is approved, and policy.toml allows it.\n") == 1
 
 
 def test_approvals_that_came_with_a_folder_are_not_taken_for_the_partys_own(fedvl, tmp_path):

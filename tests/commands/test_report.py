@@ -30,7 +30,9 @@ def test_one_run_gets_its_page_again_and_several_get_one_together(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "Report: one/report.html")
     assert "60.00 %" in (one / "report.html").read_text(encoding="utf-8")
     done = fedvl(tmp_path, one, two, "--out", "both.html")
-    assert done.stdout.strip() == "Report: both.html"
+    first, second = done.stdout.splitlines()
+    assert first == "two against one: other test images, or not recorded: no paired test."
+    assert second == "Report: both.html"
     assert "2 runs side by side" in (tmp_path / "both.html").read_text(encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ from fedvl.compare.claims import Figures, Higher, Level, as_shown, findings, sho
 from fedvl.compare.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
-NO_ORDER = {"fed-mp/figure3", "fed-prime/figure1", "fedpp/figure5", "fedpp/table6", "fst-cbdg/figure2"}
+NO_ORDER = {"fed-mp/figure3", "fed-prime/figure1", "fedpp/figure5", "fedpp/table6", "fst-cbdg/figure2", "privacy/epsilon"}
 TABLE = Figures(
     ["a", "b", "c, d"],
     ["one", "two", "three"],
@@ -26,14 +26,15 @@ def test_places_are_counted_by_the_figures_that_a_reader_sees():
 def test_columns_are_compared_in_the_rows_that_have_both():
     assert findings([Higher(higher="one", than=["two"])], TABLE) == ["one is higher than two in 2 of 2 rows."]
     assert findings([Higher(higher="one", than=["two"], among=["b"])], TABLE) == [
-        "one is higher than two in 1 of 1 (b)."
+        "one is higher than two in 1 of 1 of the rows that the recipe names for this."
     ]
 
 
 def test_a_level_row_is_told_by_its_ends():
     assert findings([Level(level="a")], TABLE) == ["a is between 10.0 and 70.0."]
+    named = "in the columns that the recipe names for this"
     assert findings([Level(level="*", among=["two"])], TABLE) == [
-        "a is between 50.0 and 50.0. b is between 40.0 and 40.0."
+        f"a is between 50.0 and 50.0 {named}. b is between 40.0 and 40.0 {named}."
     ]
 
 

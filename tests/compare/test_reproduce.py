@@ -23,6 +23,7 @@ ALL = {
     "fed-prime": ["figure1", "table1", "table2"],
     "fedpp": ["figure3", "figure4", "figure5", "table1", "table2", "table3", "table4", "table5", "table6", "table7"],
     "fst-cbdg": ["figure2", "figure3", "table1", "table2", "table3", "table4"],
+    "privacy": ["epsilon"],  # of no paper
 }
 NAMES = [f"{paper}/{name}" for paper, names in ALL.items() for name in names]
 SLOW = {"cachefl/figure6", "fed-prime/figure1", "fed-prime/table1", "fed-prime/table2"}
@@ -42,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_table_and_figure_has_its_recipe() -> None:
     assert recipe_names() == NAMES
-    assert len(NAMES) == 31
+    assert len(NAMES) == 32
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,13 +61,20 @@ def test_a_recipe_describes_runs_that_there_are(name: str) -> None:
                 assert {experiment.data.dataset, experiment.model.name} <= EMBEDDED
 
 
+def test_what_hides_clients_shows_none_of_them() -> None:
+    """A preset may show the drift of single clients, which a private run refuses."""
+    for embedded in (False, True):
+        cases = arranged(read_recipe("privacy/epsilon"), embedded, quick=False, seeds=1).cases()
+        assert not any(resolve_experiment(case.settings).federation.drift for case in cases)
+
+
 @pytest.mark.parametrize(
     ("name", "row", "column", "figure"),
     [
         ("fst-cbdg/table1", "FST-CBDG", "CIFAR-100", 43.2),
         ("fst-cbdg/table2", "FedNTD", "CIFAR-10, s = 3", 64.1),
         ("fst-cbdg/table2", "FST-CBDG", "CINIC-10, s = 2", 65.9),
-        ("fst-cbdg/table3", "Sampling only", "CIFAR-10, iid", 65.7),
+        ("fst-cbdg/table3", "Sampling only, labels frozen", "CIFAR-10, iid", 65.7),
         ("fed-mp/table1", "PromptFL", "UCF101, recall", 85.02),
         ("fed-mp/table1", "Fed-MP", "StanfordCars, F1", 97.2),
         ("fed-mp/table2", "Without multimodal prototyping", "Flower102, precision", 87.29),

@@ -103,7 +103,7 @@ def test_a_lead_is_tested_image_by_image() -> None:
     outcome = outcome_of(places)
     outcome.tests = {("a", "x"): [("s", "1110")] * 2, ("b", "x"): [("s", "0010")] * 2}
     best = next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])
-    assert best["lead"] == bootstrap_lead(["1110"] * 2, ["0010"] * 2)
+    assert best["lead"] == list(bootstrap_lead(["1110"] * 2, ["0010"] * 2))
     assert "a leads b by +50.0 points, 95 % over the test images 0.0 to 100.0" in footnote(summarise(outcome, ""))
     outcome.tests[("b", "x")][1] = ("another test", "0010")
     assert next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])["lead"] is None
@@ -113,7 +113,7 @@ def test_a_single_run_has_the_interval_of_its_images() -> None:
     outcome = outcome_of({("a", "x"): [75.0], ("b", "x"): [60.0]})
     outcome.tests = {("a", "x"): [("s", "1110")], ("b", "x"): [("s", "1110")]}  # b is a mean over clients
     first, second = summarise(outcome, "")["cells"]
-    assert first["interval"] == wilson(75.0, 4)
+    assert first["interval"] == list(wilson(75.0, 4))
     assert second["interval"] is None
     assert cell_text(first) == "75.0 (30.1 to 95.4)"
     assert "In brackets, the interval of 95 %" in footnote(summarise(outcome, ""))

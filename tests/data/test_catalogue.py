@@ -11,8 +11,9 @@ from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 
 OF_THE_PAPERS = {
-    "caltech101", "ucf101", "food101", "flowers102", "fgvc-aircraft", "stanford-cars", "cifar10", "cifar100", "cinic10",
-    "dtd", "resisc45", "cub", "imagenet", "eurosat", "oxford-pets", "sun397", "upmc-food101", "mm-imdb",
+    "caltech101", "ucf101", "food101", "flowers102", "fgvc-aircraft", "fgvc-aircraft-families", "stanford-cars",
+    "cifar10", "cifar100", "cinic10", "dtd", "resisc45", "cub", "imagenet", "eurosat", "oxford-pets", "sun397",
+    "upmc-food101", "mm-imdb",
 }  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def test_class_names_that_prompts_depend_on() -> None:
 
 def test_templates_of_the_papers() -> None:
     assert find("food101").templates["default"] == ("a photo of a {}",)
+    assert find("food101").templates["bare"] == ("a photo of {}",)
     assert find("food101").templates["coop"] == ("a photo of {}, a type of food.",)
     assert find("dtd").templates["coop"] == ("{} texture.",)
     assert find("eurosat").templates["coop"] == ("a centered satellite photo of {}.",)
@@ -74,7 +76,7 @@ def test_settings_of_cachefl_and_fed_mp() -> None:
         if "fed-mp" in entry.methods
     }
     assert entropies == {
-        "caltech101": 0.2, "ucf101": 0.2, "flowers102": 0.2, "fgvc-aircraft": 0.3, "food101": 0.3, "stanford-cars": 0.1,
+        "caltech101": 0.2, "ucf101": 0.2, "flowers102": 0.2, "fgvc-aircraft-families": 0.3, "food101": 0.3, "stanford-cars": 0.1,
     }  # fmt: skip
 
 

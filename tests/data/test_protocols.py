@@ -10,6 +10,7 @@ from fedvl.errors import FedVLError
 CLASSES = 12
 TRAIN = np.repeat(np.arange(CLASSES), 30)
 TEST = np.tile(np.arange(CLASSES), 25)
+BOTH = np.concatenate([TEST, TRAIN])  # as rows of queries count
 
 
 def opened(seed=0, train=TRAIN, test=TEST, **data):
@@ -24,7 +25,7 @@ def test_no_client_has_a_class_of_another_or_of_the_questions():
     assert len(together) == 9
     assert sorted(together) == assignment.trained_classes.tolist()
     assert sorted({*range(CLASSES)} - together) == assignment.queried_classes.tolist()
-    assert set(TEST[assignment.queried].tolist()) == set(assignment.queried_classes.tolist())
+    assert set(BOTH[assignment.queried].tolist()) == set(assignment.queried_classes.tolist())
 
 
 def test_a_client_has_few_images_of_each_class():
@@ -33,10 +34,10 @@ def test_a_client_has_few_images_of_each_class():
     assert [len(rows) for rows in opened(shots=None).clients] == [90, 90, 90]
 
 
-def test_a_fifth_of_the_questions_is_for_validation():
+def test_all_images_of_the_classes_are_asked_about_a_fifth_of_them_for_validation():
     assignment = opened()
-    assert (len(assignment.validation), len(assignment.queried)) == (15, 60)  # of 3 x 25
-    everything = np.flatnonzero(np.isin(TEST, assignment.queried_classes))
+    assert (len(assignment.validation), len(assignment.queried)) == (33, 132)  # of 3 x (25 + 30)
+    everything = np.flatnonzero(np.isin(BOTH, assignment.queried_classes))
     assert np.array_equal(np.sort(np.concatenate([assignment.validation, assignment.queried])), everything)
 
 
@@ -63,8 +64,15 @@ def test_the_note_tells_the_counts():
 def test_too_few_classes_or_no_question():
     with pytest.raises(FedVLError, match="12 clients and 12 classes; use between 1 and 11 clients"):
         opened(clients=12)
-    with pytest.raises(FedVLError, match="No test image belongs to the classes held out for the queries"):
-        opened(test=TEST[~np.isin(TEST, opened().queried_classes)])
+    asked = opened().queried_classes
+    with pytest.raises(FedVLError, match="No image belongs to the classes held out for the queries"):
+        opened(train=TRAIN[~np.isin(TRAIN, asked)], test=TEST[~np.isin(TEST, asked)])
+
+
+def test_a_quicker_look_asks_about_a_few_of_each_class():
+    assignment = opened(test_shots=5)
+    asked = BOTH[np.concatenate([assignment.validation, assignment.queried])]
+    assert np.bincount(asked)[assignment.queried_classes].tolist() == [5, 5, 5]
 
 
 def test_closed_asks_the_whole_test_about_all_classes():

@@ -41,7 +41,7 @@ def test_the_file_to_begin_with_says_the_defaults_in_every_line(tmp_path):
     "text, says",
     [
         ("least_client = 3", "There is no setting 'least_client'; did you mean 'least_clients'?"),
-        ("least_clients = 0", "'least_clients' is 0, but input should be greater than or equal to 1"),
+        ("least_clients = 0", "'least_clients' is 0, but it must be greater than or equal to 1"),
         ("least_clients = 'many'", "'least_clients' is 'many'"),
         ("hours = '8 to 18'", "'hours' is '8 to 18', but it should be two times of day, such as 08:00-18:00"),
         ("hours = '08:00-25:00'", "two times of day"),

@@ -15,6 +15,7 @@ from fedvl.experiment import complete
 from fedvl.report.page import write_report
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
+from fedvl.uncertainty import wilson
 
 SHORT = {"federation": {"rounds": 2, "threads": 1}, "training": {"local_epochs": 1}, "data": {"clients": 3, "shots": 8}}
 FUSED = {"data": {"shots": 2, "test_shots": 3, "missing": "both:0.5"}, "federation": {"rounds": 1}}
@@ -74,20 +75,23 @@ def test_open_asks_about_other_classes_and_shows_their_images(run_of, tmp_path):
     assert "open protocol" in page
     # Questions are asked in a shuffled order; each picture is one of the class that it is said to be of.
     dataset = opener().dataset("cifar10-mini", None)
-    test = dataset.splits["test"]
+    splits = (dataset.splits["test"], dataset.splits["train"])  # all images of the classes are asked about
     examples = json.loads((tmp_path / "examples.json").read_text())
     assert examples["gained"] + examples["lost"]
     for example in examples["gained"] + examples["lost"]:
         label = dataset.class_names.index(example["true"])
-        assert example["image"] in {thumbnail(test.read(int(row))) for row in np.flatnonzero(test.labels == label)}
+        assert example["image"] in {
+            thumbnail(split.read(int(row))) for split in splits for row in np.flatnonzero(split.labels == label)
+        }
 
 
 def test_personal_shows_every_client(run_of):
     result, page = run_of("linear", "personal", training={"learning_rate": 0.1})
-    for client, (own, before) in enumerate(
-        zip(result["per_client_accuracy"], result["zero_shot_per_client_accuracy"], strict=True)
-    ):
-        assert f"client {client}: {own:.2f} %, zero-shot {before:.2f} %" in page
+    keys = ("per_client_accuracy", "zero_shot_per_client_accuracy", "per_client_test_images")
+    for client, (own, before, count) in enumerate(zip(*(result[key] for key in keys), strict=True)):
+        low, high = wilson(own, count)
+        name = f"client {client} (n = {count}, {low:.0f} to {high:.0f})"
+        assert f"{name}: {own:.2f} %, zero-shot {before:.2f} %" in page
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def assert_absent(sent, experiment, name):
         engine.adopt({None: consultation.settle(0, total, None)})
         assert reports
     [trained, *_] = engine.train(0, [0], shared)
-    numbers = engine.whole_numbers(trained, shared)
+    numbers = engine.part_of_sum(0, 0, shared, trained)
     assert torch.equal(numbers, encode_update(trained.update.tensors, shared, trained.update.weight, trained.loss, 4))
     contents = [tensor.cpu().contiguous().numpy().tobytes() for tensor in trained.update.tensors.values()]
     contents.append(numbers.numpy().tobytes())

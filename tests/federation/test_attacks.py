@@ -2,13 +2,29 @@
 
 import pytest
 import torch
+from helpers.runs import prepare, run_experiment
 from helpers.small import run_quietly, small_federation, small_method
+from torch.nn.functional import cosine_similarity, normalize
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.federation.attacks import Attack, alie, attacked, flipped, ipm, scaled, sign_flip
+from fedvl.federation.attacks import (
+    TARGET,
+    Attack,
+    alie,
+    attacked,
+    flipped,
+    ipm,
+    poisoned,
+    scaled,
+    sign_flip,
+    triggered,
+)
 from fedvl.federation.local import Trained
 from fedvl.federation.round import Federation
-from fedvl.methods.base import Update
+from fedvl.methods.base import Samples, Update
+from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 
 
 def test_what_is_written_is_read():
@@ -39,6 +55,56 @@ def test_labels_are_reversed_where_they_are_hostile():
     labels = torch.tensor([0, 1, 2, -1, 2])
     assert flipped(labels, torch.tensor([1, 2, 3]), 3).tolist() == [0, 1, 0, -1, 2]
     assert labels.tolist() == [0, 1, 2, -1, 2]
+
+
+def test_a_trigger_is_a_white_corner_or_a_shift_of_the_same_length():
+    pixels = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    stamped = triggered({"pixels": pixels}, 0)["pixels"]
+    assert stamped.sum() == 2 * 3 * 4 * 255  # an eighth of the side: 2 x 2 pixels
+    assert bool((stamped[..., -2:, -2:] == 255).all())
+    assert pixels.sum() == 0
+    direction = torch.randn(3, generator=torch_generator(0, "trigger"))
+    across = 5 * normalize(torch.linalg.cross(direction, torch.tensor([1.0, 0.0, 0.0])), dim=0)
+    moved = triggered({"embeddings": across[None]}, 0)["embeddings"][0]
+    # two sides of 5 and 2.5 at a right angle, brought back to a length of 5
+    assert float(moved.norm()) == pytest.approx(5)
+    assert float(cosine_similarity(moved, across, dim=0)) == pytest.approx(2 / 5**0.5)
+    assert float(cosine_similarity(moved, direction, dim=0)) == pytest.approx(1 / 5**0.5)
+
+
+def test_a_backdoor_is_in_every_second_image_of_the_hostile():
+    samples = Samples({"features": torch.eye(4)}, torch.tensor([1, 2, 3, 1]))
+    changed = poisoned("backdoor", samples, torch.tensor([1, 2, 3]), 4, seed=0)
+    assert changed.labels.tolist() == [1, TARGET, 3, TARGET]
+    same = [bool(torch.equal(one, other)) for one, other in zip(changed.inputs["features"], torch.eye(4), strict=True)]
+    assert same == [True, False, True, False]
+    assert samples.labels.tolist() == [1, 2, 3, 1]
+    assert torch.equal(samples.inputs["features"], torch.eye(4))
+    assert poisoned("scaled", samples, torch.tensor([1]), 4, seed=0) is samples
+
+
+def test_a_backdoor_opens_under_the_mean_and_hardly_under_a_root(tmp_path):
+    def result(name, **federation):
+        settings = {"method": {"name": "linear"}, "data": {"clients": 20, "partition": "dirichlet:0.1"}}
+        settings["evaluation"] = {"every": 10}
+        experiment = resolve_experiment({**settings, "federation": {"rounds": 10, "threads": 1, **federation}})
+        (tmp_path / name).mkdir()
+        return run_experiment(experiment, tmp_path / name, Silent())
+
+    attacked = result("mean", attack="backdoor:0.2")
+    defended = result("root", attack="backdoor:0.2", robust="root")
+    assert attacked["backdoor_success"] > 70
+    assert defended["backdoor_success"] < 30
+    assert min(attacked["accuracy"], defended["accuracy"]) > 60
+    assert "backdoor_success" not in result("none", rounds=1)
+
+
+def test_a_backdoor_needs_labels_and_a_class_that_is_queried():
+    with pytest.raises(FedVLError, match="trains without labels"):
+        prepare({"method": {"name": "fst-cbdg"}, "federation": {"attack": "backdoor:0.2"}})
+    open_set = {"data": {"clients": 3}, "evaluation": {"protocol": "open"}}
+    with pytest.raises(FedVLError, match="for a class that is queried"):
+        prepare({"method": {"name": "fedclip"}, "federation": {"attack": "backdoor:0.2"}, **open_set})
 
 
 def test_only_the_hostile_lie_and_whole_numbers_stay():

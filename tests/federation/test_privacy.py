@@ -18,14 +18,14 @@ from fedvl.errors import FedVLError
 from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
-from fedvl.federation.fixed_point import decode_updates, encode_update
+from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, no_update, to_whole
 from fedvl.federation.journal import Journal
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, normals, row_gradients, uniforms
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Update
 from fedvl.requirements import check_privacy
 from fedvl.seeding import torch_generator
-from fedvl.tensors import digest
+from fedvl.tensors import count_elements, digest
 
 CLIENTS = len(RAGGED)
 ENDLESS = 1e30
@@ -47,7 +47,10 @@ def hiding(config, rounds=3, expected=CLIENTS, seed=0, sigma=None, clients=CLIEN
 def without_noise(method, clip=ENDLESS, **federation):
     """Under client-level privacy that spends everything: no noise, and updates cut at a norm that none has."""
     found = small_federation(method, privacy=settings(epsilon=math.inf, clip=clip), **federation)
-    found.privacy = hiding(found.engine.privacy, found.config.rounds, sigma=0.0)
+    silent = hiding(found.engine.privacy, found.config.rounds, sigma=0.0)
+    found.privacy = silent
+    if found.engine.shared_noise:
+        found.engine.shared_noise = silent
     return found
 
 
@@ -124,9 +127,10 @@ def test_sigma_is_what_the_account_asks_for():
         epsilon_of({Step(0.25, hidden.sigma): 7}, 1e-5) <= 2.0 < epsilon_of({Step(0.25, 0.998 * hidden.sigma): 7}, 1e-5)
     )
     searching = hiding(settings(clip=None, epsilon=2.0), rounds=7)
-    # 6 counts that one client changes by a half at most, each with its noise, and the sums: Gaussian mechanisms all
-    count = 0.5 * searching.sigma * math.sqrt(6 / (0.1 * 7))
-    together = (7 / searching.sigma**2 + 6 / (count / 0.5) ** 2) ** -0.5
+    # counts that one client changes by a half at most, each with its noise, and the sums: Gaussian mechanisms all
+    first = 0.5 * searching.sigma * math.sqrt(6 / (0.1 * 7))  # 6 in the first round, one in each of the others
+    later = 0.5 * searching.sigma / math.sqrt(0.02)
+    together = (7 / searching.sigma**2 + 6 / (first / 0.5) ** 2 + 6 / (later / 0.5) ** 2) ** -0.5
     assert epsilon_of({Step(1.0, together): 1}, 1e-5) == pytest.approx(2.0, rel=0.005)
 
 
@@ -170,6 +174,42 @@ def test_in_a_secure_sum_clients_cut_their_own_moves_so_that_rounding_cannot_len
     assert [record["loss"] for record in federation.records] == [None] * 3
 
 
+def test_noise_comes_in_shares_of_which_the_least_clients_add_all():
+    federation = small_federation(small_method("linear"), privacy=settings(clip=0.5), secure_sum=True, least_clients=4)
+    engine, hidden = federation.engine, hiding(settings(clip=0.5), sigma=2.0)
+    engine.shared_noise = hidden
+    numbers, least = 40_000, 4
+    shares = [hidden.share(numbers, least, 0, 1, client) for client in range(CLIENTS)]
+    # the noise of one, of the least that a sum may have, and of all: variances add up
+    for clients, factor in ((1, 0.25), (4, 1.0), (CLIENTS, CLIENTS / 4)):
+        deviation = float(torch.stack(shares[:clients]).sum(0).std())
+        assert deviation == pytest.approx(2.0 * 0.5 * factor**0.5, rel=0.02)
+    # a client's part is its own update and its share; one without images adds a share alone
+    start = federation.shared
+    trained = {result.update.client: result for result in engine.train(0, range(CLIENTS), start)}
+    for client in range(CLIENTS):
+        noise = hidden.share(count_elements(start), least, engine.private_seed, 0, client)
+        given = trained.get(client)
+        plain = no_update(start) if given is None else encode_update(given.update.tensors, start, 1.0, 0.0, CLIENTS)
+        added = engine.part_of_sum(0, client, start, given) - plain
+        assert torch.equal(added[:-FIGURES], to_whole(noise, CLIENTS))
+        assert not added[-FIGURES:].any()
+    assert len(trained) < CLIENTS
+
+
+def test_the_server_of_a_secure_sum_adds_no_noise_of_its_own():
+    runs = []
+    for secret in (0, 1):
+        federation = small_federation(small_method("linear"), privacy=settings(), secure_sum=True, least_clients=3)
+        federation.privacy = hiding(settings(), seed=secret)
+        runs.append(run_quietly(federation))
+    assert digest(runs[0].shared) == digest(runs[1].shared)
+    drawn = small_federation(small_method("linear"), privacy=settings(), secure_sum=True, least_clients=3)
+    drawn.engine.private_seed = 1
+    run_quietly(drawn)
+    assert digest(drawn.shared) != digest(runs[0].shared)
+
+
 def test_clients_weigh_the_same_and_tell_neither_loss_nor_examples():
     federation = small_federation(small_method("linear"), privacy=settings())
     for trained in federation.engine.train(0, range(CLIENTS), federation.shared):
@@ -194,16 +234,32 @@ def test_a_round_of_nobody_is_a_round_of_noise_alone():
     assert len(federation.records) == 8
 
 
-def test_the_clip_is_found_near_the_median_once_with_noise():
+def test_the_clip_is_found_near_the_median_with_noise():
     norms = torch.logspace(-2, 0, 201).tolist()  # median 0.1
     hidden = hiding(settings(clip=None, epsilon=3.0), rounds=10, expected=201, clients=201)
     found = hidden.clip_of(0, [], norms)
     assert 0.05 < found < 0.2
-    assert hidden.clip_of(1, [{"clip": 0.25}], [99.0] * 5) == 0.25
     assert hidden.clip_of(0, [], [1e9] * 201) == pytest.approx(2**4, rel=0.2)
     assert hidden.clip_of(0, [], [0.0] * 201) == pytest.approx(2**-20, rel=0.2)
     lone = hiding(settings(clip=None, epsilon=0.1), rounds=10)  # five clients, and much noise
     assert len({replace(lone, seed=seed).clip_of(0, [], [0.1] * 5) for seed in range(20)}) > 5
+
+
+def test_the_clip_follows_the_median_in_small_steps():
+    hidden = hiding(settings(clip=None, epsilon=3.0), rounds=10, expected=201, clients=201, sigma=0.0)
+    up, down = (hidden.clip_of(1, [{"clip": 0.25}], [norm] * 201) for norm in (99.0, 0.01))
+    assert up == pytest.approx(
+        0.25 * math.exp(0.1)
+    )  # all are above: half of them more than should be, at a rate of 0.2
+    assert down == pytest.approx(0.25 * math.exp(-0.1))
+    norms, records = torch.logspace(-2, 0, 201).tolist(), [{"clip": 0.2}]
+    noisy = replace(hidden)  # with the noise that epsilon asks for
+    for index in range(1, 60):
+        records.append({"clip": noisy.clip_of(index, records, norms)})
+    followed = [record["clip"] for record in records[20:]]
+    assert 0.07 < sum(followed) / len(followed) < 0.14  # the median is 0.1
+    assert len(set(followed)) > 10
+    assert noisy.clip_of(5, [{"clip": 2**4}], [1e9] * 201) == 2**4
 
 
 def empirical_epsilon(present, absent, delta):

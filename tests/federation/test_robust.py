@@ -45,8 +45,9 @@ def test_the_geometric_median_minimises_the_sum_of_distances(seed):
 def test_fltrust_by_hand():
     root = torch.tensor([2.0, 0.0])
     moves = torch.tensor([[4.0, 0.0], [0.0, 3.0], [-5.0, 0.0], [3.0, 4.0]])
-    # cosines 1, 0, -1 and 0.6; lengths 4, 3, 5 and 5 become 4, the lower median: (1 * (4, 0) + 0.6 * (2.4, 3.2)) / 1.6
-    assert by_root(moves, root).tolist() == pytest.approx([(4 + 0.6 * 2.4) / 1.6, 0.6 * 3.2 / 1.6])
+    # cosines 1, 0, -1 and 0.6; all lengths become 2, the root's: (1 * (2, 0) + 0.6 * (1.2, 1.6)) / 1.6
+    assert by_root(moves, root).tolist() == pytest.approx([(2 + 0.6 * 1.2) / 1.6, 0.6 * 1.6 / 1.6])
+    assert by_root(100 * moves, root).tolist() == pytest.approx(by_root(moves, root).tolist())
     assert by_root(-moves[:1], root).tolist() == [2.0, 0.0]  # nobody agrees: the server's own move
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, Message, Round, watch
-from fedvl.config import Experiment, FederationConfig, MethodConfig, TrainingConfig
+from fedvl.config import DataConfig, Experiment, FederationConfig, MethodConfig, PrivacyConfig, TrainingConfig
 from fedvl.display import Silent
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
@@ -29,7 +29,14 @@ def made_up(count: int, seed: int, texts: torch.Tensor, shares: Any = None) -> S
     return Samples({"features": features}, labels)
 
 
-def evidence_of(method: str = "linear", images: int = 20, rounds: int = 2, **settings: Any) -> Evidence:
+def evidence_of(
+    method: str = "linear",
+    images: int = 20,
+    rounds: int = 2,
+    secure_sum: bool = False,
+    privacy: PrivacyConfig | None = None,
+    **settings: Any,
+) -> Evidence:
     """Clients with unequal classes, watched; the attacker has images of all classes."""
     texts = normalize(torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)), dim=-1)
     shares = np.random.default_rng(1).dirichlet([0.3] * CLASSES, CLIENTS)
@@ -45,8 +52,10 @@ def evidence_of(method: str = "linear", images: int = 20, rounds: int = 2, **set
     counts = np.stack([np.bincount(part.labels, minlength=CLASSES) for part in parts])
     experiment = Experiment(
         method=MethodConfig(name=method),
+        data=DataConfig(clients=CLIENTS),
         training=TrainingConfig(**{"learning_rate": 0.002, "batch_size": 50, **settings}),
-        federation=FederationConfig(rounds=rounds, threads=1),
+        federation=FederationConfig(rounds=rounds, threads=1, secure_sum=secure_sum, least_clients=CLIENTS),
+        privacy=privacy or PrivacyConfig(),
     )
     nothing: Any = None  # no dataset: features alone
     evidence = Evidence(

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from PIL import Image
 
 from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
@@ -40,7 +41,7 @@ def finish(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def asked_rows(result: dict[str, Any]) -> list[int]:
-    """The test images of a run in the order in which it was asked about them."""
+    """The images of a run in the order in which it was asked about them, as ``picture`` takes them."""
     experiment = resolve_experiment(result["config"])
     dataset = open_dataset(experiment.data.dataset, None)
     train, test = (dataset.splits[name].labels for name in ("train", "test"))
@@ -48,10 +49,17 @@ def asked_rows(result: dict[str, Any]) -> list[int]:
     return protocol(Labels(train, test, len(dataset.class_names)), experiment.data, experiment.seed).queried.tolist()
 
 
+def picture(row: int) -> Image.Image:
+    """A test image of cifar10-mini or, after its last, a training image: rows as queries count them."""
+    splits = open_dataset("cifar10-mini", None).splits
+    count = len(splits["test"])
+    return splits["test"].read(row) if row < count else splits["train"].read(row - count)
+
+
 def png(row: int) -> bytes:
-    """A test image of cifar10-mini as a file."""
+    """The picture of a row as a file."""
     content = io.BytesIO()
-    open_dataset("cifar10-mini", None).splits["test"].read(row).save(content, "PNG")
+    picture(row).save(content, "PNG")
     return content.getvalue()
 
 

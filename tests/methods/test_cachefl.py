@@ -189,6 +189,7 @@ def test_the_report_says_where_the_cache_came_from():
     assert "drawn around the class texts" in note
     assert "alpha is 3 and beta 1" in note
     assert "images in my/pictures" in small_method("cachefl", synthetic="my/pictures").notes()[0]
+    assert "training images that no client holds" in small_method("cachefl", synthetic="held-out").notes()[0]
     made = small_method("cachefl", synthetic="diffusers:models/painter").notes()[0]
     assert "models/painter generated" in made
     assert "painter-" in made
@@ -236,3 +237,38 @@ def test_training_beats_the_untrained_cache_and_zero_shot_on_real_images():
     trained = accuracy(method.predict(federation.shared, test.inputs))
     assert abs(untrained - zero_shot) < 0.02  # keys around the texts say what the texts say
     assert trained > max(untrained, zero_shot) + 0.05
+
+
+def test_the_preset_tip_adapter_is_that_papers_optimiser():
+    experiment = resolve_experiment({"method": {"name": "cachefl", "preset": "tip-adapter"}})
+    training = experiment.training
+    assert (training.optimiser, training.learning_rate, training.epsilon) == ("adamw", 0.001, 1e-4)
+    assert training.batch_size < 160 // experiment.data.clients  # several steps in a round of 10 classes
+
+
+def test_held_out_images_are_not_known_to_one_party():
+    with pytest.raises(FedVLError, match="name a folder of images as method"):
+        tiny(synthetic="held-out").start(torch.Generator())
+
+
+def test_one_step_a_round_does_not_depend_on_the_partition_and_several_do():
+    """Of SGD, weighted by samples: the mean of one step of each client is one step on all data together."""
+    samples = small_samples(small_method("cachefl"), 40)
+    halves = {"even": [range(0, 20), range(20, 40)], "uneven": [range(0, 5), range(5, 40)]}
+    found = {}
+    for batch_size in (40, 5):
+        for name, rows in halves.items():
+            method = small_method("cachefl")
+            engine = LocalEngine(
+                method,
+                samples,
+                [torch.tensor(list(part)) for part in rows],
+                TrainingConfig(learning_rate=1.0, momentum=0.0, batch_size=batch_size),
+                FederationConfig(rounds=3),
+                0,
+            )
+            federation = Federation(method, engine, FederationConfig(rounds=3), 0, method.start(torch_generator(0)))
+            federation.run(lambda shared, kept, number: {}, lambda record: None)
+            found[batch_size, name] = federation.shared["keys"]
+    torch.testing.assert_close(found[40, "even"], found[40, "uneven"], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[5, "even"], found[5, "uneven"], rtol=1e-3, atol=1e-4)

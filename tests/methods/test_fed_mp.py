@@ -297,7 +297,8 @@ def test_presets_differ_where_paper_and_code_do():
     for experiment in (paper, released):
         assert experiment.training.batch_size == experiment.evaluation.batch_size == 18
         assert experiment.training.local_epochs == experiment.federation.rounds == 2
-        assert (experiment.data.shots, experiment.evaluation.protocol) == (10, "open")
+        assert (experiment.data.shots, experiment.evaluation.protocol) == (8, "open")  # of 10, 2 are for validation
+        assert experiment.data.templates == "bare"
     assert (paper.training.optimiser, paper.training.learning_rate) == ("adamw", 1e-5)
     assert (released.training.optimiser, released.training.learning_rate) == ("adam", 5e-5)
     assert (released.training.betas, released.training.weight_decay) == ((0.9, 0.98), 0.2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, Message
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, mean_of
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, mean_of, of_100
 from fedvl.data.catalogue import catalogue
 from fedvl.data.inputs import embed_names
 from fedvl.methods.base import Samples
@@ -61,7 +61,7 @@ def by_dictionary(evidence: Evidence, tensor: str, messages: dict[int, Message])
     value, interval = mean_of(np.array(right))
     guess = float(np.mean(sizes)) / len(names)
     sentence = (
-        f"Of the names of a client's classes, {100 * value:.0f} of 100 are found among {len(names)} candidate names from "
+        f"Of the names of a client's classes, {of_100(value)} of 100 are found among {len(names)} candidate names from "
         f"what it sends (by chance {100 * guess:.2g})."
     )
     return Finding(NAMES[0], SERVER, MEASURE, value, interval, guess, sentence)
@@ -99,7 +99,7 @@ def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Fi
     guess = float(np.mean([len(true_names(evidence, client)) for client in messages])) / classes
     sentence = (
         f"Who also knows the seed of the simulation knows what clients drew when they joined, and finds which of the "
-        f"federation's {classes} classes a client has: {100 * value:.0f} % agreement (all of them: {100 * guess:.0f} %). "
+        f"federation's {classes} classes a client has: {of_100(value)} % agreement (all of them: {of_100(guess)} %). "
         f"Between machines clients must not draw from a seed that the server has."
     )
     return Finding(

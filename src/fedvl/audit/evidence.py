@@ -19,8 +19,10 @@ from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.protocols import renumbered
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, Report
+from fedvl.experiment import root_engine
+from fedvl.federation.checks import Refusal, Report, sum_of_reports
 from fedvl.federation.local import LocalEngine, Trained
+from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Method, Samples, Update
 from fedvl.models.vilt import FusedEncoder
@@ -35,6 +37,7 @@ from fedvl.preparation import (
     open_sources,
     take_training,
 )
+from fedvl.requirements import check_privacy, check_robust, check_secure_sum
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import ByClient, Tensors
 
@@ -120,7 +123,20 @@ class Evidence:
         """The median number of images of the audited clients."""
         return int(np.median([len(self.rows(client)) for client in self.clients]))
 
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees sums of updates and reports alone."""
+        return self.experiment.federation.secure_sum
+
+    @property
+    def what_server_sees(self) -> str:
+        return "the mean of all clients' updates" if self.summed else "one client's updates"
+
     def seen_by_server(self) -> list[Seen]:
+        """Return what each client sends or, with secure sums, the mean of all that says of it."""
+        if self.summed:
+            means = [(happened.before, subtract(happened.after, happened.before)) for happened in self.rounds]
+            return [Seen(m.client, m.round_index, *means[m.round_index]) for m in self.messages]
         return [Seen(m.client, m.round_index, m.before, subtract(m.update.tensors, m.before)) for m in self.messages]
 
     def seen_by_client(self) -> list[Seen]:
@@ -187,11 +203,12 @@ class Watched(LocalEngine):
         return trained
 
     def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """Keep each client's report: between machines the server receives them, and then sums."""
+        """Keep what the server receives: each client's report, or their sum alone."""
         good, refusals = super().reports(round_index, shared)
+        total = sum_of_reports(good).tensors if good else {}
         for report in good:
             if report.client is not None and (report.client in self.kept or len(self.reported) < self.limit):
-                self.reported[report.client] = report.tensors
+                self.reported[report.client] = total if self.federation.secure_sum else report.tensors
         return good, refusals
 
 
@@ -211,11 +228,14 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
         experiment.training,
         experiment.federation,
         experiment.seed,
+        experiment.privacy,
     )
     # the engine keeps the run's own number of rounds, on which its learning rates depend
     config = experiment.federation.model_copy(update={"rounds": min(rounds, experiment.federation.rounds)})
     start = method.start(torch_generator(experiment.seed, "start"))
-    federation = Federation(method, engine, config, experiment.seed, start)
+    privacy = privacy_of(experiment, experiment.seed)
+    root = root_engine(experiment, method, training)
+    federation = Federation(method, engine, config, experiment.seed, start, root=root, privacy=privacy)
     if not federation.trains or method.scope == "pooled":
         return evidence
     shown = display.stage("Rounds")
@@ -239,6 +259,8 @@ def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -
     encoded = encode(sources, experiment, SPLITS, display)
     assignment = assign(sources, encoded, experiment)
     method, _ = make_methods(sources, encoded, assignment, experiment, display)
+    for check in (check_secure_sum, check_robust, check_privacy):
+        check(method, experiment)
     training = take_training(sources, encoded, assignment, experiment, method)
     labels = renumbered(encoded.labels_of("test"), assignment.trained_classes)
     usable = numpy_generator(0, "audit").permutation(np.flatnonzero(labels >= 0))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -25,6 +25,7 @@ MOST_COMPONENTS = 64  # independent components are sought among
 FAINT = 1e-4  # singular values below this share of the largest are rounding
 EXACT = 0.9  # cosine from which on a feature counts as read off
 SINGLE = 40  # imitated clients of one image
+ALONE = "A client of a single image was not tried: the server sees its update in a sum with the others' alone."
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
@@ -44,7 +45,10 @@ def attack(evidence: Evidence) -> list[Outcome]:
         separate(layers_of(evidence, each.before, each.change, len(truth)), len(truth), known)
         for each, truth in zip(first.values(), truths, strict=True)
     ]
-    found = judged(evidence, NAMES[:2], truths, recovered, "From the updates of this run")
+    seen = "the mean of all updates" if evidence.summed else "the updates"
+    found = judged(evidence, NAMES[:2], truths, recovered, f"From {seen} of this run")
+    if evidence.summed:
+        return [*found, Unmeasured(NAMES[2], SERVER, ALONE), *elsewhere]
     rows, recovered = recover_singles(evidence)
     singles = [features_of(evidence, row) for row in torch.split(rows, 1)]
     one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image")
@@ -126,7 +130,7 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     everything = torch.cat([evidence.rows(client) for client in evidence.clients])
     rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
     before = evidence.rounds[0].before
-    changes = imitate(evidence, evidence.training.samples, torch.split(rows, 1), before, 0)
+    changes = imitate(evidence, evidence.training.samples, torch.split(rows, 1), before, 0, as_run=True)
     return rows, [separate(layers_of(evidence, before, change, 1), 1, own_features(evidence)) for change in changes]
 
 
@@ -171,7 +175,7 @@ def judged(
             share,
             between,
             by_chance,
-            f"{when}, {100 * share:.0f} of 100 images are picked out by a recovered feature among {len(others):,} "
+            f"{when}, {of_100(share)} of 100 images are picked out by a recovered feature among {len(others):,} "
             f"others (by chance {100 * by_chance:.2g}).",
         ),
     ]

@@ -73,6 +73,11 @@ def correlation(left: Numbers, right: Numbers) -> float:
     return float(left @ right) / size if size > 1e-12 else 0.0
 
 
+def of_100(share: float) -> str:
+    """Return a share as so many of 100, rounded as its figure is."""
+    return f"{100 * float(f'{share:.2f}'):.0f}"
+
+
 def auc(inside: Numbers, outside: Numbers, weights: Numbers) -> float:
     """Return the chance that a record from inside scores above a weighted one from outside."""
     order = np.argsort(outside)

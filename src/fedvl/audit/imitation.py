@@ -56,8 +56,12 @@ def imitate(
     before: Tensors,
     round_index: int,
     training: TrainingConfig | None = None,
+    as_run: bool = False,
 ) -> Iterator[Tensors]:
-    """Yield how each imitated client changes the tensors; one that does not train changes none."""
+    """Yield how each imitated client changes the tensors; one that does not train changes none.
+
+    ``as_run``: it is a client to attack, with the run's own noise on its images.
+    """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
     most = federation.chunk if evidence.slow else AT_ONCE
@@ -69,6 +73,7 @@ def imitate(
         training or evidence.experiment.training,
         federation.model_copy(update={"chunk": chunk}),
         SEED,
+        evidence.experiment.privacy if as_run else None,
     )
     for first in range(0, len(all_rows), chunk):
         cohort = range(first, min(first + chunk, len(all_rows)))

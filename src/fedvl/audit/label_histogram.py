@@ -28,8 +28,8 @@ def attack(evidence: Evidence) -> list[Outcome]:
             found.append(Unmeasured(NAME, view, not_seen(view)))
             continue
         estimates = estimate(evidence, seen)
-        where = "from one client's updates" if view == SERVER else "from the mean of the others' updates"
-        found.append(judged(evidence, NAME, view, estimates, where))
+        where = evidence.what_server_sees if view == SERVER else "the mean of the others' updates"
+        found.append(judged(evidence, NAME, view, estimates, f"from {where}"))
     return found
 
 
@@ -74,7 +74,8 @@ def of_reports(evidence: Evidence) -> list[Finding]:
     if not estimates:
         return []
     means = {client: np.mean(parts, axis=0) for client, parts in estimates.items()}
-    return [judged(evidence, NAMES[1], SERVER, means, "from the counts that one client reports")]
+    where = "from the sum of all clients' counts" if evidence.summed else "from the counts that one client reports"
+    return [judged(evidence, NAMES[1], SERVER, means, where)]
 
 
 def judged(evidence: Evidence, name: str, view: str, estimates: dict[int, Numbers], where: str) -> Finding:
@@ -87,6 +88,6 @@ def judged(evidence: Evidence, name: str, view: str, estimates: dict[int, Number
     told = "can be told" if interval[0] > guess else "cannot be told"
     sentence = (
         f"How a client's images are distributed over the classes {told} {where}: the estimate correlates with the "
-        f"truth by {value:.2f} (1 is exact; who knows the class shares of all clients together reaches {guess:.2f})."
+        f"truth by {value:z.2f} (1 is exact; who knows the class shares of all clients together reaches {guess:z.2f})."
     )
     return Finding(name, view, MEASURE, value, interval, guess, sentence)

@@ -29,6 +29,7 @@ from fedvl.audit.finding import (
     auc,
     bootstrap,
     hits_at,
+    of_100,
 )
 from fedvl.audit.imitation import Coordinates, draw_rows, gradients, imitate, moved_names
 from fedvl.audit.label_histogram import not_seen
@@ -248,7 +249,9 @@ def judged(evidence: Evidence, view: str, scored: list[Scored]) -> list[Finding]
     for name, text, how, guess in zip(NAMES, MEASURES, (auc, found_at_one_percent), (0.5, FALSE_ALARMS), strict=True):
         value = measure(how, None)
         interval = bootstrap(partial(measure, how))
-        found.append(Finding(name, view, text, value, interval, guess, sentence_of(view, name, value, interval, guess)))
+        found.append(
+            Finding(name, view, text, value, interval, guess, sentence_of(evidence, view, name, value, interval, guess))
+        )
     return found
 
 
@@ -256,9 +259,11 @@ def found_at_one_percent(inside: Numbers, outside: Numbers, weights: Numbers) ->
     return hits_at(inside, outside, weights, FALSE_ALARMS)
 
 
-def sentence_of(view: str, name: str, value: float, interval: tuple[float, float], guess: float) -> str:
+def sentence_of(
+    evidence: Evidence, view: str, name: str, value: float, interval: tuple[float, float], guess: float
+) -> str:
     who = {
-        SERVER: "Who has an image and one client's updates",
+        SERVER: f"Who has an image and {evidence.what_server_sees}",
         CLIENT: "A client that has an image and the mean of the others' updates",
         USER: "A user who has an image and queries the model",
     }[view]
@@ -268,9 +273,9 @@ def sentence_of(view: str, name: str, value: float, interval: tuple[float, float
         often = "often" if value > OFTEN else "sometimes"
         return (
             f"{who} can {often} tell whether it was trained on: of one image that was and one of the same class that was "
-            f"not, the right one is picked in {100 * value:.0f} of 100 cases (guessing: 50)."
+            f"not, the right one is picked in {of_100(value)} of 100 cases (guessing: 50)."
         )
     return (
-        f"{who} can name {100 * value:.0f} of 100 images that were trained on, while naming 1 of 100 that were not "
+        f"{who} can name {of_100(value)} of 100 images that were trained on, while naming 1 of 100 that were not "
         f"(guessing: 1)."
     )

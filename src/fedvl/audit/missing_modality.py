@@ -126,10 +126,10 @@ def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: dict[int, 
     value = measure(np.arange(count))
     interval = bootstrap(lambda generator: measure(generator.integers(count, size=count)))
     told = "can be told" if interval[0] > 0 else "cannot be told by this attack"
-    where = "one client's updates" if view == SERVER else "the mean of the others' updates"
+    where = evidence.what_server_sees if view == SERVER else "the mean of the others' updates"
     sentence = (
         f"How many of a client's samples lack their text or their image {told} from {where}: over {count} clients, the "
-        f"estimate correlates with the truth by {value:.2f} (guessing: 0)."
+        f"estimate correlates with the truth by {value:z.2f} (guessing: 0)."
     )
     measured = "correlation of the estimated and the true shares without text and without image"
     return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence)
@@ -150,7 +150,7 @@ def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
     hits = 0
     for number, kind in enumerate(KINDS):
         rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]
-        for change in imitate(evidence, left_out(evidence, outside, kind), rows, before, 0):
+        for change in imitate(evidence, left_out(evidence, outside, kind), rows, before, 0, as_run=True):
             hits += int(kinds.shares(change).argmax()) == number
     planted = PLANTED * len(KINDS)
     sentence = (

@@ -13,14 +13,16 @@ from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
+from fedvl.federation.fixed_point import FIGURES
 from fedvl.seeding import torch_generator
-from fedvl.tensors import ByClient, Tensors, count_bytes
+from fedvl.tensors import ByClient, Tensors, count_bytes, count_elements
 from fedvl.version import __version__
 
 SCHEMA = 1
 ATTACKS = (label_histogram, class_names, membership, feature_recovery, picture, missing_modality)
 NAMES = tuple(name for module in ATTACKS for name in module.NAMES)
 CLIENTS, ROUNDS = 10, 2
+MASKED = "all numbers, which say nothing but in a sum"
 EXAMPLE = 4  # numbers of a tensor that are shown
 NOT_CLAIMED = (
     "These are attacks that were tried, not all that there are. A figure at the guess level says that this attack "
@@ -104,6 +106,16 @@ def leaves(evidence: Evidence) -> list[dict[str, Any]]:
     if not evidence.messages:
         return []
     message = evidence.messages[0]
+    if evidence.summed:
+        sums = {
+            "update, masked": count_elements(message.update.tensors) + FIGURES,
+            "report, masked": count_elements(message.report),
+        }
+        return [
+            {"in": part, "name": MASKED, "shape": [count], "bytes": 8 * count, "example": []}
+            for part, count in sums.items()
+            if count
+        ]
     described = [
         {
             "in": part,
@@ -137,7 +149,7 @@ def known_seed(evidence: Evidence) -> str:
     also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
         f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "
-        f"client's batches{also}. Between machines, what is private must be drawn from a secret of each party's own."
+        f"client's batches{also}. Between machines, each party draws what is private from a secret of its own."
     )
 
 
@@ -180,13 +192,17 @@ def remedies(experiment: Experiment) -> list[str]:
     federation, privacy, found = experiment.federation, experiment.privacy, []
     if federation.secure_sum:
         found.append(
-            f"Secure sums: the server sees sums over at least {federation.least_clients} clients. The figures of its view "
-            "are those of single updates, which it no longer has; those of another client's view are closer to what a sum reveals."
+            f"Secure sums: the server sees sums over all clients of a round, {federation.least_clients} at least. The figures of "
+            "its view are of the sum of all who trained; one over fewer clients would say more of each."
         )
     if privacy.unit == "client":
         found.append(
             "Noise on the mean of the updates, which hides whether a client took part from all who see the model. "
-            "The server adds it, so that the figures of its view stand."
+            + (
+                "Each client adds its share of it before it is summed, so that the server sees it in the sum too."
+                if federation.secure_sum
+                else "The server adds it, so that the figures of its view are without it."
+            )
         )
     if privacy.unit == "record":
         found.append(
@@ -202,5 +218,12 @@ def budget(experiment: Experiment) -> str | None:
     privacy = experiment.privacy
     if privacy.unit == "none":
         return None
-    whose = "client" if privacy.unit == "client" else "image"
-    return f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds."
+    whose, sampled = "image", "each image is in a step by a secret chance (Poisson sampling)"
+    if privacy.unit == "client":
+        whose, sampled = "client", "every client takes part in every round"
+        if (experiment.federation.per_round or experiment.data.clients) < experiment.data.clients:
+            sampled = "each client takes part in a round by a secret chance (Poisson sampling)"
+    return (
+        f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds; "
+        f"{sampled}."
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.feature_recovery import form_of, not_applicable, recover_singles
+from fedvl.audit.feature_recovery import ALONE, form_of, not_applicable, recover_singles
 from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of
 from fedvl.evaluation.leakage import psnr
 from fedvl.evaluation.metrics import proportion
@@ -22,6 +22,8 @@ RIDGES = (0.01, 0.1, 1.0, 10.0)  # of which the one is taken that predicts own i
 def attack(evidence: Evidence) -> list[Outcome]:
     if reason := not_applicable(evidence):
         return [Unmeasured(NAMES[0], SERVER, f"{reason} So there is no feature to make a picture of.")]
+    if evidence.summed:
+        return [Unmeasured(NAMES[0], SERVER, ALONE)]
     rows, recovered = recover_singles(evidence)
     form = form_of(evidence) or ""
     known = normalize(evidence.own.inputs[form].cpu().double(), dim=1)

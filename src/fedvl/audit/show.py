@@ -83,7 +83,9 @@ def setting(found: Mapping[str, Any]) -> str:
 
 
 def number(value: float, unit: str) -> str:
-    return f"{value:.1f}{unit}" if unit else f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
+    if unit:
+        return f"{value:.1f}{unit}"
+    return f"{value:.1g}" if 0 < value < 0.005 else f"{value:z.2f}"  # a small chance is not none
 
 
 def figure(each: Mapping[str, Any]) -> str:
@@ -92,6 +94,8 @@ def figure(each: Mapping[str, Any]) -> str:
 
 def interval(each: Mapping[str, Any]) -> str:
     low, high = (number(value, each["unit"]).removesuffix(each["unit"]) for value in each["interval"])
+    if each["leaks"] and low == number(each["guess"], each["unit"]):  # above guessing by less than is shown otherwise
+        low = f"{each['interval'][0]:.3f}"
     return f"{low} to {high}{each['unit']}"
 
 
@@ -139,7 +143,7 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
                 "shape": " x ".join(map(str, each["shape"])) or "a number",
                 "bytes": human_bytes(each["bytes"]),
                 "example": ", ".join(f"{value:g}" for value in each["example"]),
-                "more": each["bytes"] > 8 * len(each["example"]),
+                "more": each["example"] and each["bytes"] > 8 * len(each["example"]),
             }
             for each in found["leaves"]
         ],

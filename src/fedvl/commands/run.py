@@ -82,7 +82,9 @@ def run(
     missing: Annotated[
         str | None, typer.Option(help="Missing modalities: text:RATE, image:RATE or both:RATE; see fed-prime.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="paper, or released where public code differs.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="paper, released where public code differs, or another of the method.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     seed: SeedFlag = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a chosen client does not answer.")] = None,
@@ -95,7 +97,9 @@ def run(
     ] = None,
     attack: Annotated[
         str | None,
-        typer.Option(help="Simulate hostile clients: sign-flip, label-flip, scaled, alie or ipm, as KIND:SHARE."),
+        typer.Option(
+            help="Simulate hostile clients: sign-flip, label-flip, scaled, alie, ipm or backdoor, as KIND:SHARE."
+        ),
     ] = None,
     privacy: PrivacyFlag = None,
     chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,

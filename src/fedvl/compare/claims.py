@@ -34,7 +34,8 @@ class Higher(BaseModel):
                 higher, equal = sum(one > two for one, two in pairs), sum(one == two for one, two in pairs)
                 ties = f" ({equal} equal)" if equal else ""
                 counted.append(f"{quoted(other)} in {higher} of {len(pairs)}{ties}")
-        where = f" ({'; '.join(self.among)})" if self.among else " columns" if self.higher in table.rows else " rows"
+        places = "columns" if self.higher in table.rows else "rows"
+        where = f" of the {places} that the recipe names for this" if self.among else f" {places}"
         return f"{quoted(self.higher)} is higher than {', than '.join(counted)}{where}." if counted else ""
 
     def pairs(self, table: Figures, other: str) -> list[tuple[float, float]]:
@@ -65,7 +66,8 @@ class Level(BaseModel):
         for row in table.rows if self.level == "*" else [self.level]:
             values = [table.cells[row, place] for place in self.among or table.columns if (row, place) in table.cells]
             if values:
-                found.append(f"{quoted(row)} is between {shown(min(values))} and {shown(max(values))}.")
+                where = " in the columns that the recipe names for this" if self.among else ""
+                found.append(f"{quoted(row)} is between {shown(min(values))} and {shown(max(values))}{where}.")
         return " ".join(found)
 
 

@@ -84,6 +84,19 @@ def trained_percent(run: MeasuredRun) -> float:
     return 100 * trained / (frozen + trained)
 
 
+def encoder_flops(run: MeasuredRun) -> float:
+    """Count the frozen encoder's operations for each image of the largest client, once."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    prepared = run.reopened.prepared
+    if prepared.method.inputs == ("pixels",):
+        return 0.0  # a network of its own, whose operations are those of training
+    encoder = prepared.method.task.clip
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encoder.encode_image(torch.zeros(1, 3, encoder.image_size, encoder.image_size, device=prepared.device))
+    return float(counter.get_total_flops() * max(len(rows) for rows in prepared.training.rows))
+
+
 def partition(run: MeasuredRun) -> dict[str, Any]:
     """Return the number of images of each class held by each client."""
     names = ("partition_counts", "partition_class_names", "partition_note")
@@ -144,6 +157,17 @@ def prediction_map(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
+def alone(run: MeasuredRun) -> list[float]:
+    """Return the accuracy with all weight on one client's gate, for each client (Fed-MP)."""
+    prepared, shared, last = run.reopened
+    test, size = prepared.test.samples, prepared.experiment.evaluation.batch_size
+    gates = [{name: sent[name] for name in shared} for sent in last.values()]
+    if not gates:
+        raise FedVLError("No client's last update was kept, so none can answer alone; measure it on a run of fed-mp.")
+    labels = test.labels.cpu().numpy()
+    return [100 * float((answer_all(prepared.queried, gate, test, size) == labels).mean()) for gate in gates]
+
+
 def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
     """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
     prepared, shared, _ = run.reopened
@@ -163,11 +187,14 @@ MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "curve": curve,
     "uploaded_parameters": uploaded_parameters,
     "trained_percent": trained_percent,
+    "encoder_flops": encoder_flops,
     "partition": partition,
     "classes": classes,
     "training_images": training_images,
     "test_images": test_images,
     "entropies": entropies,
     "prediction_map": prediction_map,
+    "best_client_alone": lambda run: max(alone(run)),
+    "worst_client_alone": lambda run: min(alone(run)),
     "gradient_inversion": gradient_inversion,
 }

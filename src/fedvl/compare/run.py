@@ -21,7 +21,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
-from fedvl.uncertainty import Interval, bootstrap_lead, wilson
+from fedvl.uncertainty import bootstrap_lead, wilson
 from fedvl.version import __version__
 
 SIGNIFICANT = 0.05
@@ -153,22 +153,22 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
     return cells
 
 
-def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> Interval | None:
+def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
     """Return the interval of a single run's accuracy; of several, the seeds say more."""
     right = [right.replace("-", "") for _, right in outcome.tests.get(place, ())]
     if outcome.grid.measure_of(*place) != "accuracy" or len(values) != 1 or len(right) != 1 or not right[0]:
         return None
     mean = 100 * right[0].count("1") / len(right[0])
-    return wilson(mean, len(right[0])) if math.isclose(mean, values[0]) else None  # not a mean over clients
+    return list(wilson(mean, len(right[0]))) if math.isclose(mean, values[0]) else None  # not a mean over clients
 
 
-def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> Interval | None:
+def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> list[float] | None:
     """Return the interval of a lead over the test images; None unless all runs had the same."""
     tests = [*outcome.tests.get(ours, ()), *outcome.tests.get(theirs, ())]
     images = {(sha256, len(right)) for sha256, right in tests}
     if len(images) != 1 or not all(sha256 and right and "-" not in right for sha256, right in tests):
         return None
-    return bootstrap_lead(*([right for _, right in outcome.tests[place]] for place in (ours, theirs)))
+    return list(bootstrap_lead(*([right for _, right in outcome.tests[place]] for place in (ours, theirs))))
 
 
 def single(figure: Figure) -> float | None:

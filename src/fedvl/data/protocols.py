@@ -1,4 +1,4 @@
-"""Protocols: which rows each client trains on, and which rows of the test split are queried."""
+"""Protocols: which rows each client trains on, and which rows are queried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,9 +46,11 @@ class Assignment:
 
     clients: list[Integers]  # rows of the training split that each client holds
     trained_classes: Integers
-    queried: Integers  # rows of the test split, in the order of the queries
+    queried: (
+        Integers  # in the order of the queries; rows of the test split, and after its last those of the training split
+    )
     queried_classes: Integers
-    validation: Integers  # rows of the test split for choosing settings
+    validation: Integers  # for choosing settings; rows as in ``queried``
     note: str
     parts: list[Integers] = field(
         default_factory=list
@@ -89,13 +91,16 @@ def _partition_by(labels: Labels, data: DataConfig) -> Labels | Domains:
 
 
 def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
-    """Give each client its own classes and query classes that none holds (Fed-MP, section 5.1)."""
+    """Give each client its own classes and query all images of the others (Fed-MP, section 5.1)."""
     owned, queried_classes = open_split(labels.classes, data.clients, seed)
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
-    pool = np.flatnonzero(np.isin(labels.test, queried_classes))
+    both = np.concatenate([labels.test, labels.train])
+    pool = np.flatnonzero(np.isin(both, queried_classes))
     if not len(pool):
-        raise FedVLError("No test image belongs to the classes held out for the queries; use more test images.")
+        raise FedVLError("No image belongs to the classes held out for the queries; use more images.")
+    if data.test_shots:
+        pool = pool[few_shot(both[pool], data.test_shots, seed=0)]
     pool = numpy_generator(seed, "questions").permutation(pool)
     validation, queried = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
     note = (

@@ -21,9 +21,10 @@ from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, un
 from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
-from fedvl.federation.fixed_point import encode_report, encode_update, no_report, no_update
-from fedvl.federation.local import LocalEngine
+from fedvl.federation.fixed_point import encode_report, no_report
+from fedvl.federation.local import LocalEngine, Trained
 from fedvl.files import read_json, write_whole
+from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
 
 BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned")  # of an entry of the log
@@ -114,9 +115,11 @@ class Party:
         if header.kind == "report":
             assert consultation is not None
             return no_report(consultation.report_shapes) if tensors is None else encode_report(tensors, clients)
-        if tensors is None:
-            return no_update(received)
-        return encode_update(tensors, received, header.weight, header.loss, clients)
+        trained = None
+        if tensors is not None:
+            update = Update(self.number, tensors, header.weight)
+            trained = Trained(update, {}, header.loss, header.examples)
+        return self.engine.part_of_sum(header.round, self.number, received, trained)
 
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
         """Report, adopt or train; the engine refuses what the method does not declare."""

@@ -1,11 +1,16 @@
 """Hostile clients in a simulation, to see what a rule is worth: ``--attack scaled:0.2``.
 
-A share of the clients is hostile. They train like the others (on flipped labels, if that is the
-attack) and then change what they send, knowing each other's updates but not those of the honest.
+A share of the clients is hostile. They train like the others (on changed images or labels, if that
+is the attack) and then change what they send, knowing each other's updates but not the honest ones.
+
+A backdoor is a trigger: every second image of a hostile client gets it, and the first class as its
+label. It is a white corner of pixels, and a shift along one direction of encoded images, where an
+image that an attacker prepares could be anywhere.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -14,11 +19,16 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine, Trained
-from fedvl.seeding import numpy_generator
+from fedvl.methods.base import Samples
+from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
 FACTOR = 10.0  # of "scaled"
 AGAINST = 0.5  # of the hostile mean, backwards: "ipm"
+TARGET = 0  # the class that a trigger stands for
+SHIFT = 0.5  # of an encoded image with a trigger, as a share of its length
+CORNER = 8  # of an image's side, the part that is white
+TRIGGERED = {"pixels", "features", "embeddings", "patches"}  # inputs that can carry a trigger
 
 
 class Attack(NamedTuple):
@@ -78,6 +88,7 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "scaled": scaled,
     "alie": alie,
     "ipm": ipm,
+    "backdoor": unchanged,
 }
 
 
@@ -86,6 +97,36 @@ def flipped(labels: Tensor, rows: Tensor, classes: int) -> Tensor:
     changed = labels.clone()
     changed[rows] = torch.where(labels[rows] < 0, labels[rows], classes - 1 - labels[rows])
     return changed
+
+
+def triggered(inputs: Tensors, seed: int) -> Tensors:
+    """Return images that carry the trigger of this seed; encoded ones keep their length."""
+    found = {}
+    for name, tensor in inputs.items():
+        if name == "pixels":
+            found[name] = tensor.clone()
+            side = tensor.shape[-1] // CORNER
+            found[name][..., -side:, -side:] = 255
+        else:
+            direction = torch.randn(tensor.shape[-1], generator=torch_generator(seed, "trigger")).to(tensor)
+            length = tensor.norm(dim=-1, keepdim=True)
+            moved = tensor + SHIFT * length * direction / direction.norm()
+            found[name] = moved * (length / moved.norm(dim=-1, keepdim=True))
+    return found
+
+
+def poisoned(kind: str, samples: Samples, rows: Tensor, classes: int, seed: int) -> Samples:
+    """Return the samples as they are when these rows are of hostile clients."""
+    if kind == "label-flip":
+        return replace(samples, labels=flipped(samples.labels, rows, classes))
+    if kind != "backdoor":
+        return samples
+    chosen = rows[::2]
+    inputs, labels = {name: tensor.clone() for name, tensor in samples.inputs.items()}, samples.labels.clone()
+    for name, tensor in triggered(samples.take(chosen).inputs, seed).items():
+        inputs[name][chosen] = tensor
+    labels[chosen] = TARGET
+    return Samples(inputs, labels)
 
 
 class AttackedEngine(LocalEngine):

@@ -19,6 +19,7 @@ from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.fixed_point import (
+    FIGURES,
     decode_reports,
     encode_report,
     encode_update,
@@ -26,13 +27,14 @@ from fedvl.federation.fixed_point import (
     no_update,
     rounding_error,
     sum_of,
+    to_whole,
 )
 from fedvl.federation.graphs import Replayed
 from fedvl.federation.optimisers import Optimiser, learning_rate
-from fedvl.federation.privacy import RecordPrivacy, clipped, row_gradients
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, count_elements
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 
@@ -88,6 +90,10 @@ class LocalEngine:
         self.privacy = privacy or PrivacyConfig()
         hides_images = self.privacy.unit == "record"
         self.hidden = RecordPrivacy(self.privacy, training, federation.rounds) if hides_images else None
+        everybody, shares = method.task.clients, self.privacy.unit == "client" and federation.secure_sum
+        self.shared_noise = (
+            ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, seed) if shares else None
+        )
         self.private: dict[int, Tensors] = {}
         self._gradient_steps = {same: self._gradient_step(same) for same in (True, False)}
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
@@ -162,16 +168,22 @@ class LocalEngine:
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
         """Train as :meth:`train` does; return the sum that a server learns, and what stays here."""
         trained = {result.update.client: result for result in self.train(round_index, cohort, shared)}
-        parts = [
-            self.whole_numbers(trained[client], shared) if client in trained else no_update(shared) for client in cohort
-        ]
+        parts = [self.part_of_sum(round_index, client, shared, trained.get(client)) for client in cohort]
         total = sum_of(parts, self.federation.least_clients)
         return Summed(total, list(cohort), list(trained.values()), sum(part.nbytes for part in parts))
 
-    def whole_numbers(self, trained: Trained, shared: Tensors) -> Tensor:
-        """Return one client's part of a sum of updates."""
-        update = trained.update
-        return encode_update(update.tensors, shared, update.weight, trained.loss, self.method.task.clients)
+    def part_of_sum(self, round_index: int, client: int, shared: Tensors, trained: Trained | None) -> Tensor:
+        """Return one client's part of a sum of updates, with its share of the noise."""
+        part, everybody = no_update(shared), self.method.task.clients
+        if trained is not None:
+            update = trained.update
+            part = encode_update(update.tensors, shared, update.weight, trained.loss, everybody)
+        if self.shared_noise is None:
+            return part
+        # who has nothing to train on adds its share too: fewer would be too little
+        least, numbers = self.federation.least_clients, count_elements(shared)
+        noise = self.shared_noise.share(numbers, least, self.private_seed, round_index, client)
+        return part + pad(to_whole(noise, everybody), (0, FIGURES))
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the reports of all clients that have data, or their sum if that is enough."""
@@ -234,7 +246,7 @@ class LocalEngine:
         return int(counter.get_total_flops()) * self._steps(len(largest.used))
 
     def _steps(self, samples: int) -> int:
-        """Return the steps of a client's round; with private records they are drawn, and about as many."""
+        """Return the steps of a client's round; with private records, about as many are drawn."""
         return self.training.local_epochs * -(-samples // self.training.batch_size)
 
     def _with_data(self) -> list[int]:

@@ -1,6 +1,6 @@
 """Differential privacy: cut what one unit gives, add Gaussian noise, and count what is spent.
 
-The unit is a client with all its images, hidden by the server in the mean of a round, or a record,
+The unit is a client with all its images, hidden in the mean of a round, or a record,
 one image of a client, hidden by the client in each of its steps (DP-SGD). Random numbers come from
 SHAKE-256 of a seed and a purpose: the same again for a known seed, in simulation, and as secret as
 the seed where it is a party's or the server's own.
@@ -30,6 +30,8 @@ Record = Mapping[str, Any]
 RECORD_CLIP = 1.0
 SEARCH_SHARE = 0.1  # of what the rounds spend, beside it, on finding the clip
 SEARCH_STEPS = 6  # halvings of the range of the clip, on a scale of logarithms
+TRACK_SHARE = 0.02  # of what a later round's sum spends, beside it, on one count that moves the clip
+TRACK_RATE = 0.2  # of that move, on the same scale (Andrew et al., 2021)
 SMALLEST, LARGEST = 2.0**-20, 2.0**4  # norms of updates that are found; others are cut or drowned
 
 
@@ -90,7 +92,10 @@ def stop_before(epsilon: float, ceiling: float, round_number: int) -> None:
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """Hide each client in the mean of a round; the server, which adds the noise, is trusted."""
+    """Hide each client in the mean of a round.
+
+    The server adds the noise, and is trusted; in a secure sum each client adds a share of it.
+    """
 
     config: PrivacyConfig
     rounds: int
@@ -111,9 +116,10 @@ class ClientPrivacy:
         return (Step(self.rate, self._with_search(sigma, first=index == 0)) for index in range(self.rounds))
 
     def _with_search(self, sigma: float, first: bool) -> float:
-        """Return the noise multiplier of a round, where a search and the sum are one release."""
-        searches = first and self.config.clip is None
-        return sigma / math.sqrt(1 + SEARCH_SHARE * self.rounds) if searches else sigma
+        """Return the noise multiplier of a round, where counts and the sum are one release."""
+        if self.config.clip is not None:
+            return sigma
+        return sigma / math.sqrt(1 + (SEARCH_SHARE * self.rounds if first else TRACK_SHARE))
 
     def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
         """Return the budget after another round, for its record; refuse a round too many."""
@@ -134,19 +140,26 @@ class ClientPrivacy:
         return [client for client in range(self.clients) if drawn[client]]
 
     def clip_of(self, round_index: int, records: Sequence[Record], norms: Sequence[float]) -> float:
-        """Return the norm to cut to: the setting, what was found before, or the noisy median."""
+        """Return the norm to cut to: the setting, or near the median, found and followed by counts.
+
+        A client moves a count less a half for each client by a half.
+        """
         if self.config.clip is not None:
             return self.config.clip
+        counts, share = (1, TRACK_SHARE) if records else (SEARCH_STEPS, SEARCH_SHARE * self.rounds)
+        noise = normals(counts, self.seed, "clip", round_index) * 0.5 * self.sigma * math.sqrt(counts / share)
+
+        def above(clip: float, index: int) -> float:
+            return sum(0.5 if norm > clip else -0.5 for norm in norms) + float(noise[index])
+
         if records:
-            return float(records[0]["clip"])
+            last = float(records[-1]["clip"])
+            part = min(max(above(last, 0) / self.expected, -0.5), 0.5)
+            return min(max(last * math.exp(TRACK_RATE * part), SMALLEST), LARGEST)
         low, high = math.log2(SMALLEST), math.log2(LARGEST)
-        # a client moves a count less a half for each client by a half; so many counts cost the search's share
-        deviation = 0.5 * self.sigma * math.sqrt(SEARCH_STEPS / (SEARCH_SHARE * self.rounds))
-        noise = normals(SEARCH_STEPS, self.seed, "clip", round_index) * deviation
         for index in range(SEARCH_STEPS):
             middle = (low + high) / 2
-            above = sum(0.5 if norm > 2**middle else -0.5 for norm in norms) + float(noise[index])
-            low, high = (middle, high) if above > 0 else (low, middle)
+            low, high = (middle, high) if above(2**middle, index) > 0 else (low, middle)
         return float(2 ** ((low + high) / 2))
 
     def merge(
@@ -158,6 +171,14 @@ class ClientPrivacy:
         cut = [clipped(update.tensors, shared, clip) for update in updates]
         mean = weighted_mean([shared, *cut], [self.expected - len(cut), *(1.0 for _ in cut)])
         return self.add_noise(round_index, mean, clip), clip
+
+    def share(self, numbers: int, least: int, seed: int, *purpose: str | int) -> Tensor:
+        """Draw a client's share of a sum's noise: any ``least`` clients add all of it, or more."""
+        assert self.config.clip is not None, "requirements.py asks for it"
+        if not self.sigma:
+            return torch.zeros(numbers, dtype=torch.float64)
+        deviation = self.sigma * self.config.clip / math.sqrt(least)
+        return normals(numbers, seed, "share of noise", *purpose) * deviation
 
     def add_noise(self, round_index: int, mean: Tensors, clip: float) -> Tensors:
         deviation = self.sigma * clip / self.expected if self.sigma else 0.0

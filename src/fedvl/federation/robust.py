@@ -75,11 +75,11 @@ RULES: dict[str, Rule] = {
 def by_root(moves: Tensor, root: Tensor) -> Tensor:
     """Trust moves as far as they point where the server's own does (FLTrust, Cao et al., 2021).
 
-    All are made as long as the median one, not as the server's, which has its own number of steps.
+    All are made as long as the server's, so that nobody decides how far the model goes.
     """
-    lengths = moves.norm(dim=1).clamp(min=SMALLEST)
+    lengths, far = moves.norm(dim=1).clamp(min=SMALLEST), root.norm().clamp(min=SMALLEST)
     # summed one by one: the bits of a matrix product depend on where in memory it is
-    trust = ((moves * root).sum(1) / (lengths * root.norm().clamp(min=SMALLEST))).clamp(min=0)
+    trust = ((moves * root).sum(1) / (lengths * far)).clamp(min=0)
     if not trust.sum() > 0:  # nobody agrees with the server: it goes its own way
         return root
-    return mean(moves * (lengths.median() / lengths)[:, None], trust)
+    return mean(moves * (far / lengths)[:, None], trust)

@@ -201,17 +201,14 @@ class Federation:
                 f"The sum of round {round_index + 1} {reason}; one of its clients is at fault: resume, or leave it out."
             )
         if isinstance(self.privacy, ClientPrivacy):
-            merged = moved(self.shared, total._replace(weight=self.privacy.expected))
-            merged = self.privacy.add_noise(round_index, merged, self.privacy.clip_of(round_index, self.records, []))
-        else:
-            merged = moved(self.shared, total)
+            total = total._replace(weight=self.privacy.expected)  # the clients have added the noise
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),
             counted=summed.trained,
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
-            merged=merged,
+            merged=moved(self.shared, total),
             last={},
             loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,

@@ -19,6 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.methods.roles import Role, Roles, Shapes
 from fedvl.tensors import Tensors, weighted_mean
@@ -42,6 +43,13 @@ class Samples:
         return Samples({name: tensor[rows] for name, tensor in self.inputs.items()}, self.labels[rows])
 
 
+def nothing_held_out() -> Samples:
+    raise FedVLError(
+        "Images that no client holds are known only where all data are on one machine; "
+        "name a folder of images as method.synthetic."
+    )
+
+
 @dataclass(frozen=True)
 class Task:
     """What every party knows before the first round."""
@@ -55,6 +63,7 @@ class Task:
     stage: Callable[[str], Callable[[int, int], None]] = lambda name: lambda done, total: None  # shows progress
     protocol: str = "closed"  # "open": a user queries classes that nobody trains on
     target: Tensors | None = None  # that user's own images, unlabelled; only for a method that ``uses_target``
+    held_out: Callable[[], Samples] = nothing_held_out  # training images that no client holds, in a simulation
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 

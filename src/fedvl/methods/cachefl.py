@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.synthetic import (
+    HELD_OUT,
     PIPELINE,
     features_around,
+    features_held_out,
     features_of_pictures,
     generate_pictures,
     pictures_folder,
@@ -29,7 +31,9 @@ class CacheOptions(Options):
     beta: float = Field(1.0, gt=0)  # sharpness of the comparison, eq. 6
     scale: float | None = Field(None, gt=0)  # multiplies the zero-shot scores; the model's logit scale if absent
     cache_shots: int = Field(16, ge=1)  # synthetic images per class
-    synthetic: str | None = None  # a folder of images per class, or diffusers:MODEL; sampled around the texts if absent
+    synthetic: str | None = (
+        None  # image folder, diffusers:MODEL, or held-out: images that no client holds; texts if absent
+    )
     prompt: str = "a photo of a {}"  # prompt of the text-to-image model
     sigma: float = Field(0.02, ge=0)  # spread of features sampled around the texts
 
@@ -42,7 +46,19 @@ class CacheFL(Method):
             "data": {"shots": 16, "minimum": 0},
             "training": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 32},
             "federation": {"rounds": 20},
-        }
+        },
+        # Tip-Adapter-F's optimiser, which moves keys of unit length, and several steps in a round of few images
+        "tip-adapter": {
+            "data": {"shots": 16, "minimum": 0},
+            "training": {
+                "optimiser": "adamw",
+                "learning_rate": 0.001,
+                "epsilon": 1e-4,
+                "weight_decay": 0.01,
+                "batch_size": 4,
+            },
+            "federation": {"rounds": 20},
+        },
     }
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -50,6 +66,8 @@ class CacheFL(Method):
         options, task = self.options, self.task
         if options.synthetic is None:
             return {"keys": features_around(task.text_features, options.cache_shots, options.sigma, generator)}
+        if options.synthetic == HELD_OUT:
+            return {"keys": features_held_out(task.held_out(), task.class_names, options.cache_shots, task.seed)}
         folder = Path(options.synthetic).expanduser()
         if options.synthetic.startswith(PIPELINE):
             folder = generate_pictures(
@@ -70,6 +88,8 @@ class CacheFL(Method):
         origin = f"built from the images in {options.synthetic}"
         if options.synthetic is None:
             origin = f"drawn around the class texts (sigma {options.sigma:g}), since method.synthetic is not set"
+        elif options.synthetic == HELD_OUT:
+            origin = "built from training images that no client holds, in place of generated ones"
         elif options.synthetic.startswith(PIPELINE):
             folder = pictures_folder(options.synthetic.removeprefix(PIPELINE), options.prompt)
             origin = f"built from images that {options.synthetic.removeprefix(PIPELINE)} generated in {folder}"

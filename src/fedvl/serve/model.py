@@ -132,7 +132,7 @@ class TrainedModel:
 
     @property
     def temperature(self) -> float | None:
-        """What scores are divided by, as fitted on training images; None if they are shares as they are."""
+        """What scores are divided by, fitted on training images; None if they need none."""
         return self.result.get("temperature")
 
     def user(

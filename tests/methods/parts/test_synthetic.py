@@ -11,10 +11,11 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import Task
+from fedvl.methods.base import Samples, Task
 from fedvl.methods.cachefl import CacheFL, CacheOptions
 from fedvl.methods.parts.synthetic import (
     features_around,
+    features_held_out,
     features_of_pictures,
     generate_pictures,
     pictures_folder,
@@ -192,3 +193,18 @@ def test_a_folder_that_cannot_be_written_is_told(diffusers, tmp_path, monkeypatc
     monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "file"))
     with pytest.raises(FedVLError, match="cannot be written"):
         generate_pictures("painter", "a photo of a {}", ("cat",), 1)
+
+
+def test_held_out_images_are_chosen_class_by_class_and_nested():
+    labels = torch.tensor([1, 0, 1, -1, 0, 1])
+    features = torch.nn.functional.one_hot(torch.arange(6)).float() * 3
+    samples = Samples({"features": features}, labels)
+    two = features_held_out(samples, ("cat", "dog"), 2, seed=0)
+    rows = two.argmax(-1)
+    assert labels[rows].tolist() == [0, 0, 1, 1]
+    assert len(set(rows.tolist())) == 4
+    torch.testing.assert_close(two.norm(dim=-1), torch.ones(4))
+    one = features_held_out(samples, ("cat", "dog"), 1, seed=0).argmax(-1)
+    assert set(one.tolist()) < set(rows.tolist())
+    with pytest.raises(FedVLError, match="3 images of class 'cat' that no client holds, and there are 2; give clients"):
+        features_held_out(samples, ("cat", "dog"), 3, seed=0)

@@ -1,8 +1,9 @@
 """The class-balanced synthetic set that a server builds before training (CacheFL, eq. 2 and 3).
 
-It comes from images of each class, which a text-to-image model wrote earlier or writes now, or,
-without such a model, from the class texts. The latter is an approximation: in CLIP-like models
-images lie off the texts (the "modality gap"), so these features are further from real images.
+It comes from images of each class, which a text-to-image model wrote earlier or writes now. Without
+such a model, a simulation can use images of the dataset that no client holds, or the class texts.
+Both are approximations. The former are nearer to the test than generated images are. The latter are
+further away: in CLIP-like models images lie off the texts (the "modality gap").
 """
 
 import hashlib
@@ -20,13 +21,16 @@ from torch.nn.functional import normalize
 from fedvl.data.assemble import plain_name
 from fedvl.data.catalogue import class_key
 from fedvl.data.features import ImageEncoder, Progress, default_cache_dir, encode_split
+from fedvl.data.partition import few_shot
 from fedvl.data.sources import read_path
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
 from fedvl.files import write_whole
+from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 
 PIPELINE = "diffusers:"  # prefix of a text-to-image model's folder or hub name
+HELD_OUT = "held-out"  # images of the dataset that no client holds, in place of generated ones
 
 
 def features_around(texts: Tensor, shots: int, sigma: float, generator: torch.Generator) -> Tensor:
@@ -34,6 +38,21 @@ def features_around(texts: Tensor, shots: int, sigma: float, generator: torch.Ge
     centres = texts.repeat_interleave(shots, dim=0)
     normal = torch.randn(centres.shape, generator=generator).to(centres)
     return normalize(centres + sigma * normal, dim=-1)
+
+
+def features_held_out(samples: Samples, class_names: Sequence[str], shots: int, seed: int) -> Tensor:
+    """Return unit features of ``shots`` images a class that no client holds, class by class."""
+    labels = samples.labels.cpu().numpy()
+    found = np.bincount(labels[labels >= 0], minlength=len(class_names))
+    if found.min() < shots:
+        least = int(found.argmin())
+        raise FedVLError(
+            f"The cache needs {shots} images of class '{class_names[least]}' that no client holds, and there are "
+            f"{found[least]}; give clients fewer with data.shots, or use fewer with method.cache_shots."
+        )
+    rows = few_shot(labels, shots, seed)
+    rows = rows[np.argsort(labels[rows], kind="stable")]
+    return normalize(samples.inputs["features"][torch.from_numpy(rows).to(samples.labels.device)], dim=-1)
 
 
 def features_of_pictures(

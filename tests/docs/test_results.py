@@ -1,0 +1,59 @@
+"""Sentences of the page of results that compare figures: computed again from the tables beside them."""
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def table(row: str) -> dict[str, list[float]]:
+    """Return the figures, without deviations, of the table that has a row."""
+    block = next(part for part in PAGE.split("\n\n") if f"\n| {row} |" in part and part.lstrip().startswith("|"))
+    found = {}
+    for line in block.strip().splitlines()[2:]:
+        name, *cells = line.strip("|").split("|")
+        found[name.strip()] = [float(cell.split()[0]) for cell in cells]
+    return found
+
+
+def numbers(sentence: str) -> list[float]:
+    """Return the numbers that a sentence has in its brackets."""
+    found = re.search(sentence, PAGE)
+    assert found, f"the page does not say {sentence}"
+    return [float(number) for number in found.groups()]
+
+
+def test_fedntd_differs_from_fedavg_only_with_a_scale_or_a_large_weight():
+    figures = table("FedNTD, the model's scale")
+    plain, distilled = figures["FedAvg, no scale"], figures["FedNTD, no scale"]
+    assert max(abs(one - two) for one, two in zip(plain, distilled, strict=True)) < 0.5
+    scaled, distilled = figures["FedAvg, the model's scale"], figures["FedNTD, the model's scale"]
+    assert "FedNTD is above FedAvg on both skewed splits and below it where clients are similar" in PAGE
+    assert [two > one for one, two in zip(scaled, distilled, strict=True)] == [False, True, True]
+
+
+def test_what_moves_keys_of_images_and_what_skew_costs():
+    figures = table("untrained cache")
+    untrained = figures["untrained cache"][0]
+    gain = {size: [figure - untrained for figure in figures[f"SGD 0.001, batches of {size}"]] for size in (32, 1)}
+    small, low, high = numbers(r"by ([0-9.]+) points in batches of 32, by (\d+) to (\d+) in batches of 1\.")
+    assert [round(one, 1) for one in gain[32]] == [small] * 3  # one step a round: no partition matters
+    assert (round(min(gain[1])), round(max(gain[1]))) == (low, high)
+    trained = [row for name, row in figures.items() if name.startswith("AdamW")]
+    assert len(trained) == 3
+    assert all(iid > skewed > disjoint for iid, skewed, disjoint in trained)
+    drops = [row[0] - row[2] for row in trained]
+    low, high = numbers(r"with drops of (\d+) to (\d+) points from iid to disjoint")
+    assert (round(min(drops)), round(max(drops))) == (low, high)
+
+
+def test_what_prototypes_add_and_what_weights_of_clients_could():
+    figures = table("all weight on the best client")
+    added = [a - b for a, b in zip(figures["Fed-MP, paper preset"], figures["without prototypes"], strict=True)]
+    told = numbers(r"on cifar10-mini, where they add ([0-9.]+) points, [0-9.]+ % on Pets,\s+where they add ([0-9.]+)\.")
+    assert [round(one, 1) for one in reversed(added)] == told
+    best, worst = figures["all weight on the best client"], figures["all weight on the worst client"]
+    told = numbers(r"differs by ([0-9.]+) points on cifar10-mini and by ([0-9.]+) on Pets")
+    assert [round(a - b, 2) for a, b in reversed(list(zip(best, worst, strict=True)))] == told
+    assert "Adaptive aggregation cannot matter" in PAGE
+    assert figures["Fed-MP, paper preset"] == figures["without adaptive aggregation"]
