@@ -1,6 +1,7 @@
 """The pages of a run between machines: the server's names its parties, a party's knows of itself alone."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,13 @@ def test_a_partys_page_shows_its_own_images_and_rounds_alone(sample, save, tmp_p
 
 def test_a_party_of_unlabelled_images_has_nothing_to_draw_or_to_test(sample, save, tmp_path):
     result, rounds = sample
-    nothing = {"accuracy": None, "zero_shot_accuracy": None, "per_round": [], "confusion": [], "per_class_recall": []}
+    nothing: dict[str, Any] = {
+        "accuracy": None,
+        "zero_shot_accuracy": None,
+        "per_round": [],
+        "confusion": [],
+        "per_class_recall": [],
+    }
     result = {**result, **nothing, "party": "south", "partition_counts": [[0] * 10]}
     text = page(save, tmp_path, result, [{key: record[key] for key in ("round", "bytes_up")} for record in rounds])
     assert "Training images of" not in text
