@@ -526,3 +526,21 @@ def test_what_a_killed_process_wrote_aside_does_not_stay(tmp_path):
     with RunFolder(path).lock():
         pass
     assert [file.exists() for file in (*kept, *left)] == [True] * 3 + [False] * 2
+
+
+# --- a party's folder
+
+
+def test_a_partys_folder_stands_for_the_run_that_finished_last(tmp_path):
+    (tmp_path / "party.json").write_text("{}")
+    with pytest.raises(FedVLError) as error:
+        RunFolder.open(tmp_path)
+    assert "has no finished run yet" in told(error)
+    for name, finished in (("b", "2026-01-02T00:00:00+00:00"), ("a", "2026-01-03T00:00:00+00:00"), ("c", None)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        if finished:
+            (tmp_path / "runs" / name / "result.json").write_text(
+                json.dumps({"method": "linear", "finished": finished})
+            )
+    assert RunFolder.open(tmp_path).path == tmp_path / "runs" / "a"
+    assert RunFolder.open(tmp_path / "runs" / "b").path == tmp_path / "runs" / "b"

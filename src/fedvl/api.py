@@ -237,8 +237,8 @@ def resume(folder: str | Path, *, quiet: bool = False, trust_method: bool = Fals
 
 
 def open_run(folder: str | Path, *, trust_method: bool = False) -> RunResult:
-    """Open the folder of a finished run; ``trust_method`` runs a method's file that lies in it."""
-    return RunResult(RunFolder(Path(folder), trust_method))
+    """Open a finished run, or a party's newest; ``trust_method`` runs a method's file in it."""
+    return RunResult(RunFolder.open(Path(folder), trust_method))
 
 
 def compare(

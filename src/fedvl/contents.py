@@ -106,6 +106,22 @@ class Seconds(Content):
     evaluate: Number | None = None
 
 
+class PartyBytes(Content):
+    """A party of a run between machines, and the bytes of its messages."""
+
+    name: str
+    bytes_up: Count
+    bytes_down: Count
+
+
+class Answer(Content):
+    """When a client's answer came in a round of a run between machines."""
+
+    round: Round
+    client: Client
+    time: str
+
+
 class Result(Content):
     """result.json; older runs may lack any key but the method."""
 
@@ -153,6 +169,9 @@ class Result(Content):
     backdoor_success: Number | None = None
     config: dict[str, Setting | dict[str, Setting]] | None = None
     command: str | None = None
+    party: str | None = None  # of whom this is the own model
+    parties: Annotated[list[PartyBytes], Field(max_length=MOST_CLIENTS)] | None = None
+    answers: list[Answer] | None = None
     files_sha256: dict[Literal["model.safetensors", "kept.safetensors"], Hash] | None = None
 
     @model_validator(mode="after")

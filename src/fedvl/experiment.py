@@ -1,6 +1,7 @@
 """Run an experiment: preparation -> rounds -> evaluation -> the files of the run."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,17 @@ def check_restored(federation: Federation, start: Tensors, folder: RunFolder) ->
 
 
 def run_rounds(
-    folder: RunFolder, prepared: Prepared, engine: Engine, display: Display, secret: int | None = None
+    folder: RunFolder,
+    prepared: Prepared,
+    engine: Engine,
+    display: Display,
+    secret: int | None = None,
+    told: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
     """Run the rounds still to come, wherever the clients are, and write the result.
 
-    The noise that hides clients is drawn from ``secret``, or from the seed in simulation.
+    The noise that hides clients is drawn from ``secret``, or from the seed in simulation. ``told``
+    says what else the result holds, once the rounds are over.
     """
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
@@ -152,7 +159,7 @@ def run_rounds(
         federation.run(evaluate, after_round)
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
-    result = describe(prepared, federation, judge, zero_shot, judged)
+    result = {**describe(prepared, federation, judge, zero_shot, judged), **told()}
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
     folder.finish(result, examples, federation.shared, federation.last)
     return result

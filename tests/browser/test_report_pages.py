@@ -7,6 +7,7 @@ from helpers.browser import Browser
 from helpers.grids import make_grid
 
 from fedvl.report.page import write_report, write_side_by_side
+from fedvl.report.status import read_status, render_status
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,23 @@ def test_a_run_is_hidden_everywhere_and_shown_again(browser, sample_of, save, tm
     assert browser.errors == []
 
 
+def federated(sample_of, save, folder):
+    """The server's page of a federation of parties with long names."""
+    result, rounds = sample_of(clients=3)
+    parties = [{"name": f"hospital-of-the-town-{name}", "bytes_up": 1, "bytes_down": 1} for name in "abc"]
+    return write_report(save(folder, {**result, "parties": parties, "answers": []}, rounds))
+
+
+def followed(save, folder):
+    """The status of a run of such parties, as a file."""
+    save(folder, {"method": "linear"}, [{"round": 1, "accuracy": 50.0}, {"round": 2, "accuracy": 60.0}])
+    (folder / "config.toml").touch()
+    names = [f"hospital-of-the-town-{name}" for name in "abc"]
+    (folder / "status.json").write_text(json.dumps({"parties": names}))
+    (folder / "status.html").write_text(render_status(read_status(folder)), encoding="utf-8")
+    return folder / "status.html"
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample_of, save, tmp_path, width):
     browser.screen(width, 800, phone=width == 390)
@@ -85,6 +103,8 @@ def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample
     )
     pages = [
         write_report(folders[0]),
+        federated(sample_of, save, tmp_path / "federated"),
+        followed(save, tmp_path / "followed"),
         write_side_by_side(folders, tmp_path / "c.html"),
         write_report(tmp_path / "grid"),
     ]

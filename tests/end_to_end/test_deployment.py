@@ -1,20 +1,24 @@
 """A SuperLink, three SuperNodes, servers and clients as real processes, with TLS and keys, on this machine."""
 
 import json
+import re
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 import httpx
+from helpers.finished import client_of, png
 from helpers.machines import LATEST, clients_at_work, ended, fedvl, kill, make_federation, start_client, wait_until
 from helpers.prometheus import scraped
 
+from fedvl.cli import app
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority
@@ -23,7 +27,10 @@ from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
 from fedvl.preparation import prepare
+from fedvl.report.status import read_status
+from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
+from fedvl.serve.model import TrainedModel
 from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
@@ -104,6 +111,55 @@ def test_two_runs_at_once_with_tls_and_keys_equal_the_local_engine_and_strangers
     assert result["refused_updates"] == 0
     assert sum(map(sum, result["partition_counts"])) == 0  # the server knows nothing of what clients hold
     assert all((tmp_path / "fst-cbdg" / file).is_file() for file in ("report.html", "metrics.jsonl", "config.toml"))
+    assert result["command"].splitlines()[0] == f"fedvl server {place.folder} --experiment fst-cbdg"
+    name_the_parties(tmp_path / "fst-cbdg")
+    for name in NAMES:
+        use_what_it_has(place.folder / "parties" / name, name, tmp_path)
+
+
+def name_the_parties(run):
+    """The server's report says who took part and when, and the status that they have the model."""
+    page = (run / "report.html").read_text()
+    assert all(f'<th scope="row">{name}</th>' in page for name in NAMES)
+    answers = json.loads((run / "result.json").read_bytes())["answers"]
+    assert [(answer["round"], answer["client"]) for answer in answers] == [(r, c) for r in (1, 2) for c in (0, 1, 2)]
+    assert all(answer["time"][11:19] in page for answer in answers)
+    assert "dirichlet" not in page
+    assert {party["state"] for party in read_status(run)["parties"]} == {"finished"}
+
+
+def use_what_it_has(party, name, place):
+    """A party asks, serves and exports the newest model in its folder, and has a report of it."""
+    from fedvl.serve.app import make_app
+
+    image, exported = place / "cat.png", place / f"exported-{name}"
+    image.write_bytes(png(0))
+    (line,) = json.loads(said("predict", party, image, "--json"))
+    run = RunFolder.open(party)
+    names = run.result["class_names"]
+    assert {each["name"] for each in line["ranked"]} < set(names)
+    with client_of(make_app(TrainedModel(run))) as client:
+        session = client.post("/sessions", json={}).json()
+        answer = client.post(f"/sessions/{session['id']}/images", files=[("files", ("cat.png", png(0)))])
+    assert json.loads(answer.text)["ranked"][0] == pytest.approx(line["ranked"][0])
+    said("export", party, exported)
+    card = json.loads((exported / "model_card.json").read_bytes())
+    assert (card["federation"]["exported_by"], card["federation"]["answered"]) == (name, {name: 2})
+    (run.path / "report.html").unlink()
+    assert said("report", party).split() == ["Report:", str(run.path / "report.html")]
+    page = (run.path / "report.html").read_text()
+    assert f"{name}, one of 3 parties" in page
+    accuracy, zero_shot = (re.findall(rf'id="{each}">([\d.]+) %', page)[0] for each in ("accuracy", "zero-shot"))
+    assert accuracy == f"{run.result['accuracy']:.2f}"
+    assert zero_shot == f"{run.result['zero_shot_accuracy']:.2f}"
+    assert 'id="test-images">1,000' in page
+
+
+def said(*words):
+    """What a command prints."""
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def all_connected(port):

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from html import unescape
 from http.client import HTTPConnection
 
 import pytest
@@ -60,8 +61,24 @@ def test_before_the_first_round_and_after_the_last(run):
     (run / "metrics.jsonl").unlink()
     (run / "status.json").unlink()
     assert read_status(run)["phase"] == "round 1 of 5: starting"
-    (run / "result.json").write_text("{}")
+    (run / "result.json").write_text('{"method": "linear"}')
     assert read_status(run)["phase"] == "finished"
+
+
+def test_finished_parties_are_those_that_have_the_model(run):
+    (run / "result.json").write_text('{"method": "linear", "zero_shot_accuracy": 50.5}')
+    (run / "federation.json").write_text('{"federation": "clinic", "run": "a", "told": [0, 2]}')
+    found = read_status(run)
+    assert [party["state"] for party in found["parties"]] == ["finished", "has not fetched the model", "finished"]
+    page = render_status(found)
+    assert "50.50" in page  # the chart's line of zero-shot
+
+
+def test_the_page_draws_accuracy_over_rounds(run):
+    page = render_status(read_status(run))
+    assert page.count("accuracy, % over 1 rounds: 61.25 first, 61.25 last") == 2  # for a desk and for a phone
+    (run / "metrics.jsonl").unlink()
+    assert "No round is over yet." in render_status(read_status(run))
 
 
 def test_a_run_that_no_process_holds_has_stopped(run):
@@ -112,6 +129,9 @@ def test_the_status_says_how_long_the_servers_certificate_is_valid(days, line):
         "parties": [],
         "bytes_up": 0,
         "bytes_down": 0,
+        "zero_shot": None,
     }
-    assert f"The server's certificate is valid for {line}" in render_status({**found, "certificate_days": days})
+    assert f"The server's certificate is valid for {line}" in unescape(
+        render_status({**found, "certificate_days": days})
+    )
     assert "certificate" not in render_status({**found, "certificate_days": None})

@@ -15,6 +15,8 @@ Examples:
   fedvl report runs/A runs/B runs/C --out compare.html  runs side by side
 
   fedvl report comparisons/comparison                   the result of fedvl compare or fedvl reproduce
+
+  fedvl report hospital-a                               the newest run of a party of a federation
 """
 
 
@@ -34,6 +36,6 @@ def report(
         print(f"Report: {write_report(folders[0])}")
         return
     path = write_side_by_side(folders, out or Path("compare.html"))
-    for sentence in paired_sentences([RunFolder(folder) for folder in folders]):
+    for sentence in paired_sentences([RunFolder.open(folder) for folder in folders]):
         print(visible(sentence))
     print(f"Report: {path}")

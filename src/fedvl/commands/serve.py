@@ -13,7 +13,7 @@ import typer
 from fedvl.commands.run import Trust, read_names
 from fedvl.errors import FedVLError
 
-Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/fed-mp-cifar10-mini.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/NAME, or a party's folder.")]
 Classes = Annotated[
     str | None,
     typer.Option(help="Class names, as a,b,c or @FILE with one per line; the run's if absent."),
@@ -54,7 +54,7 @@ def serve(
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
     with fitting(run):
-        model = TrainedModel(RunFolder(run, trust_method), device)
+        model = TrainedModel(RunFolder.open(run, trust_method), device)
         predict_images(model, model.user(), [("blank.png", png_of(Image.new("RGB", (8, 8))))], 1)
     server = make_server(make_app(model, token))
     listener = listen(host, port)
@@ -89,7 +89,7 @@ def predict(
     sources = list(image_sources(images))
     names = read_names(classes)
     with fitting(run), TerminalDisplay() as display:
-        opened = TrainedModel(RunFolder(run, trust_method), device)
+        opened = TrainedModel(RunFolder.open(run, trust_method), device)
         lines = predict_images(opened, opened.user(names, client=client), sources, top, display.stage("Predicting"))
     if as_json:
         print(json.dumps(lines, ensure_ascii=False))
@@ -116,7 +116,7 @@ def export(
 
     names = read_names(classes)
     with fitting(run):
-        write(TrainedModel(RunFolder(run, trust_method), device), folder, names, client)
+        write(TrainedModel(RunFolder.open(run, trust_method), device), folder, names, client)
     print(f"{folder / 'README.md'} says how to use it, {folder / 'MODEL_CARD.md'} where it comes from.")
 
 

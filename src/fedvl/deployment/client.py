@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
+from fedvl.deployment.participation import own_rounds
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.secure_sum import Member
@@ -39,6 +41,9 @@ from fedvl.loopback import page_server, served
 from fedvl.methods.base import Update
 from fedvl.preparation import Prepared, prepare
 from fedvl.prometheus import CONTENT_TYPE
+from fedvl.report.page import write_report
+from fedvl.report.reading import images_tested
+from fedvl.report.tables import sure
 from fedvl.result import describe
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -60,7 +65,7 @@ class Ready(NamedTuple):
 
 class Client:
     def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
-        self.folder, self.say = folder, say
+        self.folder, self.data, self.say = folder, data, say
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
         self.file = read_file(
             folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
@@ -181,7 +186,8 @@ class Client:
         judge = make_judge(prepared, party.engine)
         began = time.perf_counter()
         judged = [(judge.judge(tensors, {}), time.perf_counter() - began)] if len(judge.test) else []
-        federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, shared)
+        records = own_rounds(self.folder, header.run, party.number, header.round)
+        federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, shared, records)
         zero_shot = judge.judge_zero_shot() if judged else None
         result = describe(prepared, federation, judge, zero_shot, judged)
         if spent := party.spent:
@@ -189,11 +195,25 @@ class Client:
             self.say(
                 f"This client's images have spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g})."
             )
-        told = {"rounds": header.round, "party": self.file.name, "command": f"fedvl client {self.folder}"}
+        given = ["--data", self.data] if self.data else []
+        told = {
+            "rounds": header.round,
+            "partition": None,  # what the others hold is not known here
+            "partition_counts": [prepared.training.counts[party.number].tolist()],
+            "party": self.file.name,
+            "command": shlex.join(["fedvl", "client", str(self.folder), *given]),
+        }
+        folder.write_rounds(records)
         folder.finish({**result, **told}, {}, tensors, {})
+        write_report(folder.path)
         self.say(f"The run is over; the model, with what is this client's own, is in {folder.path}.")
         if judged:
-            self.say(f"Accuracy on this client's own test images: {result['accuracy']:.2f} %.")
+            images = images_tested(result)
+            before, after = (sure(result[key], images) for key in ("zero_shot_accuracy", "accuracy"))
+            self.say(f"Accuracy on this client's own {images:,} test images: {after}; zero-shot: {before}.")
+        self.say(
+            f"Ask the model with fedvl predict {self.folder} IMAGES; fedvl serve, export and report take {self.folder} too."
+        )
         self.finished = True
 
     # --- the process that connects

@@ -176,9 +176,9 @@ class RemoteEngine:
         """Private tensors stay with their client."""
         return {}
 
-    def local_flops(self, shared: Tensors) -> int:
+    def local_flops(self, shared: Tensors) -> int | None:
         """Unknown: clients train on machines and data of their own."""
-        return 0
+        return None
 
     # --- secure sums
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.membership import read_federation
+from fedvl.deployment.participation import who_took_part
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -79,7 +81,8 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
                 experiment.federation.deadline,
                 experiment.federation.quorum,
             )
-            run_rounds(folder, prepared, engine, display, secrets.randbits(256))
+            participants = partial(who_took_part, place, folder, names)
+            run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
         folder.write_federation({**folder.federation, "told": sorted(told)})
     return folder.result

@@ -61,8 +61,8 @@ class Engine(Protocol):
     def private_of(self, client: int) -> Tensors:
         """Return a client's private tensors; nothing where they stay on its machine."""
 
-    def local_flops(self, shared: Tensors) -> int:
-        """Return the operations of a client's round; 0 where it is not known."""
+    def local_flops(self, shared: Tensors) -> int | None:
+        """Return the operations of a client's round; None where it is not known."""
 
 
 class Exchange(NamedTuple):

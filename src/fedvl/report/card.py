@@ -84,12 +84,13 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
     refused = Counter(item["client"] for record in records for item in record.get("refused", ()))
 
     def by_client(counts: Counter[int]) -> dict[str, int]:
-        return {names[c] if c < len(names) else str(c): counts[c] for c in sorted(counts) if counts[c]}
+        return {party or (names[c] if c < len(names) else str(c)): counts[c] for c in sorted(counts) if counts[c]}
 
     party = result.get("party")
+    simulated = folder.federation is None and party is None
     return {
-        "simulated": folder.federation is None and not isinstance(party, str),
-        "exported_by": party if isinstance(party, str) else None,
+        "simulated": simulated,
+        "exported_by": party,
         "clients": folder.experiment.data.clients,
         "parties": names,
         "rounds": result.get("rounds"),
@@ -97,7 +98,7 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
         "missed": by_client(missed),
         "refused": by_client(refused),
         "withdrawn": list(settings.withdrawn),
-        "partition": folder.experiment.data.partition if folder.federation is None else None,
+        "partition": folder.experiment.data.partition if simulated else None,
         "secure_sum": settings.secure_sum,
         "least_clients": settings.least_clients if settings.secure_sum else None,
         "robust": settings.robust,

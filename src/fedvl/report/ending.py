@@ -31,7 +31,8 @@ def took_part(result: dict[str, Any]) -> str:
     """Return clients, partition, rounds, seed and test images."""
     tested = images_tested(result)
     parts = [
-        several(result.get("clients"), "client"),
+        ", ".join(str(party["name"]) for party in result.get("parties") or ())
+        or several(result.get("clients"), "client"),
         str(result.get("partition") or ""),
         several(result.get("rounds"), "round"),
         f"seed {result['seed']}" if result.get("seed") is not None else "",

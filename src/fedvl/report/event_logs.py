@@ -23,7 +23,7 @@ class Log(NamedTuple):
 
 def read_log(folder: Path) -> Log:
     """Read the settings, the rounds and, once finished, the result of a run folder."""
-    run = RunFolder(folder)
+    run = RunFolder.open(folder)
     settings = {
         f"{section}.{key}": str(value)
         for section, part in run.settings.items()

@@ -29,7 +29,8 @@ def write_report(folder: Path) -> Path:
     comparison = read_json(path)
     if comparison is not None:
         return write_page(folder / "report.html", "grid.html.j2", describe_grid(checked(Comparison, comparison, path)))
-    return write_page(folder / "report.html", "run.html.j2", describe_run(RunFolder(folder)))
+    run = RunFolder.open(folder)
+    return write_page(run.path / "report.html", "run.html.j2", describe_run(run))
 
 
 def write_comparison(summary: Mapping[str, Any], out: Path) -> Path:
@@ -41,7 +42,7 @@ def write_comparison(summary: Mapping[str, Any], out: Path) -> Path:
 
 def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     """Write one page that compares several runs."""
-    return write_page(path, "runs.html.j2", describe_runs([RunFolder(folder) for folder in folders]))
+    return write_page(path, "runs.html.j2", describe_runs([RunFolder.open(folder) for folder in folders]))
 
 
 def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:

@@ -1,6 +1,7 @@
 """Template values for the page of one run."""
 
 import re
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
+from fedvl.report.federation import describe_federation, name_of, own_classes, unheld
 from fedvl.report.reading import count_of, difference, flatten, gain, images_tested, intervals, number, series
 from fedvl.report.tables import (
     MISSING,
@@ -38,6 +40,8 @@ IMAGE_DATA = re.compile(r"data:image/(webp|png|jpeg);base64,[A-Za-z0-9+/=]+")
 ENDS = 12  # rows shown at each end of a long recall table; the rest is folded
 LONG_RECALL_TABLE = 30
 PAIRS = 15
+NAMED = 10  # parties, whose names stand below the title
+ROUND_HEADS = ("round", "accuracy", "loss", "clients", "dropped", "refused", "up", "down", "time")
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
@@ -49,11 +53,14 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_classes(run.result),
         **_protocol(run.result),
         **_troubles(run),
+        **describe_federation(run),
         "examples": _examples(run.examples),
         "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
-        "rounds": [_round_cells(entry, _round_images(run.result)) for entry in run.rounds],
+        **_rounds(run),
         "facts": _facts(run.result),
-        "config": list(flatten(run.result.get("config") or {})),
+        "config": [
+            (key, value) for key, value in flatten(run.result.get("config") or {}) if key not in unheld(run.result)
+        ],
         "command": str(run.result.get("command") or ""),
         "notes": _notes(run),
     }
@@ -67,7 +74,7 @@ def drawn(svg: str) -> Markup:
 def _headline(result: dict[str, Any]) -> dict[str, Any]:
     change = difference(result)
     setting = [
-        _several(result.get("clients"), "client"),
+        who(result),
         _several(result.get("rounds"), "round"),
         result.get("partition"),
         f"{result['protocol']} protocol" if result.get("protocol") else None,
@@ -93,6 +100,14 @@ def _headline(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def who(result: dict[str, Any]) -> str | None:
+    """Return who took part: a party among others, parties by name, or a number of clients."""
+    if result.get("party"):
+        return f"{result['party']}, one of {_several(result.get('clients'), 'party', 'parties')}"
+    names = [str(party["name"]) for party in result.get("parties") or ()]
+    return ", ".join(names) if 0 < len(names) <= NAMED else _several(result.get("clients"), "client")
+
+
 def paired_text(test: Paired) -> str:
     """Return the images that only one of two models has right."""
     return (
@@ -101,9 +116,9 @@ def paired_text(test: Paired) -> str:
     )
 
 
-def _several(value: object, noun: str) -> str | None:
+def _several(value: object, noun: str, many: str = "") -> str | None:
     known = number(value)
-    return None if known is None else f"{known:,.0f} {noun}{'' if known == 1 else 's'}"
+    return None if known is None else f"{known:,.0f} {noun if known == 1 else many or noun + 's'}"
 
 
 def kind_of(change: float | None) -> str:
@@ -140,10 +155,13 @@ def _classes(result: dict[str, Any]) -> dict[str, Any]:
     # In the open protocol the training classes are not the test classes.
     held_names = [str(name) for name in result.get("partition_class_names") or names]
     recalls = _recalls(result, names)
-    held = counts and any(map(any, counts))  # without labels there is nothing to draw
+    # Without labels there is nothing to draw, and a party knows of its own images alone.
+    held = counts and any(map(any, counts)) and not result.get("party")
     found: dict[str, Any] = {
         "partition": drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names)) if held else None,
         "partition_captions": partition_captions(len(counts or ()), len(held_names), result.get("partition_note")),
+        "own_charts": [drawn(chart) for chart in own_classes(result, SIZES)],
+        "own_images": f"{sum(map(sum, counts or ())):,}",
         "recalls": recalls,
         "recall_ends": [],
         "compared": any(row["kind"] is not None for row in recalls),
@@ -281,19 +299,28 @@ def _troubles(run: RunFolder) -> dict[str, Any]:
     return {
         "refused_count": count_of(run.result.get("refused_updates")),
         "refusals": [
-            (entry["round"], refusal["client"], refusal["reason"])
+            (entry["round"], name_of(run.result, refusal["client"]), refusal["reason"])
             for entry in run.rounds
             for refusal in entry.get("refused") or []
         ],
         "dropped_count": sum(count_of(entry.get("dropped")) for entry in run.rounds),
         "drops": [
-            (entry["round"], ", ".join(str(client) for client in entry["dropped"]))
+            (entry["round"], ", ".join(name_of(run.result, client) for client in entry["dropped"]))
             for entry in run.rounds
             if entry.get("dropped")
         ],
         "skipped_count": len(skipped),
         "skipped": [(image["image"], image.get("split", MISSING), image["reason"]) for image in skipped],
     }
+
+
+def _rounds(run: RunFolder) -> dict[str, Any]:
+    """Return the table of all rounds, without columns that nothing is known of."""
+    rows = [_round_cells(entry, _round_images(run.result)) for entry in run.rounds]
+    known = [any(row[column].text != MISSING for row in rows) for column in range(len(ROUND_HEADS))]
+    if run.result.get("party"):  # it knows of no other client
+        known[ROUND_HEADS.index("clients")] = False
+    return {"round_heads": list(compress(ROUND_HEADS, known)), "rounds": [list(compress(row, known)) for row in rows]}
 
 
 def _round_images(result: dict[str, Any]) -> int:

@@ -78,7 +78,7 @@ def _summary(result: dict[str, Any]) -> dict[str, Any]:
         return cell_of(result.get(key), lambda value: f"{value:.2f} ({text})" if text else f"{value:.2f}")
 
     return {
-        "words": [str(result.get(key, MISSING)) for key in ("method", "dataset", "partition")],
+        "words": [str(result.get(key) or MISSING) for key in ("method", "dataset", "partition")],
         "cells": [
             with_interval("accuracy"),
             with_interval("zero_shot_accuracy"),

@@ -1,28 +1,27 @@
 """Status of a run, read from the files in its folder: for the terminal and as a local page."""
 
-import html
 import time
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
 from fedvl.config import resolve
 from fedvl.display import Console, visible
 from fedvl.loopback import page_server
-from fedvl.report.tables import MISSING, human_bytes, percent
+from fedvl.report.charts.lines import Series, line_chart
+from fedvl.report.page import render
+from fedvl.report.reading import number
+from fedvl.report.tables import MISSING, human_bytes, human_seconds, percent
 from fedvl.run_folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
 REFRESH_SECONDS = 3
 REFUSALS_SHOWN = 20
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1a1a1a;background:#fff}
-table{border-collapse:collapse;width:100%;margin:1rem 0 2rem}
-th,td{text-align:left;padding:.35rem .7rem;border-bottom:1px solid #d8d8d8}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}h1{font-size:1.5rem}h2{font-size:1.1rem}
-@media (prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}th,td{border-color:#3a3a3a}}"""
+ROUND_HEADS = ("round", "accuracy", "loss", "answered", "up", "down", "time")
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -48,21 +47,33 @@ def read_status(folder: Path) -> dict[str, Any]:
             for record in records
             for item in record.get("refused", ())
         ],
-        "parties": [describe_party(number, name, live, records) for number, name in enumerate(names)],
+        "zero_shot": number(run.result.get("zero_shot_accuracy")) if finished else None,
+        "parties": [
+            describe_party(client, name, live, records, ended(run, client)) for client, name in enumerate(names)
+        ],
         "certificate_days": live.get("certificate_days"),
         "bytes_up": sum(record.get("bytes_up", 0) for record in records),
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),
     }
 
 
-def describe_party(number: int, name: str, live: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
-    seen = live.get("last_seen", {}).get(str(number))
-    state = "connected" if number in live.get("connected", []) else "not connected"
+def ended(run: RunFolder, client: int) -> str:
+    """Return how a finished run stands with a party: whether it was told and has the model."""
+    if not run.finished:
+        return ""
+    return "finished" if client in (run.federation or {}).get("told", ()) else "has not fetched the model"
+
+
+def describe_party(
+    client: int, name: str, live: dict[str, Any], records: list[dict[str, Any]], ended: str
+) -> dict[str, Any]:
+    seen = live.get("last_seen", {}).get(str(client))
+    state = "connected" if client in live.get("connected", []) else "not connected"
     return {
         "name": name,
-        "state": "working" if number in live.get("waiting_for", []) else state,
-        "last_seen": f"{max(time.time() - seen, 0):.0f} s ago" if seen else "never",
-        "missed": sum(number in record.get("dropped", ()) for record in records),
+        "state": ended or ("working" if client in live.get("waiting_for", []) else state),
+        "last_seen": f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "never",
+        "missed": sum(client in record.get("dropped", ()) for record in records),
     }
 
 
@@ -83,7 +94,7 @@ def print_status(folder: Path) -> None:
         console.print(table)
     if found["certificate_days"] is not None:
         console.print(certificate_line(found["certificate_days"]), highlight=False)
-    table = Table("round", "accuracy", "loss", "answered", "up", "down", "seconds", box=None, pad_edge=False)
+    table = Table(*ROUND_HEADS, box=None, pad_edge=False)
     for cells in round_cells(found):
         table.add_row(*cells)
     console.print(table)
@@ -102,11 +113,11 @@ def round_cells(found: dict[str, Any]) -> list[list[str]]:
         [
             str(record["round"]),
             percent(record["accuracy"]) if "accuracy" in record else "",
-            MISSING if record.get("loss") is None else f"{record['loss']:.4g}",
+            MISSING if record.get("loss") is None else f"{record['loss']:.4f}",
             f"{len(record.get('cohort', ())) - len(record.get('dropped', ()))} of {len(record.get('cohort', ()))}",
             human_bytes(record.get("bytes_up", 0)),
             human_bytes(record.get("bytes_down", 0)),
-            f"{record.get('seconds', 0.0):.1f}",
+            human_seconds(record.get("seconds", 0.0)),
         ]
         for record in found["records"]
     ]
@@ -159,25 +170,25 @@ def numbers_sent(rehearsal: dict[str, Any]) -> str:
 
 
 def render_status(found: dict[str, Any]) -> str:
-    parties = [[p["name"], p["state"], p["last_seen"], str(p["missed"])] for p in found["parties"]]
-    refusals = [[str(r["round"]), r["party"], r["reason"]] for r in reversed(found["refused"][-REFUSALS_SHOWN:])]
-    title = html.escape(f"{found['method']}: {found['phase']}")
-    traffic = f"{human_bytes(found['bytes_up'])} up, {human_bytes(found['bytes_down'])} down so far"
-    page = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{REFRESH_SECONDS}">
-<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1><p>{traffic}</p>
-<h2>Parties</h2>{rows(["party", "state", "last seen", "rounds missed"], parties) if parties else "<p>All in one process.</p>"}
-{f"<p>{certificate_line(days)}</p>" if (days := found["certificate_days"]) is not None else ""}
-<h2>Rounds</h2>{rows(["round", "accuracy", "loss", "answered", "up", "down", "seconds"], round_cells(found)[::-1])}
-<h2>Refusals</h2>{rows(["round", "party", "reason"], refusals) if refusals else "<p>None.</p>"}
-</body></html>"""
-    return visible(page)
-
-
-def rows(head: list[str], body: list[list[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in body)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
+    """Return the page; it is read anew every few seconds."""
+    curve = [
+        (record["round"], value) for record in found["records"] if (value := number(record.get("accuracy"))) is not None
+    ]
+    values = {
+        **found,
+        "refresh": REFRESH_SECONDS,
+        "charts": [
+            Markup(line_chart([Series("", curve)], found["zero_shot"], width, height, "accuracy, %", unit=" %"))
+            for width, height in ((848, 260), (356, 230))
+            if curve
+        ],
+        "rows": round_cells(found)[::-1],
+        "heads": ROUND_HEADS,
+        "refused": [tuple(item.values()) for item in found["refused"][: -REFUSALS_SHOWN - 1 : -1]],
+        "traffic": f"{human_bytes(found['bytes_up'])} up, {human_bytes(found['bytes_down'])} down",
+        "certificate": "" if found["certificate_days"] is None else certificate_line(found["certificate_days"]),
+    }
+    return visible(render("status.html.j2", values))
 
 
 def make_server(folder: Path, port: int) -> ThreadingHTTPServer:

@@ -189,9 +189,9 @@ def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> 
         rows.append(_cost_row("Up, whole run", up, human_bytes, "bytes"))
         rows.append(_cost_row("Down, whole run", down, human_bytes, "bytes"))
         rows.append(_cost_row("Up and down, whole run", up + down, human_bytes, "bytes"))
-    rows.append(
-        _cost_row("Local training, largest client, per round", result.get("local_flops"), _human_flops, "FLOPs")
-    )
+    if not result.get("parties"):  # which train on machines and images of their own
+        whose = "Local training, per round" if result.get("party") else "Local training, largest client, per round"
+        rows.append(_cost_row(whose, result.get("local_flops"), _human_flops, "FLOPs"))
     seconds = result.get("seconds") or {}
     for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
         rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
