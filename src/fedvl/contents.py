@@ -58,6 +58,7 @@ class Record(Content):
 
     round: Round
     accuracy: Number | None = None
+    validation: Number | None = None
     loss: Number | None = None
     cohort: list[Client] = []
     dropped: list[Client] = []
@@ -122,6 +123,10 @@ class Result(Content):
     zero_shot_accuracy: Number | None = None
     per_round: list[Number | None] | None = None
     per_round_loss: list[Number | None] | None = None
+    per_round_validation: list[Number | None] | None = None
+    validation_accuracy: Number | None = None
+    validation_images: Count | None = None
+    best_round: Round | None = None
     per_client_accuracy: list[Number | None] | None = None
     zero_shot_per_client_accuracy: list[Number | None] | None = None
     trainable_parameters: Count | None = None
@@ -237,7 +242,11 @@ class GridCell(Content):
     mean: Finite
     deviation: Finite | None
     n: Count
+    values: list[Finite] = []
+    runs: Names = []
     interval: Bounds | None = None
+    images: Count | None = None
+    chosen: bool = False
     lead: Bounds | None = None
     best: bool
     significant: bool
@@ -312,6 +321,7 @@ class Comparison(Content):
     points: list[GridPoints] = []
     failures: list[Failure] = []
     title: str = ""
+    opening: str | None = None
     unit: str = ""
     test: str = ""
     command: str = ""

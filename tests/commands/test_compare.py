@@ -80,3 +80,15 @@ def test_reproduce_says_what_to_fetch(call: Any, monkeypatch: pytest.MonkeyPatch
 def test_wrong_words_are_told(words: list[str], told: str, call: Any) -> None:
     with pytest.raises(FedVLError, match=told):
         raise call("reproduce", *words).exception
+
+
+def test_sweep_chooses_and_says_so(call: Any, tmp_path: Path) -> None:
+    done = call("sweep", "--method", "linear", "--set", "training.learning_rate=0.001,0.3", "--out", "out", *SMALL)
+    assert done.exit_code == 0, done.output
+    assert done.output.count(" chosen") == 1
+    assert "looked at once" in " ".join(done.output.split())
+    assert (tmp_path / "out" / "report.html").is_file()
+    with pytest.raises(FedVLError, match="Nothing to choose from"):
+        raise call("sweep", *SMALL).exception
+    with pytest.raises(FedVLError, match=r"did you mean 'training\.learning_rate'"):
+        raise call("sweep", "--set", "training.lr=1,2").exception

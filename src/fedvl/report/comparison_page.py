@@ -10,10 +10,9 @@ from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
-from fedvl.report.comparison_tables import Summary, by_place, figure, footnote
+from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
-from fedvl.report.tables import MISSING, cell_of, points, spread
-from fedvl.uncertainty import Interval
+from fedvl.report.tables import MISSING, cell_of, points
 
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
@@ -26,6 +25,7 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
     cells = by_place(grid)
     return {
         "title": str(grid.get("title") or "Comparison"),
+        "opening": grid.get("opening"),
         "recipe": grid.get("recipe"),
         "shows": grid.get("shows"),
         "findings": grid.get("findings") or [],
@@ -45,7 +45,14 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
 def _place(cell: Any) -> dict[str, Any]:
     """Return one table cell: our value, the paper's value and the difference."""
     if cell is None:
-        return {"cell": cell_of(None, figure), "star": "", "deviation": "", "paper": None, "best": False}
+        return {
+            "cell": cell_of(None, figure),
+            "star": "",
+            "deviation": "",
+            "paper": None,
+            "best": False,
+            "chosen": False,
+        }
     paper = cell.get("paper")
     change = None if paper is None else cell["mean"] - paper
     return {
@@ -56,6 +63,7 @@ def _place(cell: Any) -> dict[str, Any]:
         "change": points(change, 1),
         "kind": kind_of(change),
         "best": cell["best"],
+        "chosen": bool(cell.get("chosen")),
     }
 
 
@@ -63,7 +71,7 @@ def _spread(cell: Any) -> str:
     """Return the deviation over seeds, or the interval of a single run."""
     if cell["deviation"] is not None:
         return f"± {figure(cell['deviation'], cell['mean'])}"
-    return f"({spread(Interval(*cell['interval']))})" if cell.get("interval") else ""
+    return f"({interval_text(cell)})" if cell.get("interval") else ""
 
 
 def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:

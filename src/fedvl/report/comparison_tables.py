@@ -52,11 +52,18 @@ def cell_text(cell: GridCell | None) -> str:
     if cell["deviation"] is not None:
         text += f" ± {figure(cell['deviation'], cell['mean'])}"
     elif cell.get("interval"):
-        text += f" ({spread(Interval(*cell['interval']))})"
+        text += f" ({interval_text(cell)})"
     text += "*" if cell["significant"] else ""
+    text += " chosen" if cell.get("chosen") else ""
     if cell.get("paper") is not None:
         text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
     return text
+
+
+def interval_text(cell: GridCell) -> str:
+    """Return a cell's interval, and of how many images it is, where that is known."""
+    images = f"; n = {cell['images']:,}" if cell.get("images") else ""
+    return f"{spread(Interval(*cell['interval']))}{images}"
 
 
 def footnote(summary: Summary) -> str:
@@ -65,7 +72,8 @@ def footnote(summary: Summary) -> str:
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
     if any(cell.get("interval") for cell in summary["cells"]):
-        parts.append("In brackets, the interval of 95 % over the test images.")
+        which = "validation" if any(cell.get("chosen") for cell in summary["cells"]) else "test"
+        parts.append(f"In brackets, the interval of 95 % over the {which} images.")
     parts += leads(summary)
     if counts and counts[-1] >= 3:
         parts.append(f"* p < 0.05, {summary['test']}.")

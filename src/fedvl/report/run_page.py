@@ -114,12 +114,14 @@ def kind_of(change: float | None) -> str:
 
 
 def _curves(run: RunFolder) -> dict[str, Any]:
-    accuracy = series(run, "per_round", "accuracy")
-    loss = series(run, "per_round_loss", "loss")
+    accuracy, name = series(run, "per_round", "accuracy"), "accuracy, %"
     reference = number(run.result.get("zero_shot_accuracy"))
+    if not accuracy and (accuracy := series(run, "per_round_validation", "validation")):
+        name, reference = "accuracy on validation images, %", None
+    loss = series(run, "per_round_loss", "loss")
     return {
         "accuracy_charts": [
-            drawn(line_chart([Series("", accuracy)], reference, width, height, "accuracy, %", unit=" %"))
+            drawn(line_chart([Series("", accuracy)], reference, width, height, name, unit=" %"))
             for width, height in ((WIDE, 300), (NARROW, 250))
             if accuracy
         ],
