@@ -246,6 +246,9 @@ class GridCell(Content):
     runs: Names = []
     interval: Bounds | None = None
     images: Count | None = None
+    protocol: str | None = None
+    against: str | None = None
+    p: Finite | None = None
     chosen: bool = False
     lead: Bounds | None = None
     best: bool
@@ -257,6 +260,13 @@ class GridSeries(Content):
     row: str
     column: str
     values: list[Finite] = []
+
+
+class Different(Content):
+    """A setting in which the rows of a comparison differ."""
+
+    setting: str
+    values: Names
 
 
 class GridPoints(Content):
@@ -319,6 +329,9 @@ class Comparison(Content):
     cells: list[GridCell]
     series: list[GridSeries] = []
     points: list[GridPoints] = []
+    facts: dict[str, list[Scalar]] = {}
+    curves: list[GridSeries] = []
+    different: list[Different] = []
     failures: list[Failure] = []
     title: str = ""
     opening: str | None = None

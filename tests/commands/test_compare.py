@@ -34,9 +34,9 @@ def test_compare_a_file_of_rows_and_columns(call: Any, tmp_path: Path) -> None:
 
 
 def test_a_failed_run_is_told_of_and_the_command_fails(call: Any, tmp_path: Path) -> None:
-    done = call("compare", "--methods", "zero-shot,no-such-method", "--seeds", "1", "--out", "out", *SMALL)
+    done = call("compare", "--methods", "zero-shot,fed-prime", "--seeds", "1", "--out", "out", *SMALL)
     assert done.exit_code == 1
-    assert "Failed: no-such-method" in done.output
+    assert "Failed: fed-prime" in done.output
     assert len(json.loads((tmp_path / "out" / "comparison.json").read_bytes())["cells"]) == 1
 
 

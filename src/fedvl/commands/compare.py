@@ -197,7 +197,7 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     """Print the table, the failures and the report's path; exit with 1 after a failure."""
     from fedvl.display import Console, visible
-    from fedvl.report.comparison_tables import footnote, heading, terminal_tables
+    from fedvl.report.comparison_tables import footnote, heading, opening, terminal_tables
 
     console = Console()
     if title := heading(summary):
@@ -205,8 +205,8 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     for table in terminal_tables(summary, console.width):
         console.print(table)
     console.print(footnote(summary), highlight=False, markup=False)
-    if summary.get("opening"):
-        console.print(summary["opening"], highlight=False, markup=False)
+    if first := opening(summary):
+        console.print(first, highlight=False, markup=False)
     if summary.get("findings"):
         console.print(f"The paper: {summary['shows']}", highlight=False, markup=False)
         console.print(f"This table: {' '.join(summary['findings'])}", highlight=False, markup=False)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvl.compare.grid import Grid, Settings, layered
-from fedvl.compare.run import Outcome, perform_grid, summarise
-from fedvl.config import nested, parse_assignment, toml_value
+from fedvl.compare.run import Outcome, perform_grid, shown, summarise
+from fedvl.config import nested, parse_assignment
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
@@ -93,10 +93,6 @@ def settings_of(axes: Mapping[str, Axis], random: int | None) -> dict[str, Setti
         )
         for values in drawn
     }
-
-
-def shown(value: Any) -> str:
-    return value if isinstance(value, str) else toml_value(value)
 
 
 def draw(axis: Axis, generator: Any) -> Any:
