@@ -111,3 +111,23 @@ def test_images_that_no_client_holds_are_those_of_the_training_split_that_are_le
     assert keys.shape == (160, held.shape[1])
     for others in (held, prepared.test.samples.inputs["features"]):
         assert float((keys @ torch.nn.functional.normalize(others, dim=-1).T).max()) < 0.9999
+
+
+def test_clients_hold_out_a_share_of_their_own_images_and_train_on_the_rest():
+    """30 images a client, of which a fifth is 6; the same images are held out whoever has withdrawn."""
+    data = {"clients": 4, "shots": 12, "partition": "iid"}
+    settings = {"data": data, "evaluation": {"validation": 0.2, "protocol": "personal"}}
+    whole = prepare({"data": data}).training.rows
+    prepared = prepare(settings).training
+    assert prepared.validation is not None
+    assert [len(part) for part in prepared.validation.parts] == [6] * 4
+    features = prepared.samples.inputs["features"]
+    for client, part in enumerate(prepared.validation.parts):
+        held = [row for row in whole[client].tolist() if row not in prepared.rows[client].tolist()]
+        assert len(held) == 6
+        assert torch.equal(prepared.validation.samples.inputs["features"][part], features[held])
+        assert torch.equal(prepared.validation.samples.labels[part], prepared.true_labels[held])
+    left = prepare({**settings, "federation": {"withdrawn": [1]}}).training
+    assert left.validation is not None
+    assert [len(part) for part in left.validation.parts] == [6, 0, 6, 6]
+    assert torch.equal(left.rows[2], prepared.rows[2])

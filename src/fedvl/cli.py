@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command(epilog=run.EXAMPLES)(run.run)
 app.command()(run.resume)
 app.command(epilog=compare.COMPARE_EXAMPLES)(compare.compare)
+app.command(epilog=compare.SWEEP_EXAMPLES)(compare.sweep)
 app.command(epilog=compare.REPRODUCE_EXAMPLES)(compare.reproduce)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command()(log.log)
@@ -60,7 +61,10 @@ def main() -> None:
         )
         sys.exit(2)
     except KeyboardInterrupt:
-        print("Stopped; go on with fedvl resume; compare and reproduce go on with the same command.", file=sys.stderr)
+        print(
+            "Stopped; go on with fedvl resume; compare, sweep and reproduce go on with the same command.",
+            file=sys.stderr,
+        )
         sys.exit(130)
 
 

@@ -105,6 +105,7 @@ class FederationConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
     quorum: int = Field(1, ge=1, le=MOST_CLIENTS)  # usable updates without which a round does not count
     attempts: int = Field(3, ge=1, le=1000)  # draws of clients for a round before the run stops without a quorum
+    patience: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds without a better validation before a run stops
     withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()  # clients that take no part any more
     drift: bool = False  # whether a round's record has the drift of its clients, which a secure sum does not show
     chunk: int = Field(
@@ -144,6 +145,9 @@ class EvaluationConfig(Section):
     # open: a new user queries classes that no client has; personal: every client queries its own test part;
     # missing: the test has the missing modalities of training, and is repeated under six further conditions
     protocol: Literal["closed", "open", "personal", "missing"] = "closed"
+    # share of each client's training images held out to choose the best round by; the test is then looked at once
+    validation: float | None = Field(None, gt=0, lt=1)
+    test: bool = True  # whether the test is looked at; a sweep does so for the chosen setting only
     batch_size: int = Field(4096, ge=1, le=MANY)  # images predicted together
     every: int = Field(1, ge=1, le=MOST_ROUNDS)  # rounds between evaluations; the last round is always evaluated
     examples: int = Field(

@@ -58,6 +58,7 @@ class Record(Content):
 
     round: Round
     accuracy: Number | None = None
+    validation: Number | None = None
     loss: Number | None = None
     cohort: list[Client] = []
     dropped: list[Client] = []
@@ -138,6 +139,10 @@ class Result(Content):
     zero_shot_accuracy: Number | None = None
     per_round: list[Number | None] | None = None
     per_round_loss: list[Number | None] | None = None
+    per_round_validation: list[Number | None] | None = None
+    validation_accuracy: Number | None = None
+    validation_images: Count | None = None
+    best_round: Round | None = None
     per_client_accuracy: list[Number | None] | None = None
     zero_shot_per_client_accuracy: list[Number | None] | None = None
     trainable_parameters: Count | None = None
@@ -257,7 +262,14 @@ class GridCell(Content):
     mean: Finite
     deviation: Finite | None
     n: Count
+    values: list[Finite] = []
+    runs: Names = []
     interval: Bounds | None = None
+    images: Count | None = None
+    protocol: str | None = None
+    against: str | None = None
+    p: Finite | None = None
+    chosen: bool = False
     lead: Bounds | None = None
     best: bool
     significant: bool
@@ -268,6 +280,13 @@ class GridSeries(Content):
     row: str
     column: str
     values: list[Finite] = []
+
+
+class Different(Content):
+    """A setting in which the rows of a comparison differ."""
+
+    setting: str
+    values: Names
 
 
 class GridPoints(Content):
@@ -330,8 +349,12 @@ class Comparison(Content):
     cells: list[GridCell]
     series: list[GridSeries] = []
     points: list[GridPoints] = []
+    facts: dict[str, list[Scalar]] = {}
+    curves: list[GridSeries] = []
+    different: list[Different] = []
     failures: list[Failure] = []
     title: str = ""
+    opening: str | None = None
     unit: str = ""
     test: str = ""
     command: str = ""

@@ -225,6 +225,8 @@ def duration(seconds: float) -> str:
 
 def figure_of(record: dict[str, Any], zero_shot_accuracy: float | None) -> str:
     """Return a round's accuracy as text, with zero-shot beside it."""
+    if record.get("validation") is not None:
+        return f"{record['validation']:5.2f} % of the validation images"
     accuracy = record.get("accuracy")
     if accuracy is None:
         return ""

@@ -1,6 +1,7 @@
 """Run an experiment: preparation -> rounds -> evaluation -> the files of the run."""
 
 import time
+from dataclasses import replace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ def make_judge(prepared: Prepared, engine: Engine) -> Judge:
     )
 
 
+def make_validator(prepared: Prepared, judge: Judge) -> Judge | None:
+    """Make the judge of the images that clients hold out of their training images, if they do."""
+    held = prepared.training.validation
+    if held is None:
+        return None
+    return replace(judge, method=prepared.method, test=held.samples, parts=held.parts, conditions={})
+
+
 def check_restored(federation: Federation, start: Tensors, folder: RunFolder) -> None:
     """Refuse tensors of a journal that are not those that the method makes."""
     role = federation.method.role
@@ -117,8 +126,9 @@ def run_rounds(
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
     judge = make_judge(prepared, engine)
-    tested = len(prepared.test.samples) > 0
-    zero_shot = judge.judge_zero_shot()
+    validator = make_validator(prepared, judge)
+    tested = experiment.evaluation.test and len(prepared.test.samples) > 0
+    zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
     start = method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(
         method,
@@ -143,7 +153,10 @@ def run_rounds(
     def evaluate(shared: Tensors, last: ByClient, round_number: int) -> dict[str, Any]:
         if round_number % experiment.evaluation.every and round_number != rounds:
             return {}
-        accuracy = {"accuracy": judge_now(shared, last).figures["accuracy"]} if tested else {}
+        if validator is not None:
+            accuracy = {"validation": validator.judge(shared, last).figures["accuracy"]}
+        else:
+            accuracy = {"accuracy": judge_now(shared, last).figures["accuracy"]} if tested else {}
         return {**accuracy, **pseudo_label_figures(prepared, federation)}
 
     if federation.trains:
@@ -157,6 +170,9 @@ def run_rounds(
             show(record)
 
         federation.run(evaluate, after_round)
+        if federation.best:
+            federation.return_to_best()
+            check_restored(federation, start, folder)
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
     result = {**describe(prepared, federation, judge, zero_shot, judged), **told()}

@@ -39,6 +39,7 @@ from fedvl.requirements import (
     check_robust,
     check_secure_sum,
     check_sequential,
+    check_validation,
     check_withdrawn,
 )
 from fedvl.seeding import numpy_generator
@@ -58,6 +59,15 @@ class Training:
     counts: Integers  # clients x classes of the dataset
     note: str  # on the partition
     root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
+    validation: "Validation | None" = None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Training images that clients hold out, to choose a round or a setting by."""
+
+    samples: Samples
+    parts: list[Tensor]  # rows of each client; none unless the protocol is personal
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a run from its description."""
     began = time.perf_counter()
+    check_validation(experiment, simulated=set(splits) >= set(SPLITS))
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, splits, display)
     encode_seconds = time.perf_counter() - began
@@ -252,8 +263,9 @@ def take_training(
     """Take what clients train on: their rows, what is missing of them, and pseudo-labels."""
     device, data = sources.device, experiment.data
     labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)
-    counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in assignment.clients])
-    rows = [torch.from_numpy(client).to(device) for client in assignment.clients]
+    kept, held = hold_out(assignment.clients, experiment)
+    counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in kept])
+    rows = [torch.from_numpy(client).to(device) for client in kept]
     withdrawn = list(experiment.federation.withdrawn)
     counts[withdrawn] = 0
     left = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(rows[client] for client in withdrawn)])
@@ -263,12 +275,13 @@ def take_training(
     forms = encoded.read["train"].forms
     samples = Samples({form: forms[form] for form in sources.inputs}, own)
     if isinstance(sources.encoder, FusedEncoder):
-        groups = None if data.missing_by == "all" else assignment.clients
+        groups = None if data.missing_by == "all" else assignment.clients  # held-out images miss as much
         whole = data.missing_by == "whole-client"
         inputs = without_modalities(
             samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups, whole
         )
         samples = Samples(inputs, own)
+    validation = take_validation(samples, held, experiment)
     if data.labels != "true":
         texts, scale = method.task.text_features, method.task.clip.logit_scale
         rows = without(rows, left)  # they have no say in the labels of others
@@ -279,7 +292,36 @@ def take_training(
     root = left[:0]
     if experiment.federation.robust == "root":
         root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
-    return Training(samples, without(rows, left), own, counts, assignment.note, *without([root], left))
+    (root,) = without([root], left)
+    return Training(samples, without(rows, left), own, counts, assignment.note, root, validation)
+
+
+def hold_out(clients: list[Integers], experiment: Experiment) -> tuple[list[Integers], list[Integers]]:
+    """Split each client's rows into those to train on and those to validate with."""
+    share = experiment.evaluation.validation
+    kept, held = list[Integers](), list[Integers]()
+    for client, rows in enumerate(clients):
+        count = min(max(1, round(share * len(rows))), max(0, len(rows) - 1)) if share else 0
+        drawn = numpy_generator(experiment.seed, "validation", client).permutation(len(rows))
+        kept.append(rows[np.sort(drawn[count:])] if count else rows)
+        held.append(rows[np.sort(drawn[:count])])
+    return kept, held
+
+
+def take_validation(samples: Samples, held: list[Integers], experiment: Experiment) -> Validation | None:
+    """Take the images that clients have held out, with their true labels."""
+    if experiment.evaluation.validation is None:
+        return None
+    present = [rows[:0] if client in experiment.federation.withdrawn else rows for client, rows in enumerate(held)]
+    chosen = samples.take(torch.from_numpy(np.concatenate(present)).to(samples.labels.device))
+    if not len(chosen) or bool((chosen.labels < 0).any()):
+        raise FedVLError(
+            "Validation needs labelled training images, two at least at some client; leave out evaluation.validation."
+        )
+    if experiment.evaluation.protocol != "personal":
+        return Validation(chosen, [])
+    places = np.split(np.arange(len(chosen)), np.cumsum([len(rows) for rows in present])[:-1])
+    return Validation(chosen, [torch.from_numpy(part).to(chosen.labels.device) for part in places])
 
 
 def without(rows: list[Tensor], left: Tensor) -> list[Tensor]:

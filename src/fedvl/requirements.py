@@ -115,6 +115,25 @@ def check_sequential(experiment: Experiment) -> None:
         )
 
 
+def check_validation(experiment: Experiment, simulated: bool) -> None:
+    """Refuse validation where its figures are not to be had, or would tell what noise hides."""
+    if experiment.evaluation.validation is None:
+        if experiment.federation.patience is not None:
+            raise FedVLError(
+                "federation.patience needs images to judge rounds by; add --set evaluation.validation=0.2, or leave it out."
+            )
+        return
+    if experiment.privacy.unit != "none":
+        raise FedVLError(
+            "The best round on clients' own images is not private; leave out evaluation.validation or --privacy."
+        )
+    if not simulated:
+        raise FedVLError(
+            "Images that parties hold out do not leave them, so that a server cannot choose by them; leave out "
+            "evaluation.validation."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit

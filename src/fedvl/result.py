@@ -15,7 +15,7 @@ from fedvl.evaluation.judge import Judge, Judged
 from fedvl.evaluation.metrics import recall_by_class
 from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
-from fedvl.federation.round import Federation
+from fedvl.federation.round import Federation, best_round
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import Prepared
@@ -53,6 +53,7 @@ def describe(
         "protocol": experiment.evaluation.protocol,
         **(final.figures if final else {"accuracy": None}),
         **zero_shot_figures(zero_shot),
+        **validation_figures(prepared, records),
         **pseudo_label_figures(prepared, federation),
         "temperature": temperature(prepared, federation),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
@@ -84,8 +85,8 @@ def describe(
         "test_sha256": prepared.test.sha256,
         "right": right(prepared, final),
         "zero_shot_right": right(prepared, zero_shot),
-        **missing_figures(judge, federation),
-        **backdoor_figures(prepared, judge, federation),
+        **(missing_figures(judge, federation) if final else {}),
+        **(backdoor_figures(prepared, judge, federation) if final else {}),
         "partition_counts": prepared.training.counts.tolist(),
         "partition_class_names": prepared.class_names,
         "partition_note": prepared.training.note,
@@ -130,6 +131,19 @@ def state_sha256(federation: Federation) -> str | None:
         return digest(federation.shared)
     own = {client: federation.engine.private_of(client) for client in sorted(federation.engine.private)}
     return digest(flatten(own)) if any(own.values()) else None
+
+
+def validation_figures(prepared: Prepared, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the best round on the images that clients held out; nothing where they did not."""
+    held, best = prepared.training.validation, best_round(records)
+    if held is None or best is None:
+        return {}
+    return {
+        "best_round": best,
+        "validation_accuracy": records[best - 1]["validation"],
+        "validation_images": len(held.samples),
+        "per_round_validation": [record["validation"] for record in records if "validation" in record],
+    }
 
 
 def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:

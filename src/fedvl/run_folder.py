@@ -204,10 +204,11 @@ class RunFolder:
     def state(self, device: Any = "cpu") -> "State":
         """Return the tensors of the last round, with private ones of simulated clients."""
         from fedvl.federation.journal import Journal
-        from fedvl.federation.round import read_state
+        from fedvl.federation.round import chosen_round, read_state
 
         rounds = self.result["rounds"]
-        return read_state(Journal(self.file("journal")).tensors(rounds) if rounds else {}, device)
+        tensors = Journal(self.file("journal")).tensors(rounds) if rounds else {}
+        return read_state(chosen_round(tensors), device)
 
     def write_rounds(self, records: Iterable[RoundRecord]) -> None:
         """Write the rounds as the journal has them; drop lines of uncommitted rounds."""

@@ -64,6 +64,8 @@ def resume_key(experiment: Experiment) -> str:
     settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
     if experiment.privacy.unit != "none":
         settings["privacy"] = experiment.privacy.model_dump(mode="json")
+    if experiment.evaluation.validation is not None:
+        settings["validation"] = experiment.evaluation.validation
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]

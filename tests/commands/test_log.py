@@ -1,7 +1,9 @@
 """fedvl log as a user meets it."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ def test_mlflow_finds_every_round(call: Any, run_folder: Path, tmp_path: Path) -
 def test_log_wants_a_run_and_a_program(call: Any, run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FedVLError, match="There is no run in"):
         raise call("log", str(tmp_path)).exception
-    with pytest.raises(FedVLError, match="--to is tensorboard or mlflow"):
+    with pytest.raises(FedVLError, match="--to is tensorboard or mlflow or wandb"):
         raise call("log", str(run_folder), "--to", "paper").exception
 
 
@@ -60,3 +62,36 @@ def test_only_event_files_of_its_own_are_replaced(out: str, call: Any, run_folde
     assert kept.read_text() == "mine"
     assert (run_folder / "result.json").is_file()
     assert len(list(kept.parent.glob("events.out.tfevents.*"))) == 1
+
+
+class OfflineRun:
+    """A stand-in for a run of W&B, whose package is not installed where the tests run."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given, self.logged, self.summary, self.finished = given, list[Any](), dict[str, float](), False
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_wandb_gets_an_offline_run(call: Any, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[OfflineRun] = []
+
+    def init(**given: Any) -> OfflineRun:
+        made.append(OfflineRun(**given))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    done = call("log", str(run_folder), "--to", "wandb", "--out", "logs")
+    assert done.exit_code == 0, done.output
+    (run,) = made
+    assert (run.given["mode"], run.given["name"], run.given["dir"]) == ("offline", "one", "logs")
+    assert run.given["config"]["data.clients"] == "2"
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(step, values["accuracy"]) for step, values in run.logged] == [(n["round"], n["accuracy"]) for n in lines]
+    assert run.summary["final_accuracy"] == json.loads((run_folder / "result.json").read_bytes())["accuracy"]
+    assert run.finished
+    assert "wandb sync" in done.output

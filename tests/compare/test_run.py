@@ -12,7 +12,8 @@ from fedvl.compare.grid import Grid
 from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
-from fedvl.report.comparison_tables import cell_text, footnote
+from fedvl.errors import FedVLError
+from fedvl.report.comparison_tables import cell_text, footnote, opening
 from fedvl.report.page import write_comparison
 from fedvl.uncertainty import bootstrap_lead, wilson
 
@@ -35,6 +36,20 @@ def test_flags_make_a_row_a_method_and_a_column_a_dataset_and_partition() -> Non
     assert list(grid.columns) == ["a, iid", "a, shards:2", "b, iid", "b, shards:2"]
     assert len(list(grid.cases())) == 2 * 4 * 3
     assert list(flags_grid(["linear"], [], [], 1, {}).columns) == ["accuracy"]
+
+
+def test_an_option_goes_to_the_methods_that_have_it_and_that_is_said() -> None:
+    base = {"method": {"mu": 0.5, "preset": "paper"}, "training": {"momentum": 0.5}}
+    grid = flags_grid(["linear", "fedprox"], [], [], 1, base)
+    methods = {case.row: case.settings["method"] for case in grid.cases()}
+    assert methods == {
+        "linear": {"name": "linear", "preset": "paper"},
+        "fedprox": {"name": "fedprox", "preset": "paper", "mu": 0.5},
+    }
+    assert grid.note == "method.mu=0.5 is for fedprox; the other methods have no mu."
+    assert flags_grid(["fedprox"], [], [], 1, base).note == ""
+    with pytest.raises(FedVLError, match="None of linear, zero-shot has an option 'mu'"):
+        flags_grid(["linear", "zero-shot"], [], [], 1, base)
 
 
 # --- running
@@ -104,7 +119,10 @@ def test_a_lead_is_tested_image_by_image() -> None:
     outcome.tests = {("a", "x"): [("s", "1110")] * 2, ("b", "x"): [("s", "0010")] * 2}
     best = next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])
     assert best["lead"] == list(bootstrap_lead(["1110"] * 2, ["0010"] * 2))
-    assert "a leads b by +50.0 points, 95 % over the test images 0.0 to 100.0" in footnote(summarise(outcome, ""))
+    said = (
+        "a has the highest accuracy, 75.0 %, but +50.0 points over b may be chance (95 % over the test images 0.0 to "
+    )
+    assert opening(summarise(outcome, "")) == said + "100.0, paired)."
     outcome.tests[("b", "x")][1] = ("another test", "0010")
     assert next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])["lead"] is None
 
@@ -115,7 +133,7 @@ def test_a_single_run_has_the_interval_of_its_images() -> None:
     first, second = summarise(outcome, "")["cells"]
     assert first["interval"] == list(wilson(75.0, 4))
     assert second["interval"] is None
-    assert cell_text(first) == "75.0 (30.1 to 95.4)"
+    assert cell_text(first) == "75.0 (30.1 to 95.4; n = 4)"
     assert "In brackets, the interval of 95 %" in footnote(summarise(outcome, ""))
 
 

@@ -40,6 +40,18 @@ def test_line_chart_tells_each_round_in_a_tooltip():
     assert titles(root) == ["Round 4: 61.23 %, zero-shot 65.00 %", "Round 5: 70.00 %, zero-shot 65.00 %"]
 
 
+def test_line_chart_names_its_lines_at_their_ends_and_rings_a_round():
+    curves = [Series("mine", [(1, 60.0), (2, 70.0)]), Series("theirs", [(1, 65.0)])]
+    root = drawn(line_chart(curves, 50.0, 760, 300, "accuracy, %", form=".1f", ring=2))
+    ends = [part.text for name in ("series-end", "reference-end") for part in with_class(root, name) if part.text]
+    assert ends == ["mine 70.0", "theirs 65.0", "zero-shot 50.0"]
+    (ring,) = with_class(root, "ring-mark")
+    last = with_class(root, "dot")[1]
+    assert (ring.get("cx"), ring.get("cy")) == (last.get("cx"), last.get("cy"))
+    (leader,) = with_class(root, "leader")  # from the curve that ends early
+    assert float(leader.get("x1")) < float(leader.get("x2"))
+
+
 def test_line_chart_keeps_end_labels_apart():
     root = drawn(line_chart([Series("", [(1, 60.0), (2, 70.01)])], 70.0, 760, 300, "accuracy, %"))
     heights = [float(with_class(root, name)[0].get("y")) for name in ("series-end", "reference-end")]
@@ -65,7 +77,7 @@ def test_line_chart_of_several_curves_colours_names_and_hides_each():
     assert titles(root) == ["Round 0: a 50.00 %", "Round 1: a 60.00 %, c 55.00 %"]
     # One without points is not drawn, and the next keeps its colour.
     assert [group.get("class") for group in root.iter("g")] == ["c0 run-0", "c2 run-2"]
-    assert [node.text for node in with_class(root, "series-end")] == ["60.00", "55.00"]
+    assert [node.text for node in with_class(root, "series-end")] == ["a 60.00", "c 55.00"]
     assert "run-2" in with_class(root, "series-end")[1].get("class")
 
 

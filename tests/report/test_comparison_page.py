@@ -64,7 +64,7 @@ def test_lines_run_over_the_columns_and_bars_tick_the_paper():
     assert "food: mine 61, theirs 71" in str(figure["charts"][0])
     (figure,) = describe_grid(make_grid("bars"))["figures"]
     assert "mine, cars: 62.0, paper 64.0" in str(figure["charts"][0])
-    assert figure["caption"] == "The tick marks the paper's value."
+    assert figure["caption"] == "Points are seeds, whiskers a standard deviation. The tick marks the paper's value."
 
 
 def test_bars_of_different_measures_have_scales_of_their_own():
@@ -121,3 +121,60 @@ def test_a_comparison_gets_bars_and_failures_are_told(tmp_path):
 
 def test_a_papers_table_has_no_figure_beside_it():
     assert describe_grid(make_grid("table"))["figures"] == []
+
+
+def compared(**more):
+    """A comparison of two methods over seeds, as fedvl compare writes it."""
+    cells = [
+        {"row": row, "column": "accuracy", "measure": "accuracy", "mean": mean, "deviation": 1.0, "n": 2}
+        | {"values": [mean - 1, mean + 1], "runs": [f"{row}-0", "../../etc"], "images": 1000, "protocol": "closed"}
+        | {"best": row == "a", "significant": False, "against": "b" if row == "a" else None, "lead": [1.0, 9.0]}
+        for row, mean in (("a", 70.0), ("b", 65.0))
+    ]
+    facts = {"dataset": ["pets"], "model": ["tiny"], "partition": ["iid"], "clients": [1], "rounds": [5, 0]}
+    different = [{"setting": "training.learning_rate", "values": ["0.1", "0.2"]}]
+    different += [{"setting": "method.mu", "values": ["", "0.5"]}]
+    curves = [{"row": "a", "column": "accuracy", "values": [60.0, 70.0]}]
+    known = {
+        "rows": ["a", "b"],
+        "columns": ["accuracy"],
+        "cells": cells,
+        "facts": facts | {"zero_shot_accuracy": [50.0]},
+    }
+    return make_grid("table", recipe=None, curves=curves, different=different, **known) | more
+
+
+def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps(compared()))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    said = "a is best: 70.0 %, +5.0 points over b (95 % over the test images 1.0 to 9.0, paired). Zero-shot has 50.0 %."
+    assert said in text
+    assert "pets · model tiny · iid · 1 client · 5 rounds · 2 seeds · 1,000 test images" in text
+    values = describe_grid(compared())
+    assert values["different"] == [("training.learning_rate", ["0.1", "0.2"])]
+    assert values["alone"] == [("b", "method.mu", "0.5")]
+    assert [run["link"] for run in values["runs"]] == ["runs/a-0/report.html", "runs/b-0/report.html"]  # none leads out
+    bars, curves = values["figures"]
+    assert str(bars["charts"][0]).count('class="seed"') == 4
+    assert str(bars["charts"][0]).count('class="whisker"') == 6
+    assert "Round 2: a 70.0" in str(curves["charts"][0])
+
+
+def test_what_may_be_chance_and_what_does_not_compare_is_said():
+    grid = compared()
+    grid["cells"][0]["lead"] = [-1.0, 9.0]
+    assert "may be chance" in describe_grid(grid)["opening"]
+    grid["cells"][0]["lead"] = None
+    assert "there is no paired test" in describe_grid(grid)["opening"]
+    grid["cells"][0]["best"] = False
+    assert describe_grid(grid)["opening"].startswith("a and b are equal: 70.0 %.")
+    grid["cells"][1]["protocol"] = "open"
+    values = describe_grid(grid)
+    assert values["opening"] == ""
+    assert "follow different protocols (closed for a, open for b) and do not compare." in values["note"]
+
+
+def test_several_columns_are_counted():
+    grid = compared(columns=["accuracy", "other"])
+    grid["cells"] += [cell | {"column": "other", "lead": [-1.0, 2.0]} for cell in grid["cells"]]
+    assert describe_grid(grid)["opening"].startswith("Best of 2 rows in 2 columns: a in 2, surely so in 1 (sure: ")

@@ -11,8 +11,9 @@ from scipy.stats import binomtest
 
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report
-from fedvl.report.tables import MINUS, MISSING
-from fedvl.uncertainty import wilson
+from fedvl.report.run_page import best_caption, opening
+from fedvl.report.tables import MINUS, MISSING, spread
+from fedvl.uncertainty import mcnemar, wilson
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
 PICTURE = "data:image/webp;base64,AAAA"
@@ -89,7 +90,13 @@ def test_every_share_has_its_interval_and_its_images(sample, page_of):
     result |= {"per_class_recall": [72.0, 84.4], "zero_shot_per_class_recall": [60.0, 73.0], "partition_counts": None}
     page = page_of(result | {"right": right, "zero_shot_right": before}, metrics)
     low, high = binomtest(782, 1000).proportion_ci(method="wilson")
-    assert f"78.20 % {100 * low:.1f} to {100 * high:.1f}" in page.text
+    assert f"{100 * low:.1f} to {100 * high:.1f}" in page.text
+    test = mcnemar(before, right)
+    assert test is not None
+    told = (
+        f"fst-cbdg gains 11.7 points of accuracy over zero-shot on 1,000 test images (95 %: {spread(test.interval)})."
+    )
+    assert told in page.text
     assert (
         "150 images right only after training, 33 images only before, of 1,000: McNemar's exact test, p < 0.001."
         in page.text
@@ -375,3 +382,24 @@ def test_pages_and_tables_do_not_load_torch():
     code = "import sys, fedvl.report.page, fedvl.report.tables; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_opening_claims_no_more_than_the_figures():
+    """Of 10 images 2 are gained and 1 is lost: p = 1; without letters there is no test."""
+    result = {"method": "linear", "accuracy": 60.0, "zero_shot_accuracy": 50.0, "confusion": [[6, 4], [0, 0]]}
+    assert opening(result) == "linear gains 10.0 points of accuracy over zero-shot on 10 test images."
+    letters = {"right": "1111110000", "zero_shot_right": "0011111000"}
+    assert "which may be chance" in opening(result | letters)
+    assert opening(result | {"accuracy": 40.0}).startswith("linear loses 10.0 points")
+    assert "neither gains nor loses" in opening(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]})
+    assert "on 1 test image." in opening(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]})
+    assert opening(result | {"method": "zero-shot"}) == ""
+
+
+def test_the_best_round_is_named():
+    assert best_caption({}, [(1, 60.0), (2, 70.0), (3, 70.0)]) == "Best round: 2, 70.00 %."
+    assert (
+        best_caption({"best_round": 2}, [(1, 60.0), (2, 70.0)])
+        == "Best round: 2, the last, 70.00 %; its model is kept."
+    )
+    assert best_caption({}, [(1, 60.0)]) == ""

@@ -1,4 +1,4 @@
-"""fedvl compare and fedvl reproduce: many runs in one go."""
+"""fedvl compare, fedvl sweep and fedvl reproduce: many runs in one go."""
 
 import shlex
 import sys
@@ -23,6 +23,17 @@ Examples:
   fedvl compare --methods linear,./mine.py --set federation.rounds=20 --out comparisons/mine
 
   fedvl compare grid.toml                       rows, columns and common settings, as in fedvl's own recipes
+
+The same command resumes where it was stopped; finished runs are not repeated.
+"""
+SWEEP_EXAMPLES = """
+Examples:
+
+  fedvl sweep --method linear --set training.learning_rate=0.01,0.1,1 --set training.batch_size=20,50
+
+  fedvl sweep --method fedprox --set method.mu=0.001..1:log --set training.local_epochs=1..5 --random 20
+
+  fedvl sweep experiment.toml --set training.learning_rate=0.01,0.1 --seeds 3
 
 The same command resumes where it was stopped; finished runs are not repeated.
 """
@@ -72,6 +83,41 @@ def compare(
         resolve_experiment(case.settings)
     outcome = performed(wanted, out / "runs", quiet, Opener.once())
     summary = summarise(outcome, command_line())
+    write_comparison(summary, out)
+    show(summary, out / "report.html")
+
+
+def sweep(
+    experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings that all runs share.")] = None,
+    method: Annotated[str | None, typer.Option(help="Method.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset.")] = None,
+    model: Annotated[str | None, typer.Option(help="Pretrained model.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=A,B,C to choose from, or LOW..HIGH or LOW..HIGH:log to draw from."),
+    ] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="Draw so many settings instead of trying all.")] = None,
+    validation: Annotated[
+        float, typer.Option(min=0.01, max=0.9, help="Share of each client's training images to choose by.")
+    ] = 0.2,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep and its runs.")] = Path("comparisons/sweep"),
+    quiet: Quiet = False,
+) -> None:
+    """Choose settings on validation images; look at the test once, for the chosen one."""
+    from fedvl.compare.sweep import perform_sweep, read_axes, sweep_grid
+    from fedvl.config import gather_settings
+    from fedvl.data.opener import Opener
+    from fedvl.display import GridDisplay, TerminalDisplay
+    from fedvl.report.page import write_comparison
+    from fedvl.settings import new_experiment
+
+    base = gather_settings(experiment, {"method": method, "dataset": dataset, "model": model})
+    grid = sweep_grid(base, read_axes(settings or []), random, validation, seeds)
+    for case in grid.cases():
+        new_experiment(case.settings)
+    with TerminalDisplay(quiet) as display:
+        summary = perform_sweep(grid, out / "runs", GridDisplay(display), Opener.once(), command_line())
     write_comparison(summary, out)
     show(summary, out / "report.html")
 
@@ -151,7 +197,7 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     """Print the table, the failures and the report's path; exit with 1 after a failure."""
     from fedvl.display import Console, visible
-    from fedvl.report.comparison_tables import footnote, heading, terminal_tables
+    from fedvl.report.comparison_tables import footnote, heading, opening, terminal_tables
 
     console = Console()
     if title := heading(summary):
@@ -159,6 +205,8 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     for table in terminal_tables(summary, console.width):
         console.print(table)
     console.print(footnote(summary), highlight=False, markup=False)
+    if first := opening(summary):
+        console.print(first, highlight=False, markup=False)
     if summary.get("findings"):
         console.print(f"The paper: {summary['shows']}", highlight=False, markup=False)
         console.print(f"This table: {' '.join(summary['findings'])}", highlight=False, markup=False)

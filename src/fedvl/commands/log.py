@@ -10,10 +10,12 @@ from fedvl.errors import FedVLError
 
 def log(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    to: Annotated[str, typer.Option(help="tensorboard or mlflow; each is an extra of fedvl.")] = "tensorboard",
+    to: Annotated[
+        str, typer.Option(help="tensorboard, mlflow or wandb (offline); each is an extra of fedvl.")
+    ] = "tensorboard",
     out: Annotated[Path, typer.Option(help="Folder of the other program's files.")] = Path("logs"),
 ) -> None:
-    """Export the rounds, settings and results of runs to TensorBoard or MLflow."""
+    """Export the rounds, settings and results of runs to TensorBoard, MLflow or W&B."""
     from fedvl.report.event_logs import EXPORTERS, read_log
 
     if to not in EXPORTERS:

@@ -15,10 +15,12 @@ from typing import Any
 
 from fedvl.compare.grid import Case, Grid, folder_name, layered
 from fedvl.compare.measures import Figure, MeasuredRun, measured
+from fedvl.config import MethodConfig, toml_value
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
+from fedvl.methods import load_method
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
 from fedvl.uncertainty import bootstrap_lead, wilson
@@ -29,6 +31,11 @@ FEWEST_SEEDS = 3
 TEST = "two-sided paired t-test over seeds, the best row of a column against the best of the others"
 # Measures of which smaller is better.
 COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
+
+# What a comparison's page tells of its runs
+FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
+KEPT = (*FACTS, "per_round", "config")
+APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
 Place = tuple[str, str]  # row and column
 
@@ -44,6 +51,7 @@ class Outcome:
     tests: dict[Place, list[tuple[str, str]]] = field(
         default_factory=dict
     )  # the test's hash, and which images are right
+    results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
 
 
 def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
@@ -66,6 +74,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
         outcome.figures.setdefault(place, []).append(figure)
         outcome.runs.setdefault(place, []).append(folder.path.name)
         found = folder.result
+        outcome.results.setdefault(place, []).append({key: found.get(key) for key in KEPT})
         outcome.tests.setdefault(place, []).append((found.get("test_sha256") or "", found.get("right") or ""))
         seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
         display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
@@ -116,7 +125,11 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
             for (row, column), figures in outcome.figures.items()
             if isinstance(figures[0], dict)
         ],
+        "note": grid.note,
         "failures": outcome.failures,
+        "facts": facts_of(outcome),
+        "curves": curves_of(outcome),
+        "different": different_settings(outcome),
         "settings": {
             "base": layered(grid.base, grid.over),
             "rows": {name: entry.settings for name, entry in grid.rows.items()},
@@ -143,6 +156,8 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
                 "values": values,
                 "runs": outcome.runs[row, column],
                 "interval": interval_of(outcome, (row, column), values),
+                "images": images_of(outcome, (row, column)),
+                "protocol": next((one["protocol"] for one in outcome.results.get((row, column), ())), None),
             }
         )
     for column in outcome.grid.columns:
@@ -151,6 +166,48 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
         if cell["against"] is not None and cell["measure"] == "accuracy":
             cell["lead"] = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]))
     return cells
+
+
+def facts_of(outcome: Outcome) -> dict[str, list[Any]]:
+    """Return the different values of what all runs should share, in their order."""
+    runs = [result for results in outcome.results.values() for result in results]
+    return {key: list(dict.fromkeys(run[key] for run in runs if run[key] is not None)) for key in FACTS if runs}
+
+
+def curves_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the accuracy over rounds, as the mean over seeds, of runs that have one."""
+    curves = []
+    for (row, column), results in outcome.results.items():
+        known = [result["per_round"] for result in results]
+        every = results[0]["config"]["evaluation"]["every"]
+        if all(known) and every == 1:
+            curves.append({"row": row, "column": column, **mean_series(known)})
+    return curves
+
+
+def different_settings(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the settings in which rows differ, with a text for each row; "" where it has none."""
+    flat: dict[str, dict[str, str]] = {}
+    for (row, _), results in outcome.results.items():
+        if row not in flat:
+            flat[row] = {
+                f"{section}.{key}": shown(value)
+                for section, part in results[0]["config"].items()
+                for key, value in (part.items() if isinstance(part, dict) else ())
+            }
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in APART)
+    texts = {key: [flat.get(row, {}).get(key, "") for row in outcome.grid.rows] for key in keys}
+    return [{"setting": key, "values": values} for key, values in texts.items() if len(set(values)) > 1]
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else toml_value(value)
+
+
+def images_of(outcome: Outcome, place: Place) -> int | None:
+    """Return the test images that were asked, where all seeds asked as many."""
+    counts = {len(right.replace("-", "")) for _, right in outcome.tests.get(place, ())}
+    return counts.pop() or None if len(counts) == 1 else None
 
 
 def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
@@ -221,5 +278,29 @@ def flags_grid(
         for partition in partitions or [""]:
             data = {key: value for key, value in (("dataset", dataset), ("partition", partition)) if value}
             columns[", ".join(data.values()) or "accuracy"] = {"data": data}
-    rows = {method: {"method": {"name": method}} for method in methods}
-    return Grid.model_validate({"seeds": seeds, "base": base, "rows": rows, "columns": columns})
+    common, own, note = options_by_method(methods, base)
+    rows = {method: {"method": {"name": method, **own[method]}} for method in methods}
+    return Grid.model_validate({"seeds": seeds, "base": common, "rows": rows, "columns": columns, "note": note})
+
+
+def options_by_method(
+    methods: Sequence[str], base: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], str]:
+    """Give a method's option to the methods that have it, and say which; the rest stays common."""
+    known = {method: set(load_method(method).options_type.model_fields) for method in methods}
+    options = {key: value for key, value in base.get("method", {}).items() if key not in MethodConfig.model_fields}
+    told = []
+    for key in options:
+        having = [method for method in methods if key in known[method]]
+        if not having:
+            raise FedVLError(
+                f"None of {', '.join(methods)} has an option '{key}'; fedvl methods NAME lists those of a method."
+            )
+        if len(having) < len(methods):
+            told.append(
+                f"method.{key}={shown(options[key])} is for {', '.join(having)}; the other methods have no {key}."
+            )
+    own = {method: {key: value for key, value in options.items() if key in known[method]} for method in methods}
+    rest = {key: value for key, value in base.get("method", {}).items() if key not in options}
+    common = {key: value for key, value in base.items() if key != "method"} | ({"method": rest} if rest else {})
+    return common, own, " ".join(told)

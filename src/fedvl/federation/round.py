@@ -30,6 +30,7 @@ from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten, weighted_mean
 
 Record = dict[str, Any]
+BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
 
 
 class Engine(Protocol):
@@ -116,6 +117,7 @@ class Federation:
     device: torch.device | str = "cpu"  # where restored tensors go
     root: LocalEngine | None = None  # the server's own images, as those of one client
     privacy: ClientPrivacy | RecordPrivacy | None = None
+    best: Tensors = field(default_factory=dict)  # all state of the best round, where rounds are validated
 
     @property
     def trains(self) -> bool:
@@ -125,6 +127,8 @@ class Federation:
     def run(self, evaluate: Callable[[Tensors, ByClient, int], Record], after_round: Callable[[Record], None]) -> None:
         """Run the rounds that are still to come; a round that was committed is not run again."""
         for round_index in range(len(self.records), self.config.rounds):
+            if self._out_of_patience():  # a run that was stopped before it could write its result
+                return
             began = time.perf_counter()
             spent = {"privacy": self.privacy.spend(self.records, self.engine.sizes)} if self.privacy else {}
             exchange = self._consult(round_index)
@@ -143,12 +147,27 @@ class Federation:
                 **spent,
                 **evaluate(found.merged, found.last, round_index + 1),
             }
+            everything = self._everything(found.merged, found.last)
+            earlier = {}
+            if "validation" in record and best_round([*self.records, record]) == round_index + 1:
+                self.best = everything
+            elif self.best:
+                earlier = {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
             if self.journal:
-                self.journal.commit(round_index + 1, self._everything(found.merged, found.last), record)
+                self.journal.commit(round_index + 1, everything | earlier, record)
             self.shared, self.last = found.merged, found.last
             self._learn(record)
             self.records.append(record)
             after_round(record)
+
+    def return_to_best(self) -> None:
+        """Take back the tensors of the round that was best on the validation images."""
+        self.engine.private.clear()
+        self._place(read_state(self.best, self.device))
+
+    def _out_of_patience(self) -> bool:
+        best = best_round(self.records)
+        return bool(self.config.patience and best and len(self.records) - best >= self.config.patience)
 
     def _merge_each(self, round_index: int) -> "Outcome":
         """Check the update of each client, and merge those that are sound."""
@@ -221,10 +240,15 @@ class Federation:
         if found is None:
             return
         tensors, self.records = found
-        state = read_state(tensors, self.device)
-        self.shared, self.last = state.shared, state.last
+        newest = {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)}
+        self.best = chosen_round(tensors) if best_round(self.records) else {}
         for record in self.records:
             self._learn(record)
+        self._place(read_state(newest, self.device))
+
+    def _place(self, state: "State") -> None:
+        """Go on from this state."""
+        self.shared, self.last = state.shared, state.last
         if self.root is not None and self.engine.clients in state.private:
             self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
@@ -350,6 +374,12 @@ class Federation:
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
 
 
+def best_round(records: Sequence[Record]) -> int | None:
+    """Return the first round with the highest accuracy on validation images; None without them."""
+    known = [record for record in records if record.get("validation") is not None]
+    return int(max(known, key=lambda record: record["validation"])["round"]) if known else None
+
+
 def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule = mean) -> Tensors:
     """Average what the server needs in sum; let the method merge what it needs of each."""
     summed = [name for name in shared if method.role.needs(name) == "sum"]
@@ -391,6 +421,12 @@ def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> B
     }
     newest = last | {client: tensors for client, tensors in sent.items() if tensors}
     return {client: newest[client] for client in sorted(newest)}
+
+
+def chosen_round(tensors: Tensors) -> Tensors:
+    """Return the tensors of the best round of a journal's newest round, which may be the newest."""
+    older = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
+    return older or tensors
 
 
 class State(NamedTuple):

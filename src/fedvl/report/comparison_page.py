@@ -1,5 +1,6 @@
 """Template values for the page of a comparison or recipe: its table and the figures of its kind."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
-from fedvl.report.comparison_tables import Summary, by_place, figure, footnote
+from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
-from fedvl.report.tables import MISSING, cell_of, points, spread
-from fedvl.uncertainty import Interval
+from fedvl.report.tables import MISSING, cell_of, points
 
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 PageFigure = dict[str, Any]  # title, charts (for wide and narrow screens) or pictures, caption, legend
 
@@ -24,8 +25,14 @@ PageFigure = dict[str, Any]  # title, charts (for wide and narrow screens) or pi
 def describe_grid(grid: Summary) -> dict[str, Any]:
     """Return the template values of a comparison's page."""
     cells = by_place(grid)
+    shared, alone = ([], []) if grid.get("recipe") else _different(grid)
     return {
         "title": str(grid.get("title") or "Comparison"),
+        "opening": opening(grid),
+        "setting": _setting(grid),
+        "different": shared,
+        "alone": alone,
+        "runs": _runs(grid),
         "recipe": grid.get("recipe"),
         "shows": grid.get("shows"),
         "findings": grid.get("findings") or [],
@@ -42,10 +49,75 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
     }
 
 
+def _setting(grid: Summary) -> list[str]:
+    """Name what all runs share: dataset, model, clients, rounds, seeds and test images."""
+    facts = {key: [str(value) for value in values] for key, values in (grid.get("facts") or {}).items()}
+    if not facts:
+        return []
+    images = {cell["images"] for cell in grid["cells"] if cell.get("images")}
+    seeds = max((cell["n"] for cell in grid["cells"]), default=0)
+    which = "validation image" if any(cell.get("chosen") for cell in grid["cells"]) else "test image"
+    named = [
+        ", ".join(facts.get("dataset", ())),
+        _named("model", facts.get("model", ())),
+        ", ".join(facts.get("partition", ())),
+        _counted(facts.get("clients", ()), "client"),
+        _counted([rounds for rounds in facts.get("rounds", ()) if rounds != "0"], "round"),
+        _named("protocol", facts.get("protocol", ())),
+        _counted([str(seeds)], "seed") if seeds else "",
+        _counted([f"{count:,}" for count in sorted(images)], which),
+    ]
+    return [part for part in named if part]
+
+
+def _named(noun: str, values: Sequence[str]) -> str:
+    return f"{noun}{'s' if len(values) > 1 else ''} {', '.join(values)}" if values else ""
+
+
+def _counted(values: Sequence[str], noun: str) -> str:
+    return f"{' or '.join(values)} {noun}{'' if list(values) == ['1'] else 's'}" if values else ""
+
+
+def _different(grid: Summary) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str, str]]]:
+    """Return the settings in which rows differ, and those that a single row has."""
+    shared, alone = [], []
+    for one in grid.get("different") or []:
+        values = dict(zip(grid["rows"], one["values"], strict=False))
+        having = [row for row, value in values.items() if value]
+        if len(having) == 1:
+            alone.append((having[0], one["setting"], values[having[0]]))
+        else:
+            shared.append((one["setting"], [values.get(row) or MISSING for row in grid["rows"]]))
+    return shared, alone
+
+
+def _runs(grid: Summary) -> list[dict[str, Any]]:
+    """Return each run with its value and its report, where that lies below the comparison."""
+    return [
+        {
+            "row": cell["row"],
+            "column": cell["column"],
+            "seed": seed,
+            "value": figure(value),
+            "link": f"runs/{name}/report.html",
+        }
+        for cell in grid["cells"]
+        for seed, (name, value) in enumerate(zip(cell.get("runs") or (), cell.get("values") or (), strict=False))
+        if not grid.get("recipe") and RUN_NAME.fullmatch(name)
+    ]
+
+
 def _place(cell: Any) -> dict[str, Any]:
     """Return one table cell: our value, the paper's value and the difference."""
     if cell is None:
-        return {"cell": cell_of(None, figure), "star": "", "deviation": "", "paper": None, "best": False}
+        return {
+            "cell": cell_of(None, figure),
+            "star": "",
+            "deviation": "",
+            "paper": None,
+            "best": False,
+            "chosen": False,
+        }
     paper = cell.get("paper")
     change = None if paper is None else cell["mean"] - paper
     return {
@@ -56,6 +128,7 @@ def _place(cell: Any) -> dict[str, Any]:
         "change": points(change, 1),
         "kind": kind_of(change),
         "best": cell["best"],
+        "chosen": bool(cell.get("chosen")),
     }
 
 
@@ -63,7 +136,7 @@ def _spread(cell: Any) -> str:
     """Return the deviation over seeds, or the interval of a single run."""
     if cell["deviation"] is not None:
         return f"± {figure(cell['deviation'], cell['mean'])}"
-    return f"({spread(Interval(*cell['interval']))})" if cell.get("interval") else ""
+    return f"({interval_text(cell)})" if cell.get("interval") else ""
 
 
 def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:
@@ -79,7 +152,22 @@ def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), capti
 
 def _beside_table(grid: Summary) -> list[PageFigure]:
     """Draw bars for a comparison unless there are too many; a paper's table needs no figure."""
-    return _bars(grid) if not grid.get("recipe") and len(grid["cells"]) <= MOST_BARS else []
+    if grid.get("recipe"):
+        return []
+    return [*(_bars(grid) if len(grid["cells"]) <= MOST_BARS else []), *_over_rounds(grid)]
+
+
+def _over_rounds(grid: Summary) -> list[PageFigure]:
+    """Draw the accuracy over rounds: a chart for each column, a curve for each row."""
+    figures = []
+    for column in grid["columns"]:
+        known = {one["row"]: one["values"] for one in grid.get("curves") or () if one["column"] == column}
+        curves = [Series(row, list(enumerate(known.get(row, ()), 1))) for row in grid["rows"]]
+        if any(len(curve.points) > 1 for curve in curves):
+            charts = [line_chart(curves, None, width, 320, "accuracy, %", form=".1f") for width in SIZES]
+            title = ": ".join(filter(None, ("Accuracy over rounds", _heading(column, grid))))
+            figures.append(_figure(title, charts, (), _averaged(grid)))
+    return figures
 
 
 def _curves(grid: Summary) -> list[PageFigure]:
@@ -124,7 +212,14 @@ def _bars(grid: Summary) -> list[PageFigure]:
     groups = []
     for column in grid["columns"]:
         bars = [
-            Bar(row, cells[row, column]["mean"], index, cells[row, column].get("paper"))
+            Bar(
+                row,
+                cells[row, column]["mean"],
+                index,
+                cells[row, column].get("paper"),
+                values=tuple(cells[row, column].get("values") or ()),
+                error=_error(cells[row, column]),
+            )
             for index, row in enumerate(grid["rows"])
             if (row, column) in cells
         ]
@@ -137,6 +232,7 @@ def _bars(grid: Summary) -> list[PageFigure]:
             value for _, bars in together for bar in bars for value in (bar.value, bar.mark) if value is not None
         ]
         caption = "The scale is logarithmic." if is_logarithmic(figures) else ""
+        caption += _error_caption([cells[bar.name, column] for column, bars in together for bar in bars])
         caption += (
             " The tick marks the paper's value."
             if any(bar.mark is not None for _, bars in together for bar in bars)
@@ -146,6 +242,20 @@ def _bars(grid: Summary) -> list[PageFigure]:
             _figure("", [bar_chart(together, width, figure, "paper") for width in SIZES], (), caption.strip())
         )
     return charts
+
+
+def _error(cell: Any) -> tuple[float, float] | None:
+    """Return the ends of a bar's whisker: a deviation over seeds, or the interval of a single run."""
+    if cell["deviation"] is not None:
+        return cell["mean"] - cell["deviation"], cell["mean"] + cell["deviation"]
+    return (cell["interval"][0], cell["interval"][1]) if cell.get("interval") else None
+
+
+def _error_caption(cells: Sequence[Any]) -> str:
+    if not any(map(_error, cells)):
+        return ""
+    several = any(cell["deviation"] is not None for cell in cells)
+    return " Points are seeds, whiskers a standard deviation." if several else " Whiskers are intervals of 95 %."
 
 
 def _radar(grid: Summary) -> list[PageFigure]:

@@ -52,11 +52,18 @@ def cell_text(cell: GridCell | None) -> str:
     if cell["deviation"] is not None:
         text += f" ± {figure(cell['deviation'], cell['mean'])}"
     elif cell.get("interval"):
-        text += f" ({spread(Interval(*cell['interval']))})"
+        text += f" ({interval_text(cell)})"
     text += "*" if cell["significant"] else ""
+    text += " chosen" if cell.get("chosen") else ""
     if cell.get("paper") is not None:
         text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
     return text
+
+
+def interval_text(cell: GridCell) -> str:
+    """Return a cell's interval, and of how many images it is, where that is known."""
+    images = f"; n = {cell['images']:,}" if cell.get("images") else ""
+    return f"{spread(Interval(*cell['interval']))}{images}"
 
 
 def footnote(summary: Summary) -> str:
@@ -65,13 +72,79 @@ def footnote(summary: Summary) -> str:
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
     if any(cell.get("interval") for cell in summary["cells"]):
-        parts.append("In brackets, the interval of 95 % over the test images.")
-    parts += leads(summary)
+        which = "validation" if any(cell.get("chosen") for cell in summary["cells"]) else "test"
+        parts.append(f"In brackets, the interval of 95 % over the {which} images.")
+    parts += leads(summary) if len(summary["columns"]) > 1 else []
+    parts += unlike(summary)
     if counts and counts[-1] >= 3:
         parts.append(f"* p < 0.05, {summary['test']}.")
     if summary["failures"]:
-        parts.append(f"{len(summary['failures'])} runs failed.")
+        parts.append(f"{len(summary['failures'])} run{'' if len(summary['failures']) == 1 else 's'} failed.")
     return " ".join([*parts, *filter(None, [summary.get("note")])])
+
+
+def unlike(summary: Summary) -> list[str]:
+    """Return a sentence for each column whose rows were measured by different protocols."""
+    sentences = []
+    for column in summary["columns"]:
+        rows: dict[str, list[str]] = {}
+        for cell in summary["cells"]:
+            if cell["column"] == column and cell.get("protocol"):
+                rows.setdefault(cell["protocol"], []).append(cell["row"])
+        if len(rows) > 1:
+            told = ", ".join(f"{protocol} for {' and '.join(names)}" for protocol, names in rows.items())
+            which = f" of {column}" if len(summary["columns"]) > 1 else ""
+            sentences.append(f"The figures{which} follow different protocols ({told}) and do not compare.")
+    return sentences
+
+
+def opening(summary: Summary) -> str:
+    """Say which row is best, over what, and how sure that is; "" where none is."""
+    if summary.get("opening") or summary.get("recipe"):
+        return str(summary.get("opening") or "")
+    judged = [
+        cell
+        for cell in summary["cells"]
+        if cell.get("against")
+        and cell["measure"] == "accuracy"
+        and not unlike({**summary, "columns": [cell["column"]]})
+    ]
+    if not judged:
+        return ""
+    if len(summary["columns"]) == 1:
+        reference = list((summary.get("facts") or {}).get("zero_shot_accuracy") or ())
+        beside = f" Zero-shot has {reference[0]:.1f} %." if len(reference) == 1 else ""
+        return _lead(summary, judged[0]) + beside
+    wins: dict[str, list[GridCell]] = {}
+    for cell in judged:
+        wins.setdefault(cell["row"] if cell["best"] else "", []).append(cell)
+    equal = len(wins.pop("", ()))
+    told = [f"{row} in {len(cells)}, surely so in {sum(map(_sure, cells))}" for row, cells in wins.items()]
+    told += [f"none in {equal}"] if equal else []
+    return (
+        f"Best of {len(summary['rows'])} rows in {len(judged)} columns: {'; '.join(told)} "
+        "(sure: the interval of 95 % of the lead over the next, paired over the test images, is above 0)."
+    )
+
+
+def _sure(cell: GridCell) -> bool:
+    return bool(cell.get("lead")) and cell["lead"][0] > 0
+
+
+def _lead(summary: Summary, cell: GridCell) -> str:
+    other = by_place(summary)[cell["against"], cell["column"]]
+    if not cell["best"]:
+        return f"{cell['row']} and {other['row']} are equal: {cell['mean']:.1f} %."
+    ahead = f"{points(cell['mean'] - other['mean'], 1)} points over {other['row']}"
+    if not cell.get("lead"):
+        return (
+            f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, {ahead}; there is no paired test, since the runs "
+            "had different test images or did not note them."
+        )
+    seen = f"95 % over the test images {spread(Interval(*cell['lead']))}, paired"
+    if _sure(cell):
+        return f"{cell['row']} is best: {cell['mean']:.1f} %, {ahead} ({seen})."
+    return f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, but {ahead} may be chance ({seen})."
 
 
 def leads(summary: Summary) -> list[str]:

@@ -51,6 +51,12 @@ def course(result: dict[str, Any]) -> list[str]:
 
     A change counts if it is more than one standard error of the last accuracy.
     """
+    if (best := number(result.get("best_round"))) is not None:
+        return [
+            f"Round {best:.0f} of {several(result.get('rounds'), 'round')} is the best on "
+            f"{several(result.get('validation_images'), 'validation image')} "
+            f"({percent(result.get('validation_accuracy'))}); its model is kept."
+        ]
     values = result.get("per_round") or []
     curve = [
         (at, value)

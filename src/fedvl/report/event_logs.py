@@ -1,8 +1,10 @@
-"""Export a run folder to TensorBoard or MLflow.
+"""Export a run folder to TensorBoard, MLflow or Weights & Biases.
 
-A run in progress can be exported too; exporting it again replaces the earlier export.
+A run in progress can be exported too; exporting it again replaces the earlier export. Only W&B's
+offline runs stay: they have the same id, and W&B takes them for one run.
 """
 
+import hashlib
 import math
 import os
 import re
@@ -88,4 +90,25 @@ def to_mlflow(log: Log, folder: Path) -> str:
     return f"mlflow ui --backend-store-uri {store}"
 
 
-EXPORTERS = {"tensorboard": to_tensorboard, "mlflow": to_mlflow}
+def to_wandb(log: Log, folder: Path) -> str:
+    """Write an offline run, which nothing but the user's own ``wandb sync`` sends anywhere."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise FedVLError('This needs Weights & Biases; install it with pip install "fedvl[wandb]".') from error
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = hashlib.sha256(log.name.encode()).hexdigest()[:16]
+    run = wandb.init(
+        project="fedvl", name=log.name, id=identity, dir=str(folder), mode="offline", config=dict(log.settings)
+    )
+    rounds: dict[int, dict[str, float]] = {}
+    for name, value, step in log.scalars:
+        rounds.setdefault(step, {})[name] = value
+    for step, values in rounds.items():
+        run.log(values, step=step)
+    run.summary.update({f"final_{name}": value for name, value in log.final.items()})
+    run.finish()
+    return f"wandb sync {folder / 'wandb'}/offline-run-*"
+
+
+EXPORTERS = {"tensorboard": to_tensorboard, "mlflow": to_mlflow, "wandb": to_wandb}

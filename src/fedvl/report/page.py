@@ -36,6 +36,10 @@ def write_report(folder: Path) -> Path:
 def write_comparison(summary: Mapping[str, Any], out: Path) -> Path:
     """Write the tables, the summary and the page of a comparison or a reproduced recipe."""
     write_tables(summary, out)
+    for name in dict.fromkeys(name for cell in summary["cells"] for name in cell.get("runs") or ()):
+        folder = out / "runs" / name
+        if (folder / "result.json").is_file() and not (folder / "report.html").exists():
+            write_report(folder)
     write_whole(out / COMPARISON, json.dumps(summary, indent=1).encode())
     return write_report(out)
 

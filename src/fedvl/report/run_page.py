@@ -42,6 +42,7 @@ LONG_RECALL_TABLE = 30
 PAIRS = 15
 NAMED = 10  # parties, whose names stand below the title
 ROUND_HEADS = ("round", "accuracy", "loss", "clients", "dropped", "refused", "up", "down", "time")
+SIGNIFICANT = 0.05
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
@@ -95,6 +96,7 @@ def _headline(result: dict[str, Any]) -> dict[str, Any]:
         "change_interval": "" if test is None else f"{spread(test.interval)}, {p_value(test.p)}",
         "paired": None if test is None else paired_text(test),
         "change_kind": kind_of(change),
+        "opening": opening(result),
         "scores": accuracy_rows(result),
         "test_images": f"{count:,}" if count else None,
     }
@@ -106,6 +108,33 @@ def who(result: dict[str, Any]) -> str | None:
         return f"{result['party']}, one of {_several(result.get('clients'), 'party', 'parties')}"
     names = [str(party["name"]) for party in result.get("parties") or ()]
     return ", ".join(names) if 0 < len(names) <= NAMED else _several(result.get("clients"), "client")
+
+
+def opening(result: dict[str, Any]) -> str:
+    """Say in one sentence what was gained, over what, and how sure that is; "" where it is not known."""
+    change, test, count = difference(result), gain(result), images_tested(result)
+    if change is None:
+        return ""
+    where = f" on {_several(count, 'test image')}" if count else ""
+    if abs(change) < CHANGED:
+        return f"{result['method']} neither gains nor loses accuracy over zero-shot{where}."
+    verb = "gains" if change > 0 else "loses"
+    size = f"{result['method']} {verb} {abs(change):.1f} points of accuracy over zero-shot{where}"
+    if test is None:
+        return f"{size}."
+    if test.p < SIGNIFICANT:
+        return f"{size} (95 %: {spread(test.interval)})."
+    return f"{size}, which may be chance (95 %: {spread(test.interval)}, {p_value(test.p)})."
+
+
+def best_caption(result: dict[str, Any], accuracy: list[tuple[int, float]]) -> str:
+    """Name the best round, and what is kept."""
+    if len(accuracy) < 2:
+        return ""
+    at, value = max(accuracy, key=lambda pair: (pair[1], -pair[0]))
+    kept = "; its model is kept" if result.get("best_round") else ""
+    last = ", the last" if at == accuracy[-1][0] else ""
+    return f"Best round: {at}{last}, {percent(value)}{kept}."
 
 
 def paired_text(test: Paired) -> str:
@@ -129,12 +158,19 @@ def kind_of(change: float | None) -> str:
 
 
 def _curves(run: RunFolder) -> dict[str, Any]:
-    accuracy = series(run, "per_round", "accuracy")
-    loss = series(run, "per_round_loss", "loss")
+    accuracy, name = series(run, "per_round", "accuracy"), "accuracy, %"
     reference = number(run.result.get("zero_shot_accuracy"))
+    if not accuracy and (accuracy := series(run, "per_round_validation", "validation")):
+        name, reference = "accuracy on validation images, %", None
+    best = max(accuracy, key=lambda pair: (pair[1], -pair[0]))[0] if len(accuracy) > 1 else None
+    loss = series(run, "per_round_loss", "loss")
     return {
         "accuracy_charts": [
-            drawn(line_chart([Series("", accuracy)], reference, width, height, "accuracy, %", unit=" %"))
+            drawn(
+                line_chart(
+                    [Series(run.result["method"], accuracy)], reference, width, height, name, unit=" %", ring=best
+                )
+            )
             for width, height in ((WIDE, 300), (NARROW, 250))
             if accuracy
         ],
@@ -143,7 +179,7 @@ def _curves(run: RunFolder) -> dict[str, Any]:
             for width, height in ((WIDE, 200), (NARROW, 190))
             if len(loss) > 1
         ],
-        "has_reference": reference is not None,
+        "best_caption": best_caption(run.result, accuracy),
     }
 
 
@@ -158,7 +194,11 @@ def _classes(result: dict[str, Any]) -> dict[str, Any]:
     # Without labels there is nothing to draw, and a party knows of its own images alone.
     held = counts and any(map(any, counts)) and not result.get("party")
     found: dict[str, Any] = {
-        "partition": drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names)) if held else None,
+        "partition": [
+            drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names, width)) for width in SIZES
+        ]
+        if held
+        else None,
         "partition_captions": partition_captions(len(counts or ()), len(held_names), result.get("partition_note")),
         "own_charts": [drawn(chart) for chart in own_classes(result, SIZES)],
         "own_images": f"{sum(map(sum, counts or ())):,}",

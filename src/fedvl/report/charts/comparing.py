@@ -62,13 +62,15 @@ def _closed(spots: Sequence[tuple[float, float]]) -> str:
 
 
 class Bar(NamedTuple):
-    """A bar in the colour of `number`; `mark` is a reference value, shown as a tick."""
+    """A bar in the colour of `number`, with a reference value, points of seeds and a whisker."""
 
     name: str
     value: float
     number: int
     mark: float | None = None
     css: str = ""
+    values: Sequence[float] = ()
+    error: tuple[float, float] | None = None
 
 
 def bar_chart(
@@ -76,7 +78,7 @@ def bar_chart(
 ) -> str:
     """Draw groups of horizontal bars on one scale, logarithmic if the values differ too much."""
     bars = [bar for _, group in groups for bar in group]
-    values = [value for bar in bars for value in (bar.value, bar.mark) if value is not None]
+    values = [v for bar in bars for v in (bar.value, bar.mark, *bar.values, *(bar.error or ())) if v is not None]
     grow = _growth(values)
     names, left = fitted_names([bar.name for bar in bars], width / 3)
     fitted = iter(names)
@@ -95,11 +97,25 @@ def bar_chart(
             if bar.mark is not None:
                 x = left + room * grow(bar.mark)
                 row += element("line", x1=x, x2=x, y1=y, y2=y + BAR - 0.5, css="mark")
+            row += _spread(bar, lambda value: left + room * grow(value), y)
             row += label(width, y + 12, human(bar.value), "value", "end")
             parts.append(element("g", row, css=f"{colour(bar.number)} {bar.css}".strip()))
             y += BAR
         y += 8
-    return drawing(width, y, f"{len(bars)} bars, the longest {human(max(values))}", parts, "bars")
+    longest = max(bar.value for bar in bars)
+    return drawing(width, y, f"{len(bars)} bars, the longest {human(longest)}", parts, "bars")
+
+
+def _spread(bar: Bar, across: Callable[[float], float], y: float) -> str:
+    """Draw a bar's whisker, and a point for each seed where there are several."""
+    middle, drawn = y + BAR / 2, ""
+    if bar.error:
+        low, high = map(across, bar.error)
+        drawn += element("line", x1=low, x2=high, y1=middle, y2=middle, css="whisker")
+        drawn += "".join(element("line", x1=x, x2=x, y1=middle - 3, y2=middle + 3, css="whisker") for x in (low, high))
+    if len(bar.values) > 1:
+        drawn += "".join(element("circle", cx=across(v), cy=middle, r=2.5, css="seed") for v in bar.values)
+    return drawn
 
 
 def _growth(values: Sequence[float]) -> Callable[[float], float]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedvl.report.charts.parts import apart, colour
-from fedvl.report.svg import coordinate, drawing, element, label, scale, shorten, ticks
+from fedvl.report.svg import coordinate, drawing, element, label, scale, shorten, text_width, ticks
 
 TIPS = 200  # tooltips in a chart at most
 
@@ -28,9 +28,15 @@ def line_chart(
     unit: str = "",
     form: str = ".2f",
     places: Sequence[str] = (),
+    ring: float | None = None,
 ) -> str:
-    """Draw curves and a dashed zero-shot line; `places` names the x values 0, 1, 2 and so on."""
-    left, right, top, bottom = 46.0, width - 54.0, 24.0, height - 40.0
+    """Draw curves and a dashed zero-shot line; `places` names the x values 0, 1, 2 and so on.
+
+    ``ring`` is the x value of a point to mark on every curve.
+    """
+    names = _end_names(series, reference, width / 4)
+    margin = 54.0 + max(map(text_width, names), default=0.0)
+    left, right, top, bottom = 46.0, width - margin, 24.0, height - 40.0
     known = [y for one in series for _, y in one.points] + ([] if reference is None else [reference])
     y_ticks = ticks(min(known), max(known))
     stops = sorted({x for one in series for x, _ in one.points})
@@ -57,10 +63,19 @@ def line_chart(
     styles = [(one, f"{colour(index)} {one.css}".strip()) for index, one in enumerate(series) if one.points]
     parts += [_curve([(across(x), up(y)) for x, y in one.points], css, right - left) for one, css in styles]
 
-    ends = [(one.points[-1][1], f"series-end {css}") for one, css in styles]
-    ends += [] if reference is None else [(reference, "reference-end")]
-    for (value, css), y in zip(ends, apart([up(value) for value, _ in ends], 13), strict=True):
-        parts.append(label(right + 4, y + 4, f"{value:{form}}", css))
+    for one, css in styles:
+        marked = [(across(x), up(y)) for x, y in one.points if x == ring]
+        parts += [element("circle", cx=x, cy=y, r=7, css=f"ring-mark {css}") for x, y in marked]
+    ends = [(one.points[-1], f"series-end {css}", one.name) for one, css in styles]
+    ends += [] if reference is None else [((last, reference), "reference-end", "zero-shot")]
+    for name, ((x, value), css, whole), y in zip(names, ends, apart([up(e[0][1]) for e in ends], 13), strict=True):
+        if x < last:  # the curve ends before the others: its label is still beside the chart
+            parts.append(element("line", x1=across(x), x2=right, y1=up(value), y2=y, css=f"{css} leader"))
+        parts.append(
+            label(
+                right + 4, y + 4, f"{name} {value:{form}}".strip(), css, "start", "" if name in ("", whole) else whole
+            )
+        )
 
     # A tall strip per x value is easier to hover than a dot.
     step = math.ceil(len(stops) / TIPS)
@@ -72,6 +87,13 @@ def line_chart(
         x = across(stop) - strip / 2
         parts.append(element("rect", "", tip, x=x, y=top, width=strip, height=bottom - top, css="hit"))
     return drawing(width, height, _description(series, y_label, x_label, form), parts, "lines")
+
+
+def _end_names(series: Sequence[Series], reference: float | None, width: float) -> list[str]:
+    """Return the names at the lines' ends; a single curve needs none."""
+    drawn = [one.name for one in series if one.points]
+    drawn += ["zero-shot"] if reference is not None else []
+    return [""] * len(drawn) if len(drawn) < 2 or not drawn[0] else [shorten(name, width) for name in drawn]
 
 
 def _curve(spots: Sequence[tuple[float, float]], css: str, room: float) -> str:

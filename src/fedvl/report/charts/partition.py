@@ -6,22 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.report.charts.parts import fitted_names
+from fedvl.report.charts.parts import LABEL_WIDTH, fitted_names
 from fedvl.report.svg import coordinate, drawing, element, every, label, text_width
 
 LARGEST_BUBBLES = 40  # clients or classes; larger partitions become a heat map
 LARGEST_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are summed
 LEVELS = 8
 PAGE_WIDTH = 840.0
+WIDEST = 80.0  # column of bubbles
 
 Counts = NDArray[np.int64]
 
 
-def partition_chart(counts: Counts, class_names: Sequence[str]) -> str:
-    """Draw the number of samples per client (columns) and class (rows)."""
+def partition_chart(counts: Counts, class_names: Sequence[str], width: float = PAGE_WIDTH) -> str:
+    """Draw the number of samples per client (columns) and class (rows), for a page so wide."""
     if max(counts.shape) > LARGEST_BUBBLES:
         return _heat_map(counts, class_names)
-    return _bubbles(counts, class_names)
+    return _bubbles(counts, class_names, width)
 
 
 def bubble_radius(count: float, largest: float, cell: float) -> float:
@@ -29,13 +30,14 @@ def bubble_radius(count: float, largest: float, cell: float) -> float:
     return math.sqrt(count / largest) * (cell / 2 - 1) if largest > 0 else 0.0
 
 
-def _bubbles(counts: Counts, class_names: Sequence[str]) -> str:
+def _bubbles(counts: Counts, class_names: Sequence[str], width: float) -> str:
     clients, classes = counts.shape
-    names, left = fitted_names(class_names)
-    cell = min(34.0, max(16.0, (PAGE_WIDTH - left) / clients))
+    names, left = fitted_names(class_names, min(LABEL_WIDTH, width / 4))
+    column = min(WIDEST, max(16.0, (width - left - 6) / clients))
+    cell = min(34.0, column)
     top, largest = 44.0, int(counts.max(initial=0))
-    right, bottom = left + clients * cell, top + classes * cell
-    parts = _client_bars(counts, left, top, cell, [f"Client {index}" for index in range(clients)])
+    right, bottom = left + clients * column, top + classes * cell
+    parts = _client_bars(counts, left, top, column, [f"Client {index}" for index in range(clients)])
     for row in range(classes):
         middle = top + (row + 0.5) * cell
         parts.append(element("line", x1=left, x2=right, y1=middle, y2=middle, css="grid"))
@@ -46,9 +48,9 @@ def _bubbles(counts: Counts, class_names: Sequence[str]) -> str:
                 tip = f"Client {client}, {class_names[row]}: {count:,}"
                 radius = bubble_radius(count, largest, cell)
                 parts.append(
-                    element("circle", "", tip, cx=left + (client + 0.5) * cell, cy=middle, r=radius, css="bubble")
+                    element("circle", "", tip, cx=left + (client + 0.5) * column, cy=middle, r=radius, css="bubble")
                 )
-    parts.extend(_client_ticks(range(clients), left, bottom, cell, clients))
+    parts.extend(_client_ticks(range(clients), left, bottom, column, clients))
     x = left
     for count in sorted({max(1, round(largest * share)) for share in (1 / 16, 1 / 4, 1)} if largest else ()):
         parts.append(

@@ -1,0 +1,100 @@
+"""Rounds that are validated: the best one is kept, a run stops for want of better ones, and resumes to the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import OPENER
+
+from fedvl.display import Silent
+from fedvl.errors import FedVLError
+from fedvl.experiment import complete
+from fedvl.federation.round import best_round
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
+
+STEEP: dict[str, Any] = {
+    "data": {"clients": 3, "shots": 20, "test_shots": 10, "partition": "iid"},
+    "training": {"learning_rate": 3.0},
+    "evaluation": {"validation": 0.3},
+}
+
+
+def run_in(
+    path: Path, protocol: str = "closed", method: str = "linear", **federation: int
+) -> tuple[RunFolder, dict[str, Any]]:
+    evaluation = {**STEEP["evaluation"], "protocol": protocol}
+    settings = STEEP | {"evaluation": evaluation, "method": {"name": method}, "federation": federation}
+    return completed(path, settings)
+
+
+def completed(path: Path, settings: dict[str, Any]) -> tuple[RunFolder, dict[str, Any]]:
+    with RunFolder.create(path, resolve_experiment(settings)) as folder:
+        return folder, complete(folder, Silent(), OPENER)
+
+
+def test_the_best_round_is_the_first_of_the_highest() -> None:
+    records = [{"round": n, "validation": v} for n, v in enumerate((50.0, 70.0, 70.0, 60.0), 1)]
+    assert best_round([*records, {"round": 5}]) == 2
+    assert best_round([{"round": 1, "accuracy": 3.0}]) is None
+
+
+@pytest.mark.parametrize(("protocol", "method"), [("closed", "linear"), ("personal", "fst-cbdg")])
+def test_a_run_ends_with_the_tensors_of_its_best_round(tmp_path: Path, protocol: str, method: str) -> None:
+    """A run of exactly so many rounds as the best one has the same tensors and test figures."""
+    folder, result = run_in(tmp_path / "patient", protocol, method, rounds=6, patience=2)
+    rounds = [record["validation"] for record in folder.rounds]
+    best = 1 + rounds.index(max(rounds))
+    assert result["best_round"] == best
+    assert result["rounds"] == min(6, best + 2) == len(rounds)
+    assert result["per_round"] == []
+    _, shorter = run_in(tmp_path / "short", protocol, method, rounds=best)
+    for key in ("state_sha256", "accuracy", "right", "validation_accuracy", "validation_images"):
+        assert result[key] == shorter[key], key
+
+
+def test_a_stopped_run_finds_its_best_round_again(tmp_path: Path) -> None:
+    tmp_path /= "run"
+    _, whole = run_in(tmp_path, rounds=12, patience=2)
+    assert whole["best_round"] < whole["rounds"] < 12
+    (tmp_path / "result.json").unlink()
+    again = complete(RunFolder(tmp_path), Silent(), OPENER)
+    assert again["state_sha256"] == whole["state_sha256"]
+    for path in (tmp_path / "result.json", *tmp_path.glob(f"journal/{whole['rounds']:06d}.*")):
+        path.unlink()
+    again = complete(RunFolder(tmp_path), Silent(), OPENER)
+    assert {key: again[key] for key in ("state_sha256", "rounds", "best_round", "accuracy")} == {
+        key: whole[key] for key in ("state_sha256", "rounds", "best_round", "accuracy")
+    }
+
+
+def test_another_share_is_another_run(tmp_path: Path) -> None:
+    """The journal of a run with other training images is not gone on with."""
+    tmp_path /= "run"
+    run_in(tmp_path, rounds=1)
+    (tmp_path / "result.json").unlink()
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace("validation = 0.3", "validation = 0.4"))
+    with pytest.raises(FedVLError, match="of another experiment"):
+        complete(RunFolder(tmp_path), Silent(), OPENER)
+
+
+def test_without_the_test_nothing_of_it_is_judged(tmp_path: Path) -> None:
+    settings = STEEP | {"federation": {"rounds": 1}, "evaluation": {"validation": 0.3, "test": False}}
+    _, result = completed(tmp_path / "blind", settings)
+    assert result["accuracy"] is result["zero_shot_accuracy"] is None
+    assert (result["right"], result["zero_shot_right"], result["confusion"]) == ("", "", [])
+    assert not (tmp_path / "blind" / "examples.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"federation": {"patience": 2}, "evaluation": {}}, "federation.patience needs images"),
+        ({"privacy": {"unit": "client"}}, "is not private"),
+        ({"data": {"shots": 1, "clients": 10, "partition": "iid"}}, "two at least"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused(tmp_path: Path, section: dict[str, Any], told: str) -> None:
+    with pytest.raises(FedVLError, match=told):
+        completed(tmp_path / "refused", STEEP | section)
