@@ -1,8 +1,8 @@
 """Run an experiment: preparation -> rounds -> evaluation -> the files of the run."""
 
 import time
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

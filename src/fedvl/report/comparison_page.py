@@ -245,7 +245,7 @@ def _bars(grid: Summary) -> list[PageFigure]:
 
 
 def _error(cell: Any) -> tuple[float, float] | None:
-    """Return the ends of a bar's whisker: a deviation over seeds, or the interval of a single run."""
+    """Return the ends of a bar's whisker: a deviation over seeds, or a single run's interval."""
     if cell["deviation"] is not None:
         return cell["mean"] - cell["deviation"], cell["mean"] + cell["deviation"]
     return (cell["interval"][0], cell["interval"][1]) if cell.get("interval") else None

@@ -111,7 +111,7 @@ def who(result: dict[str, Any]) -> str | None:
 
 
 def opening(result: dict[str, Any]) -> str:
-    """Say in one sentence what was gained, over what, and how sure that is; "" where it is not known."""
+    """Say what was gained, over what, and how sure that is; "" where it is not known."""
     change, test, count = difference(result), gain(result), images_tested(result)
     if change is None:
         return ""
