@@ -44,7 +44,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fst-cbdg": {"federation": {**FEDERATION, "rounds": 2}},
     "cachefl": {"federation": {**FEDERATION, "rounds": 1}},
     "fedpp": {"federation": {**FEDERATION, "rounds": 1}, "method": {"visual_prompts": False}},
-    "linear": {"federation": {**FEDERATION, "rounds": 4, "deadline": 12}},
+    "linear": {"federation": {**FEDERATION, "rounds": 4, "deadline": 25}},
 }
 
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedvl.audit.evidence import Message as OwnMessage
-from fedvl.audit.own_update import audit_own
 from fedvl.config import Experiment
 from fedvl.data.opener import Opener
 from fedvl.deployment import audit_log
@@ -273,6 +271,9 @@ class Client:
         return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
+        from fedvl.audit.evidence import Message as OwnMessage  # a client at work does not wait for these
+        from fedvl.audit.own_update import audit_own
+
         experiment = ready.prepared.experiment
         summed = experiment.federation.secure_sum
         open_sums = experiment.federation.model_copy(update={"secure_sum": False})  # to show what a mask would hide
