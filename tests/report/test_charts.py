@@ -195,6 +195,12 @@ def test_many_clients_or_classes_become_a_heat_map(clients, classes, heat):
     assert bool(with_class(root, "bubble")) is not heat
 
 
+def test_a_legend_names_no_bound_twice():
+    """Of at most 7 samples the levels reach to 0.4, 1.75, 3.9 and 7: the first two hold one sample."""
+    root = drawn(partition_charts.partition_chart(np.full((41, 2), 7), ["cat", "dog"]))
+    assert [node.text for node in root.iter() if (node.text or "").startswith("≤")] == ["≤ 1", "≤ 3", "≤ 7"]
+
+
 def test_heat_levels_follow_the_square_root():
     # 8 * sqrt(1/4) = 4; any holding at all is at least level 1.
     assert [partition_charts.heat_level(count, 100) for count in (0, 1, 25, 26, 100)] == [0, 1, 4, 5, 8]

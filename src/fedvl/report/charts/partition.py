@@ -109,8 +109,11 @@ def _heat_map(counts: Counts, class_names: Sequence[str]) -> str:
         parts.append(element("rect", "", tip, x=x, y=top, width=wide, height=bottom - top, css="hit"))
     parts.extend(_client_ticks(range(0, clients, per_column), left, bottom, wide, clients))
     x = left
-    for level in (2, 4, 6, 8):
-        words = f"≤ {max(1, int(largest * (level / LEVELS) ** 2)):,}"
+    bounds = {
+        max(1, int(largest * (level / LEVELS) ** 2)): level for level in (2, 4, 6, 8)
+    }  # of few samples some agree
+    for bound, level in bounds.items():
+        words = f"≤ {bound:,}"
         box_style: dict[str, float | str] = {"css": "heat", "fill_opacity": level / LEVELS}
         parts.append(element("rect", x=x, y=bottom + 48, width=14, height=14, **box_style))
         parts.append(label(x + 18, bottom + 60, words, "tick"))
