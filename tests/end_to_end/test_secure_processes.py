@@ -1,6 +1,7 @@
 """Secure sums between real processes, with TLS and keys: the bits of one process, and nothing of one client on the wire."""
 
 import re
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -120,6 +121,10 @@ def rounds_of(log, kind):
     return [int(found) for found in re.findall(rf"round (\d+): {kind}", log.read_text())]
 
 
+def asked_again(log, kind, before):
+    return len(rounds_of(log, kind)) > before
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_path):
@@ -132,14 +137,14 @@ def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_pa
     with ended([server]):
         for name, kind in (("south", "keys"), ("west", "train"), ("north", "reveal_train")):
             before = asked[name] if kind == "keys" else len(rounds_of(logs[name], kind))
-            wait_until(lambda name=name, kind=kind, before=before: len(rounds_of(logs[name], kind)) > before, server)
+            wait_until(partial(asked_again, logs[name], kind, before), server)
             kill(place.clients[name].pid)
             place.clients[name].wait()
             killed[name] = rounds_of(logs[name], kind)[-1] - 1
             answers = len(rounds_of(logs[name], "train"))
             start_client(place, name)
             if kind != "reveal_train":  # the last one may come back or not
-                wait_until(lambda name=name, n=answers: len(rounds_of(logs[name], "train")) > n, server)
+                wait_until(partial(asked_again, logs[name], "train", answers), server)
         assert server.wait(LATEST) == 0, log_of(run)
     gone = [(NAMES[client], number) for client, number in dropped(run)]
     assert {name for name, _ in gone} <= killed.keys()  # who was not killed is in every sum
