@@ -199,7 +199,7 @@ def comparison(**changes: Any) -> Damage:
 PAGES, ASKING, REST = "report beside", "predict export serve", "status log resume"
 EVERY = f"{PAGES} {ASKING} {REST}"
 NO_CONFIG = f"{ASKING} {REST}"
-READING = f"{PAGES} {ASKING} log resume"  # whatever reads result.json
+READING = f"{PAGES} {ASKING} status log resume"  # whatever reads result.json
 SETTINGS = f"{ASKING} status log"  # whatever reads config.toml of a finished run
 ROUNDS = f"{PAGES} status log"
 HUGE = 10**400
