@@ -24,7 +24,7 @@ def test_the_same_percentage_of_more_images_is_surer():
     assert (few.high - few.low) / (many.high - many.low) == pytest.approx((10_000 / 83) ** 0.5, rel=0.05)
 
 
-def tested(first: str, second: str) -> Paired:
+def both_tested(first: str, second: str) -> Paired:
     found = mcnemar(first, second)
     assert found is not None
     return found
@@ -32,7 +32,7 @@ def tested(first: str, second: str) -> Paired:
 
 def test_mcnemar_by_hand():
     """Of ten images the second alone has four right, the first alone one: p = 2 (C(5,0) + C(5,1)) / 2^5."""
-    found = tested("1111100000", "0111111110")
+    found = both_tested("1111100000", "0111111110")
     assert (found.images, found.gained, found.lost, found.difference) == (10, 4, 1, 30.0)
     assert found.p == pytest.approx(12 / 32)
     up, down = 5 / 12, 2 / 12  # Bonett and Price add one to each count and two to the images
@@ -43,11 +43,11 @@ def test_mcnemar_by_hand():
 @given(TRUTHS, st.randoms())
 def test_mcnemar_has_the_signs_and_the_symmetry_of_a_difference(first, shuffle):
     second = "".join(shuffle.sample(first, len(first)))
-    one, other = tested(first, second), tested(second, first)
+    one, other = both_tested(first, second), both_tested(second, first)
     assert one.difference == -other.difference == 0  # a permutation has as many right
     assert one.p == other.p == 1
     assert one.interval.low == pytest.approx(-other.interval.high)
-    assert tested(first, first).gained == 0
+    assert both_tested(first, first).gained == 0
 
 
 def test_images_that_one_was_not_asked_do_not_count():
