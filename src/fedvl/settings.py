@@ -69,8 +69,6 @@ def resume_key(experiment: Experiment) -> str:
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]
-    if settings["data"]["classes"] is None:  # a key without it is that of a run of version 0.1
-        del settings["data"]["classes"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

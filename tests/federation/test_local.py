@@ -37,9 +37,10 @@ def test_batched_equals_one_by_one_with_ragged_and_empty_clients(name):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_chunk_does_not_change_the_result(name):
+    tolerance = 3e-6 if name == "fedtpg" else 1e-6  # 1.1e-6 was seen: more rows may add in another order
     whole = final(name, chunk=10)
     for chunk in (1, 3):
-        assert_near(final(name, chunk=chunk), whole, 3e-6)  # a product of more rows may add in another order
+        assert_near(final(name, chunk=chunk), whole, tolerance)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -57,6 +57,15 @@ def test_a_product_is_the_linear_map_with_its_gradient():
         torch.testing.assert_close(a, b)
 
 
+def test_gradients_of_a_product_inside_vmap_are_those_of_each_client():
+    x, weight, bias = draw(CLIENTS, COUNT, TOKENS, WIDTH), draw(6, WIDTH), draw(6)
+
+    def loss(multiply):
+        return lambda each: multiply(each, weight, bias).square().sum()
+
+    torch.testing.assert_close(vmap(grad(loss(Product.apply)))(x), vmap(grad(loss(linear)))(x))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_agrees_with_the_processor():
     query, key, value = (draw(COUNT, HEADS, TOKENS, WIDTH).float() * factor for factor in (1, 2, 3))
