@@ -1,6 +1,7 @@
 """Secure sums between real processes, with TLS and keys: the bits of one process, and nothing of one client on the wire."""
 
 import re
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -45,7 +46,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fst-cbdg": {"federation": {**FEDERATION, "rounds": 2}},
     "cachefl": {"federation": {**FEDERATION, "rounds": 1}},
     "fedpp": {"federation": {**FEDERATION, "rounds": 1}, "method": {"visual_prompts": False}},
-    "linear": {"federation": {**FEDERATION, "rounds": 14, "deadline": 12}},
+    "linear": {"federation": {**FEDERATION, "rounds": 14, "deadline": 20}},
 }
 
 
@@ -116,6 +117,15 @@ def pieces_of(content, sent):
     return [piece for piece in slices if len(set(piece)) > SLICE // 2 and piece in sent]
 
 
+@contextmanager
+def its_log_shown(run):
+    """Say what the server said where a test of it fails."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(log_of(run)) from error
+
+
 def rounds_of(log, kind):
     """The rounds in which a client was asked for something of this kind, as its log has them."""
     return [int(found) for found in re.findall(rf"round (\d+): {kind}", log.read_text())]
@@ -134,7 +144,7 @@ def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_pa
     logs = {name: place.logs / f"{name}.log" for name in NAMES}
     asked = {name: len(rounds_of(logs[name], "keys")) for name in NAMES}
     server = start_server(place, "linear", run)
-    with ended([server]):
+    with ended([server]), its_log_shown(run):
         for name, kind in (("south", "keys"), ("west", "train"), ("north", "reveal_train")):
             before = asked[name] if kind == "keys" else len(rounds_of(logs[name], kind))
             wait_until(partial(asked_again, logs[name], kind, before), server)

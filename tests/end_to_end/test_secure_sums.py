@@ -90,6 +90,23 @@ def test_a_client_lost_at_any_step_costs_no_more_than_its_round(name, step, tmp_
     assert all(torch.isfinite(tensor).all() for tensor in remote.shared.values())
 
 
+def test_a_sum_waits_for_as_many_clients_as_it_needs(tmp_path):
+    """A new SuperLink sees its clients come back one by one."""
+    remote, grid = remote_federation("linear", tmp_path, deadline=30, **SECURE)
+    coming = iter(range(CLIENTS))
+    grid.online = set()
+    seen = grid.get_node_ids
+
+    def one_more():
+        grid.online |= {client for client in [next(coming, None)] if client is not None}
+        return seen()
+
+    grid.get_node_ids = one_more
+    run_quietly(remote)
+    assert len(remote.records) == remote.config.rounds
+    assert len(remote.records[0]["dropped"]) <= CLIENTS - SECURE["least_clients"]
+
+
 def test_a_lost_client_gives_the_bits_of_a_round_without_it(tmp_path):
     from helpers.parties import Absent
 

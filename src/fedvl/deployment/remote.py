@@ -75,6 +75,7 @@ class RemoteEngine:
     ) -> None:
         self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
+        self.quorum = max(config.quorum, config.least_clients if config.secure_sum else 0)
         self.log = log or Log()
         self.entries: dict[int, Entry] = {}  # the clients' public keys for secure sums
         self.certificates = certificates or {}  # of the clients' parties, which vouch for these keys
@@ -286,13 +287,13 @@ class RemoteEngine:
         """Return the connected clients once they make a quorum, or when time is up."""
         while True:
             there = self.transport.connected() & set(clients)
-            if len(there) >= min(self.config.quorum, len(clients)) or time.monotonic() >= end:
+            if len(there) >= min(self.quorum, len(clients)) or time.monotonic() >= end:
                 return there
             time.sleep(PAUSE_SECONDS)
 
     def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Received]) -> bool:
         """Tell whether there is a quorum and everyone still awaited has disconnected."""
-        if len(answers) < self.config.quorum or time.monotonic() < self.next_look:
+        if len(answers) < self.quorum or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS
         return not self.transport.connected() & {request.client for request in waiting.values()}

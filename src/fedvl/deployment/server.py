@@ -25,7 +25,7 @@ from fedvl.experiment import run_rounds
 from fedvl.preparation import Prepared, prepare
 from fedvl.run_folder import RunFolder
 
-FAREWELL_SECONDS = 60.0  # for parties to come that have not heard that a run is over; a SuperNode returns within 30
+RETURN_SECONDS = 60.0  # for parties to come, whatever the deadline: a SuperNode returns within 30 to a new SuperLink
 
 
 def describe_federation(folder: Path) -> dict[str, str]:
@@ -71,15 +71,15 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         )
         stack.callback(note_rounds, log, identity.run, folder)
         if folder.finished:  # it ended before all had heard of it
-            wait_for_parties(engine, names, federation.admitted.keys() - told, display, FAREWELL_SECONDS, quorum=0)
+            wait_for_parties(engine, names, federation.admitted.keys() - told, display, RETURN_SECONDS, quorum=0)
         else:
             wait_for_parties(
                 engine,
                 names,
                 federation.admitted,
                 display,
-                experiment.federation.deadline,
-                experiment.federation.quorum,
+                max(experiment.federation.deadline, RETURN_SECONDS),
+                engine.quorum,
             )
             participants = partial(who_took_part, place, folder, names)
             run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
