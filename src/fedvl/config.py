@@ -121,7 +121,8 @@ class FederationConfig(Section):
     max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
     # how updates are merged, some of which may be hostile; "root" trusts those that agree with images of the server's own
     robust: Literal["mean", "median", "trimmed", "multi-krum", "geometric-median", "centred-clipping", "root"] = "mean"
-    root_images: int = Field(100, ge=1, le=100_000)  # training images that are the server's, not a client's, for "root"
+    # training images that are the server's, not a client's, for "root" and for privacy.subspace
+    root_images: int = Field(100, ge=1, le=100_000)
     attack: str | None = None  # hostile clients in a simulation: KIND:SHARE
     secure_sum: bool = False  # the server learns sums over clients only, counted in whole numbers
     least_clients: int = Field(3, ge=2)  # in such a sum
@@ -139,6 +140,9 @@ class PrivacyConfig(Section):
     # norm to which a client's update, or the gradient of an image, is cut; if absent, near the median of a round's
     # updates, found and followed with noise, or 1 for an image
     clip: float | None = Field(None, gt=0)
+    # directions of the server's own images (federation.root_images) in which clients' updates may move: the fewer, the
+    # less noise; all directions if absent
+    subspace: int | None = Field(None, ge=1, le=4096)
 
 
 class EvaluationConfig(Section):
@@ -288,7 +292,8 @@ def parse_privacy(text: str) -> dict[str, Any]:
     try:
         for part in rest.split(",") if rest else ():
             name, _, value = part.partition("=")
-            found[{"eps": "epsilon", "delta": "delta", "clip": "clip"}[name.strip()]] = float(value)
+            key = {"eps": "epsilon", "delta": "delta", "clip": "clip", "subspace": "subspace"}[name.strip()]
+            found[key] = int(value) if key == "subspace" else float(value)
         if unit not in ("none", "client", "record") or ("epsilon" in found) == (unit == "none"):
             raise ValueError
     except (KeyError, ValueError):

@@ -16,7 +16,7 @@ from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.privacy import privacy_of
+from fedvl.federation.privacy import Subspace, directions, privacy_of
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import mistake
@@ -69,6 +69,15 @@ def root_engine(experiment: Experiment, method: Method, training: Training) -> L
         return None
     settings = (experiment.training, experiment.federation, experiment.seed)
     return LocalEngine(method, training.samples, [training.root], *settings)
+
+
+def public_subspace(experiment: Experiment, method: Method, start: Tensors, training: Training) -> Subspace | None:
+    """Return where clients' updates may move, by the server's own images, if it is asked for."""
+    if experiment.privacy.subspace is None:
+        return None
+    images = training.samples.inputs["features"][training.root]
+    names = frozenset(name for name in start if method.role.shared(name).features)
+    return Subspace(directions(images, experiment.privacy.subspace), names)
 
 
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
@@ -139,7 +148,11 @@ def run_rounds(
         journal=folder.journal,
         device=prepared.device,
         root=root_engine(experiment, method, prepared.training),
-        privacy=privacy_of(experiment, experiment.seed if secret is None else secret),
+        privacy=privacy_of(
+            experiment,
+            experiment.seed if secret is None else secret,
+            public_subspace(experiment, method, start, prepared.training),
+        ),
     )
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took

@@ -39,6 +39,7 @@ from fedvl.requirements import (
     check_robust,
     check_secure_sum,
     check_sequential,
+    check_subspace,
     check_validation,
     check_withdrawn,
 )
@@ -145,7 +146,9 @@ def prepare(
 ) -> Prepared:
     """Prepare a run from its description."""
     began = time.perf_counter()
-    check_validation(experiment, simulated=set(splits) >= set(SPLITS))
+    simulated = set(splits) >= set(SPLITS)
+    check_validation(experiment, simulated)
+    check_subspace(experiment, simulated)
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, splits, display)
     encode_seconds = time.perf_counter() - began
@@ -290,7 +293,7 @@ def take_training(
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]
     root = left[:0]
-    if experiment.federation.robust == "root":
+    if experiment.federation.robust == "root" or experiment.privacy.subspace is not None:
         root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
     (root,) = without([root], left)
     return Training(samples, without(rows, left), own, counts, assignment.note, root, validation)

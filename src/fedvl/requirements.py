@@ -134,6 +134,19 @@ def check_validation(experiment: Experiment, simulated: bool) -> None:
         )
 
 
+def check_subspace(experiment: Experiment, simulated: bool) -> None:
+    """Refuse a public subspace where the server has no images, or no client moves in it."""
+    if experiment.privacy.subspace is None:
+        return
+    if experiment.privacy.unit != "client":
+        raise FedVLError("A public subspace is for the updates of clients: use --privacy client:eps=3,subspace=32.")
+    if not simulated:
+        raise FedVLError(
+            "The directions of a public subspace come from images of the server's own, which only a simulation has; "
+            "leave privacy.subspace out."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit
@@ -177,6 +190,11 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
         )
     if federation.drift:
         raise FedVLError("The drift of single clients is not private; use --set federation.drift=false.")
+    if experiment.privacy.subspace is not None and not any(method.role.shared(shared).features for shared in start):
+        raise FedVLError(
+            f"Method '{name}' shares no vectors that are compared with image features; leave privacy.subspace out, or use "
+            "linear, fst-cbdg or cachefl."
+        )
     if federation.secure_sum and experiment.privacy.clip is None:
         raise FedVLError(
             "In a secure sum clients cut their own updates; say to what norm: --privacy client:eps=3,clip=0.1."

@@ -11,20 +11,34 @@ from helpers.runs import prepare
 from helpers.small import RAGGED, run_quietly, small_federation, small_method
 from scipy.stats import beta
 
+from fedvl import preparation
 from fedvl.config import PrivacyConfig
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.party import Party
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
+from fedvl.experiment import local_engine, public_subspace
 from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
 from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, no_update, to_whole
 from fedvl.federation.journal import Journal
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, normals, row_gradients, uniforms
+from fedvl.federation.privacy import (
+    ClientPrivacy,
+    RecordPrivacy,
+    Subspace,
+    clipped,
+    directions,
+    normals,
+    row_gradients,
+    uniforms,
+)
+from fedvl.federation.round import Federation
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Update
 from fedvl.requirements import check_privacy
 from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements, digest
 
 CLIENTS = len(RAGGED)
@@ -36,9 +50,9 @@ def settings(unit="client", epsilon=3.0, clip=0.1, delta=1e-5):
     return PrivacyConfig.model_construct(unit=unit, epsilon=epsilon, delta=delta, clip=clip)
 
 
-def hiding(config, rounds=3, expected=CLIENTS, seed=0, sigma=None, clients=CLIENTS):
+def hiding(config, rounds=3, expected=CLIENTS, seed=0, sigma=None, clients=CLIENTS, subspace=None):
     """What hides clients, with noise of a size of our own if it is given."""
-    found = ClientPrivacy(config, rounds, clients, expected, seed)
+    found = ClientPrivacy(config, rounds, clients, expected, seed, subspace)
     if sigma is not None:
         found.__dict__["sigma"] = sigma
     return found
@@ -119,6 +133,70 @@ def test_noise_of_the_mean_has_the_deviation_sigma_clip_by_clients():
     assert digest(again) == digest(noise)
     assert digest(hidden.merge(3, shared, [], [])[0]) != digest(noise)
     assert digest(replace(hidden, seed=1).add_noise(2, shared, 0.7)) != digest(noise)
+
+
+# --- a public subspace
+
+
+def test_updates_and_noise_stay_in_the_public_subspace():
+    """By hand: rows may move along (3, 4) / 5 only; of a move of (1, 0) that leaves 0.6 x (0.6, 0.8)."""
+    line = torch.tensor([[0.6], [0.8]], dtype=torch.float64)
+    space = Subspace(line, frozenset({"w"}))
+    hidden = hiding(settings(clip=9.0), sigma=0.0, subspace=space)
+    shared = {"w": torch.zeros(1, 2), "b": torch.zeros(1)}
+    updates = [Update(0, {"w": torch.tensor([[1.0, 0.0]]), "b": torch.tensor([2.0])}, 1.0)] * CLIENTS
+    mean, _ = hidden.merge(0, shared, updates, [])
+    torch.testing.assert_close(mean, {"w": torch.tensor([[0.36, 0.48]]), "b": torch.tensor([2.0])})
+    many = {"w": torch.zeros(50_000, 2), "b": torch.zeros(50_000)}
+    noise = hiding(settings(clip=9.0), sigma=3.0, subspace=space).add_noise(0, many, 1.0)
+    across = noise["w"] @ torch.tensor([0.8, -0.6])
+    along = noise["w"] @ torch.tensor([0.6, 0.8])
+    assert float(across.abs().max()) < 1e-6
+    assert float(along.std()) == pytest.approx(3.0 / CLIENTS, rel=0.02)
+    assert float(noise["b"].std()) == pytest.approx(3.0 / CLIENTS, rel=0.02)
+
+
+def test_the_clip_is_of_what_is_left_in_the_subspace():
+    """Of a move of (30, 40, 0) all but (0, 40, 0) is outside; that is cut to 1 and shared by the clients."""
+    middle = torch.tensor([[0.0], [1.0], [0.0]], dtype=torch.float64)
+    hidden = hiding(settings(clip=1.0), sigma=0.0, subspace=Subspace(middle, frozenset({"w"})))
+    update = Update(0, {"w": torch.tensor([[30.0, 40.0, 0.0]])}, 1.0)
+    mean, _ = hidden.merge(0, {"w": torch.zeros(1, 3)}, [update], [])
+    torch.testing.assert_close(mean["w"], torch.tensor([[0.0, 1 / CLIENTS, 0.0]]))
+
+
+def test_directions_are_those_in_which_features_differ_most():
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.tensor([1.0, 5.0, 0.1, 3.0])
+    found = directions(100 + torch.randn(400, 4, generator=generator) * spread, 2)
+    torch.testing.assert_close(found.T @ found, torch.eye(2, dtype=torch.float64))
+    assert float(found[1, 0].abs()) > 0.99
+    assert float(found[3, 1].abs()) > 0.99
+    with pytest.raises(FedVLError, match="at most 4"):
+        directions(torch.randn(10, 4), 5)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_moves_in_directions_of_images_that_no_client_trains_on(secure):
+    prepared = prepare(
+        {
+            "data": {"clients": 4, "shots": 20, "partition": "iid"},
+            "federation": {"rounds": 2, "root_images": 30, "secure_sum": secure},
+            "privacy": {"unit": "client", "epsilon": 5, "clip": 0.5, "subspace": 8},
+        }
+    )
+    training, experiment, method = prepared.training, prepared.experiment, prepared.method
+    assert len(training.root) == 30
+    assert not torch.isin(training.root, torch.cat(training.rows)).any()
+    start = method.start(torch_generator(0, "start"))
+    space = public_subspace(experiment, method, start, training)
+    assert space is not None
+    hidden = privacy.privacy_of(experiment, 0, space)
+    federation = Federation(method, local_engine(prepared), experiment.federation, 0, dict(start), privacy=hidden)
+    federation.run(lambda *_: {}, lambda record: None)
+    move = (federation.shared["weight"] - start["weight"]).double()
+    assert float(length({"move": move})) > 0.01
+    torch.testing.assert_close(move @ space.basis @ space.basis.T, move, atol=1e-5, rtol=0)
 
 
 def test_sigma_is_what_the_account_asks_for():
@@ -525,8 +603,9 @@ def test_a_party_draws_its_noise_from_a_secret_of_256_bits(tmp_path):
 # --- what is refused
 
 
-def refused(unit="client", *, clip=None, epsilon=3.0, **sections):
-    section = {"unit": unit, "epsilon": epsilon, **({"clip": clip} if clip else {})}
+def refused(unit="client", *, clip=None, epsilon=3.0, subspace=None, **sections):
+    given = {"unit": unit, "epsilon": epsilon, "clip": clip, "subspace": subspace}
+    section = {key: value for key, value in given.items() if value is not None}
     with pytest.raises(FedVLError) as error:
         prepare({"privacy": section, "data": {"clients": 4, **sections.pop("data", {})}, **sections})
     return str(error.value)
@@ -546,9 +625,17 @@ def test_what_noise_does_not_cover_is_refused_in_a_sentence():
     assert "say to what norm" in refused(federation={"secure_sum": True})
     assert "leave --per-round out" in refused(federation={"secure_sum": True, "per_round": 3}, clip=0.1)
     assert "compare the images" in refused("record", data={"labels": "fpl"})
+    assert "for the updates of clients" in refused("record", subspace=4)
+    assert "no vectors that are compared" in refused(method={"name": "promptfl"}, subspace=4)
     hidden = prepare({"data": {"clients": 4}, "privacy": {"unit": "client"}}).experiment
     with pytest.raises(FedVLError, match="of each client, and client-level privacy hides each client"):
         check_privacy(small_method("fedmsplit-p"), hidden)
+
+
+def test_a_public_subspace_is_refused_between_machines():
+    hidden = resolve_experiment({"privacy": {"unit": "client", "subspace": 4}})
+    with pytest.raises(FedVLError, match="only a simulation has"):
+        preparation.prepare(hidden, Silent(), splits=("test",))
 
 
 def test_settings_without_privacy_have_none():

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,16 +53,41 @@ def normals(count: int, seed: int, *purpose: str | int) -> Tensor:
     return torch.cat([radius * (2 * math.pi * angle).cos(), radius * (2 * math.pi * angle).sin()])[:count]
 
 
-def noisy(tensors: Tensors, deviation: float, seed: int, *purpose: str | int) -> Tensors:
-    """Add noise of this deviation to every number, name by name."""
-    found = {}
-    for name, tensor in tensors.items():
-        noise = normals(tensor.numel(), seed, *purpose, name).view(tensor.shape) * deviation
-        found[name] = (tensor.double() + noise.to(tensor.device)).to(tensor.dtype)
-    return found
+def noise_for(tensors: Tensors, deviation: float, seed: int, *purpose: str | int) -> Tensors:
+    """Draw noise of this deviation for every number, name by name."""
+    return {
+        name: (normals(tensor.numel(), seed, *purpose, name).view(tensor.shape) * deviation).to(tensor.device)
+        for name, tensor in tensors.items()
+    }
+
+
+def noisy(tensors: Tensors, noise: Tensors) -> Tensors:
+    return {name: (tensor.double() + noise[name]).to(tensor.dtype) for name, tensor in tensors.items()}
 
 
 # --- cutting
+
+
+class Subspace(NamedTuple):
+    """Where updates may move: in public directions, as far as tensors have rows like features."""
+
+    basis: Tensor  # orthonormal columns, of the features' width
+    names: frozenset[str]  # of the tensors that are held to it
+
+    def project(self, moves: Tensors) -> Tensors:
+        return {
+            name: move.double() @ self.basis @ self.basis.T if name in self.names else move
+            for name, move in moves.items()
+        }
+
+
+def directions(features: Tensor, count: int) -> Tensor:
+    """Return the orthonormal directions in which public features differ most."""
+    centred = features.double() - features.double().mean(0)
+    found: Tensor = torch.linalg.svd(centred, full_matrices=False).Vh
+    if count > len(found):
+        raise FedVLError(f"privacy.subspace is at most {len(found)} here, the server's images or the features' width.")
+    return found[:count].T
 
 
 def clipped(sent: Tensors, received: Tensors, clip: float) -> Tensors:
@@ -102,6 +127,7 @@ class ClientPrivacy:
     clients: int
     expected: int  # clients in a round, by which their sum is divided whoever answers
     seed: int
+    subspace: Subspace | None = None
 
     @property
     def rate(self) -> float:
@@ -166,11 +192,19 @@ class ClientPrivacy:
         self, round_index: int, shared: Tensors, updates: Sequence[Update], records: Sequence[Record]
     ) -> tuple[Tensors, float]:
         """Return the noisy mean of the cut updates, and the clip; who is missing has not moved."""
-        moves = [{name: update.tensors[name] - shared[name] for name in shared} for update in updates]
+        sent = [self._within(update.tensors, shared) for update in updates]
+        moves = [{name: tensors[name] - shared[name] for name in shared} for tensors in sent]
         clip = self.clip_of(round_index, records, [length(move) for move in moves])
-        cut = [clipped(update.tensors, shared, clip) for update in updates]
+        cut = [clipped(tensors, shared, clip) for tensors in sent]
         mean = weighted_mean([shared, *cut], [self.expected - len(cut), *(1.0 for _ in cut)])
         return self.add_noise(round_index, mean, clip), clip
+
+    def _within(self, sent: Tensors, shared: Tensors) -> Tensors:
+        """Take out of an update what is not in the public subspace."""
+        if self.subspace is None:
+            return sent
+        moves = self.subspace.project({name: sent[name].double() - shared[name].double() for name in shared})
+        return {name: shared[name].double() + move for name, move in moves.items()}
 
     def share(self, numbers: int, least: int, seed: int, *purpose: str | int) -> Tensor:
         """Draw a client's share of a sum's noise: any ``least`` clients add all of it, or more."""
@@ -182,7 +216,10 @@ class ClientPrivacy:
 
     def add_noise(self, round_index: int, mean: Tensors, clip: float) -> Tensors:
         deviation = self.sigma * clip / self.expected if self.sigma else 0.0
-        return noisy(mean, deviation, self.seed, "noise", round_index) if deviation else mean
+        if not deviation:
+            return mean
+        noise = noise_for(mean, deviation, self.seed, "noise", round_index)
+        return noisy(mean, self.subspace.project(noise) if self.subspace else noise)
 
 
 # --- records
@@ -247,7 +284,7 @@ class RecordPrivacy:
     def noisy_mean(self, total: Tensors, images: int, seed: int, *purpose: str | int) -> Tensors:
         """Add noise to the sum of a step's cut gradients; divide by the images expected in it."""
         deviation = self.sigma(images, self.rounds) * self.clip
-        with_noise = noisy(total, deviation, seed, "noise", *purpose) if deviation else total
+        with_noise = noisy(total, noise_for(total, deviation, seed, "noise", *purpose)) if deviation else total
         return {name: tensor / (images / self.batches(images)) for name, tensor in with_noise.items()}
 
 
@@ -260,9 +297,12 @@ def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
     return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
 
 
-def privacy_of(experiment: Experiment, seed: int) -> ClientPrivacy | RecordPrivacy | None:
+def privacy_of(
+    experiment: Experiment, seed: int, subspace: Subspace | None = None
+) -> ClientPrivacy | RecordPrivacy | None:
     """Return what the settings ask for; ``seed`` is of the server's noise."""
     config, federation, clients = experiment.privacy, experiment.federation, experiment.data.clients
     if config.unit == "client":
-        return ClientPrivacy(config, federation.rounds, clients, min(federation.per_round or clients, clients), seed)
+        expected = min(federation.per_round or clients, clients)
+        return ClientPrivacy(config, federation.rounds, clients, expected, seed, subspace)
     return RecordPrivacy(config, experiment.training, federation.rounds) if config.unit == "record" else None

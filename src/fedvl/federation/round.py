@@ -220,7 +220,9 @@ class Federation:
                 f"The sum of round {round_index + 1} {reason}; one of its clients is at fault: resume, or leave it out."
             )
         if isinstance(self.privacy, ClientPrivacy):
-            total = total._replace(weight=self.privacy.expected)  # the clients have added the noise
+            # the clients have added the noise, in all directions
+            moves = self.privacy.subspace.project(total.moves) if self.privacy.subspace else total.moves
+            total = total._replace(weight=self.privacy.expected, moves=moves)
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),

@@ -23,6 +23,7 @@ from fedvl.methods.parts.synthetic import (
     generate_pictures,
     pictures_folder,
 )
+from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
 
 
@@ -60,6 +61,9 @@ class CacheFL(Method):
             "federation": {"rounds": 20},
         },
     }
+
+    def roles(self) -> dict[str, Role]:
+        return {"keys": Shared(features=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         """Return W1 of eq. 3 as unit rows, class by class, which makes W2 of eq. 4 implicit."""

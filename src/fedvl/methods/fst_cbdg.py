@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.losses import masked_mean
-from fedvl.methods.roles import Private, Role
+from fedvl.methods.roles import Private, Role, Shared
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50, "schedule": "step"}
@@ -43,7 +43,7 @@ class FSTCBDG(Method):
     presets = {"paper": {"training": TRAINING}}
 
     def roles(self) -> dict[str, Role]:
-        return {"soft_labels": Private(per_sample=True)}
+        return {"weight": Shared(features=True), "soft_labels": Private(per_sample=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         text = self.task.text_features

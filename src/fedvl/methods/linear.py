@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, closed_form
+from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
 
 
@@ -22,6 +23,9 @@ class Linear(Method):
     options: LinearOptions
     scope = "row"
     presets = {"paper": {"training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}}}
+
+    def roles(self) -> dict[str, Role]:
+        return {"weight": Shared(features=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         weight = self.task.text_features.clone()

@@ -25,6 +25,7 @@ class Shared:
     rate: float = 1.0  # factor on the learning rate
     needs: Needs = "sum"
     shape: Shape | None = None  # where it may differ from that of ``start``; None: any size
+    features: bool = False  # its rows are compared with image features, and live where these do
 
 
 @dataclass(frozen=True)
