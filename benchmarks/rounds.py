@@ -11,8 +11,10 @@ are printed with the times. Flower needs ``pip install "fedvl[bench]"``.
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -160,7 +162,12 @@ def main() -> None:
         for name, contestant in contestants.items():
             measured, final[name] = contestant(samples, start)
             times[name] += measured
-    if not arguments.without_flower:
+    flower_is_here = find_spec("flwr") is not None and find_spec("ray") is not None
+    if not flower_is_here and not arguments.without_flower:
+        print(
+            'Flower\'s simulation is left out, since Ray is not installed: pip install "fedvl[bench]".', file=sys.stderr
+        )
+    if flower_is_here and not arguments.without_flower:
         times["flower"], final["flower"] = flower(samples, start)
     seconds = {name: statistics.median(values) for name, values in times.items()}
     result = {

@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "Audits": ("audit",),
     "Deployment": ("deployment",),
     "Commands and functions": ("doctor", "commands", "api"),
-    "Entry points": ("cli", "__init__"),
+    "Entry points": ("cli", "__main__", "__init__"),
 }
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS.values()) for part in parts}
 

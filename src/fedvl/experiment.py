@@ -10,13 +10,14 @@ import torch
 
 from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
-from fedvl.display import Display, when_slow
+from fedvl.display import Display, Silent, when_slow
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, privacy_of
+from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import mistake
@@ -27,8 +28,13 @@ from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors
 
 
-def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) -> dict[str, Any]:
-    """Return the result of a run with its clients in this process; bring it to its end first."""
+def complete(
+    folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW, processes: Processes | None = None
+) -> dict[str, Any]:
+    """Return the result of a run with its clients in this process; bring it to its end first.
+
+    Of several ``processes`` this is the first; the others train what it shares out.
+    """
     if folder.finished:
         return folder.result
     torch.set_num_threads(folder.experiment.federation.threads)  # text features depend on it too
@@ -36,6 +42,9 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
     try:
         prepared = prepare(folder.experiment, display, opener)
         engine = local_engine(prepared)
+        if processes:
+            processes.begin()
+            engine.processes = processes
         engine.progress = when_slow(display.stage("This round"))
         return run_rounds(folder, prepared, engine, display)
     except (FedVLError, OSError, MemoryError):
@@ -45,6 +54,12 @@ def complete(folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW) ->
             raise
         tried = (prepared.method, prepared.training.samples) if prepared else (None, None)
         raise FedVLError(mistake(error, file, *tried)) from error
+
+
+def help_with(experiment: Experiment, processes: Processes) -> None:
+    """Train clients for the first process of a run, until it ends."""
+    torch.set_num_threads(experiment.federation.threads)
+    processes.help(lambda: local_engine(prepare(experiment, Silent())))
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:

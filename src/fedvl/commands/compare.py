@@ -24,6 +24,8 @@ Examples:
 
   fedvl compare grid.toml                       rows, columns and common settings, as in fedvl's own recipes
 
+  fedvl compare --methods linear,fedprox --seeds 10 --jobs 4    four runs at once
+
 The same command resumes where it was stopped; finished runs are not repeated.
 """
 SWEEP_EXAMPLES = """
@@ -63,6 +65,10 @@ def compare(
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell; 3 unless the file says otherwise.")] = None,
     settings: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")] = 1,
+    slurm: Annotated[
+        Path | None, typer.Option(help="Write a Slurm array of the runs to this file, and run nothing.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
@@ -81,10 +87,38 @@ def compare(
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
     for case in wanted.cases():  # so that a mistake in the last shows before the first is run
         resolve_experiment(case.settings)
+    if slurm is not None:
+        write_array(wanted, out / "runs", slurm)
+        return
+    if jobs > 1:
+        wanted = run_first(wanted, out / "runs", jobs, quiet)
     outcome = performed(wanted, out / "runs", quiet, Opener.once())
     summary = summarise(outcome, command_line())
     write_comparison(summary, out)
     show(summary, out / "report.html")
+
+
+def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
+    """Run what is not finished, several at once; return the grid as it was run."""
+    from fedvl.compare.jobs import run_side_by_side, unfinished, with_share_of_cores
+    from fedvl.display import GridDisplay, TerminalDisplay
+
+    grid = with_share_of_cores(grid, jobs)
+    with TerminalDisplay(quiet) as display:
+        run_side_by_side(unfinished(grid, runs), jobs, GridDisplay(display))
+    return grid
+
+
+def write_array(grid: "Grid", runs: Path, script: Path) -> None:
+    """Write the runs that are not finished as a Slurm array; say how to go on."""
+    from fedvl.compare.jobs import unfinished, write_slurm_array
+
+    folders = unfinished(grid, runs)
+    if not folders:
+        raise FedVLError("All runs are finished; leave --slurm out to compare them.")
+    write_slurm_array(folders, script)
+    count = "1 run" if len(folders) == 1 else f"{len(folders)} runs"
+    print(f"{script}: {count}; start them with sbatch {script}, then repeat this command without --slurm.")
 
 
 def sweep(

@@ -1,6 +1,7 @@
 """fedvl run and fedvl resume: one experiment, from its settings to its report."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,8 @@ import typer
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
+    from fedvl.config import Experiment
+    from fedvl.federation.processes import Processes
     from fedvl.run_folder import RunFolder
 
 EXAMPLES = """
@@ -120,8 +123,11 @@ def run(
     from fedvl.run_folder import RunFolder
     from fedvl.settings import new_experiment
 
-    with RunFolder.create(out, new_experiment(given)) as folder:
-        finish(folder, as_json, quiet)
+    resolved = new_experiment(given)
+    with first_of_several(resolved) as processes:
+        if processes is None or processes.rank == 0:
+            with RunFolder.create(out, resolved) as folder:
+                finish(folder, as_json, quiet, processes=processes)
 
 
 def resume(
@@ -137,13 +143,39 @@ def resume(
     found = RunFolder(folder, trust_method)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
-    with found.lock():
-        finish(found, as_json, quiet, metrics)
+    with first_of_several(found.experiment) as processes:
+        if processes is None or processes.rank == 0:
+            with found.lock():
+                finish(found, as_json, quiet, metrics, processes)
 
 
-def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None = None) -> None:
+@contextmanager
+def first_of_several(experiment: "Experiment") -> Iterator["Processes | None"]:
+    """Yield the processes that torchrun started; those after the first help before it yields."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield None
+        return
+    from fedvl.experiment import help_with
+    from fedvl.federation.processes import join_processes
+
+    processes = join_processes()
+    if processes.rank:
+        help_with(experiment, processes)
+        yield processes
+        return
+    yield processes
+    processes.end()  # if this one fails instead, torchrun ends the others
+
+
+def finish(
+    folder: "RunFolder",
+    as_json: bool,
+    quiet: bool,
+    metrics: int | None = None,
+    processes: "Processes | None" = None,
+) -> None:
     """Complete a run and print its result."""
-    result = complete_run(folder, quiet, metrics)
+    result = complete_run(folder, quiet, metrics, processes)
     if as_json:
         print(json.dumps(result))
         return
@@ -160,7 +192,9 @@ def finish(folder: "RunFolder", as_json: bool, quiet: bool, metrics: int | None 
     console.print(f"Report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 
 
-def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -> dict[str, Any]:
+def complete_run(
+    folder: "RunFolder", quiet: bool, metrics: int | None = None, processes: "Processes | None" = None
+) -> dict[str, Any]:
     """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.page import write_report
@@ -179,7 +213,7 @@ def complete_run(folder: "RunFolder", quiet: bool, metrics: int | None = None) -
         else:
             from fedvl.experiment import complete
 
-            result = complete(folder, display)
+            result = complete(folder, display, processes=processes)
         if not (folder.path / "report.html").is_file():
             write_report(folder.path)
     return result

@@ -83,16 +83,26 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
 
 def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[RunFolder, bool]:
     """Return the finished run, and whether it ran now."""
+    folder = folder_of(case, runs)
+    with folder.lock():
+        fresh = not described(folder).finished
+        complete(folder, display, opener)
+    return folder, fresh
+
+
+def folder_of(case: Case, runs: Path) -> RunFolder:
     experiment = resolve_experiment(case.settings)
     folder = RunFolder(runs / folder_name(experiment))
     folder.experiment = experiment  # what is asked for, whatever the folder says
     folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.lock():
-        fresh = not folder.finished
-        if not folder.exists:
-            folder.describe(experiment)
-        complete(folder, display, opener)
-    return folder, fresh
+    return folder
+
+
+def described(folder: RunFolder) -> RunFolder:
+    """Write what is to be run into its folder, unless it is there."""
+    if not folder.exists:
+        folder.describe(folder.experiment)
+    return folder
 
 
 def short(figure: Figure) -> str:

@@ -8,7 +8,7 @@ are a prefix, and a prefix of a tensor is a view.
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,19 @@ class Member(NamedTuple):
     private: Tensors
 
 
+class Chunk(NamedTuple):
+    """Clients that train in one kernel, the largest first, from one state or each from its own."""
+
+    members: list[Member]
+    begins: Sequence[Tensors]
+
+
+class Spread(Protocol):
+    """What trains the chunks of a round in several processes."""
+
+    def train(self, round_index: int, chunks: Sequence[Chunk], engine: "LocalEngine") -> list[list[Trained]]: ...
+
+
 class LocalEngine:
     """The clients of one process: their rows of the data and their private tensors."""
 
@@ -98,6 +111,7 @@ class LocalEngine:
         self._gradient_steps = {same: self._gradient_step(same) for same in (True, False)}
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
         self._steps_done = self._steps_planned = 0
+        self.processes: Spread | None = None  # where there are several, started by torchrun
         self._joins = True  # until the method is seen to keep nothing with a client
         keep_freed_memory()
 
@@ -119,17 +133,17 @@ class LocalEngine:
         used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
-        trained: dict[int, Trained] = {}
         chunks = [
-            [Member(c, used[c], private[c]) for c in members[first : first + size]]
+            Chunk([Member(c, used[c], private[c]) for c in some], [own[c] for c in some] if own else [shared])
             for members in self._alike(working, private, own)
-            for first in range(0, len(members), size)
+            for some in (members[first : first + size] for first in range(0, len(members), size))
         ]
-        self._steps_done, self._steps_planned = 0, sum(self._steps(len(chunk[0].used)) for chunk in chunks)
-        for chunk in chunks:
-            begins = [own[member.client] for member in chunk] if own else [shared]
-            for result in self._train_chunk(round_index, chunk, begins):
-                trained[result.update.client] = result
+        self._steps_done, self._steps_planned = 0, sum(self._steps(len(chunk.members[0].used)) for chunk in chunks)
+        if self.processes and chunks:
+            results = self.processes.train(round_index, chunks, self)
+        else:
+            results = [self.train_chunk(round_index, chunk) for chunk in chunks]
+        trained = {result.update.client: result for chunk in results for result in chunk}
         return [trained[client] for client in cohort if client in trained]
 
     def _alike(
@@ -242,7 +256,7 @@ class LocalEngine:
         if not len(largest.used):
             return 0
         with FlopCounterMode(display=False) as counter:
-            self._train_chunk(0, [largest], [shared], most_steps=1)
+            self.train_chunk(0, Chunk([largest], [shared]), most_steps=1)
         return int(counter.get_total_flops()) * self._steps(len(largest.used))
 
     def _steps(self, samples: int) -> int:
@@ -257,15 +271,10 @@ class LocalEngine:
         everything = torch.arange(len(self.rows[client]))
         return everything[private[LABELS].cpu() >= 0] if LABELS in private else everything
 
-    def _train_chunk(
-        self,
-        round_index: int,
-        chunk: list["Member"],
-        begins: Sequence[Tensors],
-        most_steps: int | None = None,
-    ) -> list[Trained]:
-        """Train clients, the largest first, each from its ``begins`` or all from one."""
-        clients, used = [member.client for member in chunk], [member.used for member in chunk]
+    def train_chunk(self, round_index: int, chunk: Chunk, most_steps: int | None = None) -> list[Trained]:
+        """Train the clients of a chunk in one kernel."""
+        members, begins = chunk
+        clients, used = [member.client for member in members], [member.used for member in members]
         shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
         orders = self._orders(round_index, clients, used, largest)
@@ -278,7 +287,7 @@ class LocalEngine:
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
             for name, tensor in received.items()
         }
-        tensors |= self._stacked_private([member.private for member in chunk], largest)
+        tensors |= self._stacked_private([member.private for member in members], largest)
         rates_of = {name: self._rate_factor(name, shared) for name in tensors}
         moving = {name: tensor for name, tensor in tensors.items() if rates_of[name] is not None}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}

@@ -1,0 +1,165 @@
+"""Clients spread over the processes that torchrun started, with the bits of one process.
+
+The first process holds the run. In each round it shares out whole chunks of clients, with all that
+their training needs, and takes back what they leave: a chunk is the same arithmetic in any process.
+The others hold the same data and nothing of the run, so that a killed run is resumed as ever.
+Messages are safetensors after a JSON header, over torch.distributed (gloo).
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load as parse_safetensors
+from torch import distributed
+
+from fedvl.errors import FedVLError
+from fedvl.federation.local import Chunk, LocalEngine, Member, Trained
+from fedvl.methods.base import Update
+from fedvl.tensors import Tensors, to_bytes
+
+HELD = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
+
+
+class Letter(NamedTuple):
+    """What one process tells another."""
+
+    header: dict[str, Any]
+    tensors: Tensors
+
+
+class Processes:
+    """The processes of a run; the first one, of rank 0, shares out the chunks of a round."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+    def train(self, round_index: int, chunks: Sequence[Chunk], engine: LocalEngine) -> list[list[Trained]]:
+        """Train each chunk in one of the processes; return their results in the chunks' order."""
+        shares = [list(chunks[rank :: self.count]) for rank in range(self.count)]
+        for rank in range(1, self.count):
+            self.send(rank, pack_chunks(round_index, shares[rank]))
+        found: dict[int, list[list[Trained]]] = {0: [engine.train_chunk(round_index, chunk) for chunk in shares[0]]}
+        for rank in range(1, self.count):
+            found[rank] = unpack_results(self.receive(rank), engine.data.labels.device)
+        return [found[number % self.count][number // self.count] for number in range(len(chunks))]
+
+    def begin(self) -> None:
+        """Let the others prepare, now that what the first has encoded can be read."""
+        for rank in range(1, self.count):
+            self.send(rank, Letter({"what": "begin"}, {}))
+
+    def end(self) -> None:
+        """Tell the others that there is no more to train."""
+        for rank in range(1, self.count):
+            self.send(rank, Letter({"what": "end"}, {}))
+
+    def help(self, make_engine: Callable[[], LocalEngine]) -> None:
+        """Train what the first process shares out, until it ends."""
+        if self.receive(0).header["what"] == "begin":
+            engine = make_engine()
+            while (letter := self.receive(0)).header["what"] == "train":
+                round_index, chunks = unpack_chunks(letter, engine.data.labels.device)
+                self.send(0, pack_results([engine.train_chunk(round_index, chunk) for chunk in chunks]))
+
+    def send(self, rank: int, letter: Letter) -> None:
+        header, payload = json.dumps(letter.header).encode(), to_bytes(letter.tensors)
+        with losses_explained():
+            distributed.send(torch.tensor([len(header), len(payload)]), rank)
+            distributed.send(torch.frombuffer(bytearray(header + payload), dtype=torch.uint8), rank)
+
+    def receive(self, rank: int) -> Letter:
+        with losses_explained():
+            sizes = torch.zeros(2, dtype=torch.int64)
+            distributed.recv(sizes, rank)
+            header, payload = sizes.tolist()
+            content = torch.zeros(header + payload, dtype=torch.uint8)
+            distributed.recv(content, rank)
+        found = content.numpy().tobytes()
+        return Letter(json.loads(found[:header]), dict(parse_safetensors(found[header:])))
+
+
+@contextmanager
+def losses_explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise FedVLError(
+            "Another process of this run has ended; committed rounds are safe: look at what it said, then run "
+            "torchrun -m fedvl resume."
+        ) from error
+
+
+def join_processes() -> Processes:
+    """Join the processes that torchrun started."""
+    distributed.init_process_group("gloo", timeout=HELD)
+    if torch.cuda.is_available():  # "cuda" is then another GPU in each process, as far as there are so many
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return Processes(distributed.get_rank(), distributed.get_world_size())
+
+
+# --- chunks and results as tensors with names
+
+
+def pack_chunks(round_index: int, chunks: Sequence[Chunk]) -> Letter:
+    tensors: Tensors = {}
+    for number, chunk in enumerate(chunks):
+        for place, begin in enumerate(chunk.begins):
+            tensors |= {f"begin/{number}/{place}/{name}": tensor for name, tensor in begin.items()}
+        for place, member in enumerate(chunk.members):
+            tensors[f"used/{number}/{place}/"] = member.used
+            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in member.private.items()}
+    clients = [[member.client for member in chunk.members] for chunk in chunks]
+    begins = [len(chunk.begins) for chunk in chunks]
+    return Letter({"what": "train", "round": round_index, "clients": clients, "begins": begins}, tensors)
+
+
+def unpack_chunks(letter: Letter, device: torch.device) -> tuple[int, list[Chunk]]:
+    parts, header = sorted_out(letter.tensors, device), letter.header
+    chunks = []
+    for number, (clients, begins) in enumerate(zip(header["clients"], header["begins"], strict=True)):
+        members = [
+            Member(client, parts["used", number, place][""].cpu(), parts.get(("private", number, place), {}))
+            for place, client in enumerate(clients)
+        ]
+        chunks.append(Chunk(members, [parts["begin", number, place] for place in range(begins)]))
+    return header["round"], chunks
+
+
+def pack_results(results: Sequence[Sequence[Trained]]) -> Letter:
+    tensors: Tensors = {}
+    for number, chunk in enumerate(results):
+        for place, trained in enumerate(chunk):
+            tensors |= {f"update/{number}/{place}/{name}": tensor for name, tensor in trained.update.tensors.items()}
+            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in trained.private.items()}
+    figures = [[[t.update.client, t.update.weight, t.loss, t.examples] for t in chunk] for chunk in results]
+    return Letter({"what": "trained", "figures": figures}, tensors)
+
+
+def unpack_results(letter: Letter, device: torch.device) -> list[list[Trained]]:
+    parts = sorted_out(letter.tensors, device)
+    return [
+        [
+            Trained(
+                Update(client, parts.get(("update", number, place), {}), weight),
+                parts.get(("private", number, place), {}),
+                loss,
+                examples,
+            )
+            for place, (client, weight, loss, examples) in enumerate(chunk)
+        ]
+        for number, chunk in enumerate(letter.header["figures"])
+    ]
+
+
+def sorted_out(tensors: Tensors, device: torch.device) -> dict[tuple[str, int, int], Tensors]:
+    """Sort tensors by what they are of: kind, number of the chunk, place in it."""
+    found: dict[tuple[str, int, int], Tensors] = {}
+    for key in sorted(tensors):
+        kind, number, place, name = key.split("/", 3)
+        found.setdefault((kind, int(number), int(place)), {})[name] = tensors[key].to(device)
+    return found
