@@ -14,6 +14,7 @@ from fedvl.data.catalogue import find
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
+from fedvl.evaluation import leakage
 from fedvl.report.page import write_comparison
 from fedvl.settings import resolve_experiment
 
@@ -133,7 +134,10 @@ def test_rows_are_chosen_by_part_of_their_names() -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in NAMES])
-def test_each_recipe_runs_in_small(name: str, runs: Path, opener: Opener, tmp_path: Path) -> None:
+def test_each_recipe_runs_in_small(
+    name: str, runs: Path, opener: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leakage, "STEPS", leakage.SHOWN_EVERY)  # tests of the attack itself take all steps
     recipe = read_recipe(name)
     grid = arranged(recipe, embedded=True, quick=True)
     with TerminalDisplay(quiet=True) as display:
