@@ -11,6 +11,7 @@ from fedvl.tensors import Tensors
 
 PROMPTS = ["promptfl", "promptprox", "pfedprompt", "fedtpg"]
 NAMES = ("cat", "dog", "ship")
+SKEWED = {"clients": 5, "partition": "dirichlet:0.1", "shots": 16}  # data of a short personal run
 
 
 def task_of(encoder: DualEncoder, names: tuple[str, ...] = NAMES) -> Task:
