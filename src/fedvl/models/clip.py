@@ -5,6 +5,7 @@ Parameters have OpenAI's names, so that OpenAI's and open_clip's files load unch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from fedvl.models.base import FrozenEncoder
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.resnet import ModifiedResNet, ResNetShape
 from fedvl.models.tokenizer import TextTokenizer
-from fedvl.models.transformer import StackShape, Transformer
+from fedvl.models.transformer import Adapter, StackShape, Transformer
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,26 @@ class VisionTransformer(nn.Module):
         self.ln_post = nn.LayerNorm(width, epsilon)
         self.proj = nn.Parameter(torch.empty(width, dim))
 
-    def forward(self, pixels: Tensor, prompts: Tensor | None, patches: bool) -> Tensor:
-        """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return the tokens, n x (1 + M) x width, with positions: the class token first."""
         x = self.conv1(pixels).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_embedding.expand(x.shape[0], 1, -1), x], 1) + self.positional_embedding
+        return torch.cat([self.class_embedding.expand(x.shape[0], 1, -1), x], 1) + self.positional_embedding
+
+    def forward(
+        self,
+        pixels: Tensor,
+        prompts: Tensor | None,
+        patches: bool,
+        tokens: Tensor | None = None,
+        beside: Sequence[Adapter | None] = (),
+    ) -> Tensor:
+        """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
+        x = self.embed(pixels)
+        if tokens is not None:
+            x = torch.cat([x, tokens.expand(x.shape[0], -1, -1)], 1)
         rows = None if patches else torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        features: Tensor = self.ln_post(self.transformer(self.ln_pre(x), rows=rows, appended=prompts)) @ self.proj
+        x = self.transformer(self.ln_pre(x), rows=rows, appended=prompts, beside=beside)
+        features: Tensor = self.ln_post(x) @ self.proj
         return features if patches else features[:, 0]
 
 
@@ -99,14 +114,28 @@ class DualEncoder(FrozenEncoder):
         """
         return float(self.log_scale.exp())
 
-    def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
+    def encode_image(
+        self,
+        pixels: Tensor,
+        prompts: Tensor | None = None,
+        *,
+        tokens: Tensor | None = None,
+        beside: Sequence[Adapter | None] = (),
+    ) -> Tensor:
         """Return n x d features, not of unit length, of normalised pixels, n x 3 x H x W.
 
         prompts: layers x P x width (or layers x n x P x width), appended after the patch tokens,
         replaced at each layer and removed after the last prompted layer.
+        tokens: P x width (or n x P x width), after the patches before the first norm, and kept.
+        beside: adapters parallel to the blocks, one or None for each.
         """
         self._check_prompts(prompts)
-        features: Tensor = self.visual(pixels, prompts, False)
+        if tokens is None and not beside:
+            features: Tensor = self.visual(pixels, prompts, False)
+        elif self.vision_layers:
+            features = self.visual(pixels, prompts, False, tokens, beside)
+        else:
+            raise FedVLError(f"The image tower of {self.name} takes no prompts or adapters; use a model with a ViT.")
         return features
 
     def encode_patches(self, pixels: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -120,11 +149,14 @@ class DualEncoder(FrozenEncoder):
         embedded: Tensor = self.token_embedding(tokens)
         return embedded
 
-    def encode_text(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
+    def encode_text(
+        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
+    ) -> Tensor:
         """Return n x d features, not of unit length, of n x L tokens.
 
         context: P x width (shared by all texts) or n x P x width, inserted after the start token,
         so that the words move up by P positions.
+        beside: adapters parallel to the blocks, one or None for each.
         """
         x = self.embed_tokens(tokens)
         ends = (tokens == self.tokenizer.end).int().argmax(-1)
@@ -137,7 +169,7 @@ class DualEncoder(FrozenEncoder):
                 f"A text of {tokens.shape[1]} tokens and a context of {length - tokens.shape[1]} do not fit into the "
                 f"{self.context_length} positions of {self.name}: use a shorter context or shorter class names."
             )
-        x = self.transformer(x + self.positional_embedding[:length], causal=True, rows=ends)
+        x = self.transformer(x + self.positional_embedding[:length], causal=True, rows=ends, beside=beside)
         features: Tensor = self.ln_final(x)[:, 0] @ self.text_projection
         return features
 

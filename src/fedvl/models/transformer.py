@@ -6,6 +6,7 @@ and `grad` can batch prompts over clients while the weights stay unbatched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fedvl.models.attention import attend, multiply
 
 QUICK = 1.702  # of OpenAI's approximation of GELU
+Adapter = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,19 @@ class Block(nn.Module):
         self.mlp = Mlp(shape)
         self.ln_2 = nn.LayerNorm(shape.width, shape.epsilon)
 
-    def forward(self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None, beside: Adapter | None = None
+    ) -> Tensor:
         """Apply the block to x, n x T x width.
 
         visible: boolean, broadcast to n x heads x T x T. rows: compute only these positions.
+        beside: an adapter parallel to the block: it reads the block's normalised input.
         """
-        mixed = self.attn(self.ln_1(x), visible, rows)
+        normal = self.ln_1(x)
+        mixed = self.attn(normal, visible, rows)
         x = (x if rows is None else take_rows(x, rows)) + mixed
         out: Tensor = x + self.mlp(self.ln_2(x))
-        return out
+        return out if beside is None else out + beside(normal if rows is None else take_rows(normal, rows))
 
 
 class Transformer(nn.Module):
@@ -140,7 +146,8 @@ class Transformer(nn.Module):
       and removed after the last prompted one (FedPP, VPT-deep);
     - `prepended` (layers x [n x] P x width): prompts in front, added at each of the first layers
       and kept, so that the sequence grows by P each time (one layer for ViLT's input prompts, six
-      for missing-aware prompts).
+      for missing-aware prompts);
+    - `beside` (one or None for each layer): adapters parallel to the blocks (pFedMMA).
     """
 
     def __init__(self, shape: StackShape) -> None:
@@ -156,6 +163,7 @@ class Transformer(nn.Module):
         rows: Tensor | None = None,
         appended: Tensor | None = None,
         prepended: Tensor | None = None,
+        beside: Sequence[Adapter | None] = (),
     ) -> Tensor:
         """Apply all blocks to x, n x T x width.
 
@@ -171,7 +179,8 @@ class Transformer(nn.Module):
             if prepended is not None and layer < prepended.shape[0]:
                 x = torch.cat([prepended[layer].expand(count, -1, -1), x], 1)
             chosen = rows if layer == last else None
-            x = block(x, _visible(x.shape[1], x.device, causal, key_mask, chosen), chosen)
+            visible = _visible(x.shape[1], x.device, causal, key_mask, chosen)
+            x = block(x, visible, chosen, beside[layer] if beside else None)
         return x[:, :length] if appended is not None else x
 
 
