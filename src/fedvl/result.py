@@ -38,6 +38,7 @@ def describe(
     experiment, records, engine = prepared.experiment, federation.records, federation.engine
     final, final_seconds = judged[-1] if judged else (None, 0.0)
     answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
+    handed = prepared.method.hand_out(federation.shared, federation.last, 0)
     return {
         "schema": RESULT_SCHEMA,
         "fedvl_version": __version__,
@@ -65,7 +66,7 @@ def describe(
         "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
         "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
         // max(sum(len(r["cohort"]) for r in records), 1),
-        "local_flops": engine.local_flops(federation.shared) if federation.trains else 0,
+        "local_flops": engine.local_flops(handed) if federation.trains else 0,
         "seconds": {
             "encode": prepared.encode_seconds,
             "train": sum(record["seconds"] for record in records),

@@ -258,6 +258,44 @@ def test_a_hand_out_may_hold_tensors_that_clients_only_read(one_by_one):
     assert record["bytes_down"] == 8 * len(RAGGED)
 
 
+class Making(Method):
+    """When training ends, a client sends the sum of its numbers for w, and keeps what it had trained and been given."""
+
+    def roles(self):
+        return {
+            "w": Shared(make=lambda tensors, samples: tensors["w"] + tensors["own"] + len(samples)),
+            "own": Private(trained=True),
+            "seen": Private(make=lambda tensors, samples: tensors["w"] * tensors["goal"]),
+            "goal": Given((1,)),
+        }
+
+    def start(self, generator):
+        return {"w": torch.zeros(1)}
+
+    def join(self, samples, generator):
+        return {"own": torch.ones(1), "seen": torch.zeros(0)}
+
+    def hand_out(self, shared, last, client):
+        return {**shared, "goal": torch.tensor([float(client)])}
+
+    def loss(self, tensors, batch):
+        return -(tensors["w"] + tensors["own"]).sum()
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_is_made_when_training_ends_is_made_of_all_that_training_left(one_by_one):
+    """One step of rate 0.1: w is 0.1 and own 1.1, so that 1.2 and the number of samples are sent."""
+    method = Making(Method.options_type(), small_method("linear").task)
+    steps = {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1, "momentum": 0.0}
+    federation = small_federation(method, steps, rounds=1, one_by_one=one_by_one)
+    handed = {client: method.hand_out(federation.shared, {}, client) for client in range(5)}
+    for result in federation.engine.train(0, range(5), federation.shared, handed):
+        client = result.update.client
+        torch.testing.assert_close(result.update.tensors, {"w": torch.tensor([1.2 + RAGGED[client]])})
+        expected = {"own": torch.tensor([1.1]), "seen": torch.tensor([0.1 * client])}
+        torch.testing.assert_close(result.private, expected)
+
+
 class Lengths(Method):
     """Every client keeps as many numbers as it has samples, and trains them to 1 together with w."""
 

@@ -152,8 +152,9 @@ def train_on_rest(evidence: Evidence, prepared: Prepared, client: int, secret: i
         if reports:
             report = reports[0].tensors
             engine.adopt({client: consultation.settle(0, report, None if consultation.summed else report)})
-    trained = engine.train(0, [client], shared)
-    return Message(client, 0, shared, trained[0].update, trained[0].loss, report) if trained else None
+    handed = prepared.method.hand_out(shared, {}, client)
+    trained = engine.train(0, [client], handed)
+    return Message(client, 0, handed, trained[0].update, trained[0].loss, report) if trained else None
 
 
 # --- attacks of which one client gives a figure of its own

@@ -280,13 +280,14 @@ class Client:
         prepared = replace(ready.prepared, experiment=experiment.model_copy(update={"federation": open_sums}))
         method, engine = prepared.method, local_engine(prepared)
         shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
+        handed = method.hand_out(shared, {}, self.file.number)
         sent: dict[str, Tensors] = {}
         consultation = method.consultation()
         kinds: list[Kind] = ["report", "adopt", "train"] if consultation and consultation.due(0) else ["train"]
         with TemporaryDirectory() as folder:
             party, state = Party(self.file.number, engine, Path(folder)), ""
             for kind in kinds:
-                payload = shared
+                payload = handed if kind == "train" else shared
                 if kind == "adopt" and consultation:
                     own = None if consultation.summed else sent["report"]
                     payload = consultation.settle(0, sent["report"], own)
@@ -301,7 +302,7 @@ class Client:
                 if reply.payload:
                     sent[kind] = unpack_tensors(reply.payload, engine.federation.max_message_bytes)
         update = Update(self.file.number, sent.get("train", {}), last.weight)
-        first = OwnMessage(self.file.number, 0, shared, update, last.loss, sent.get("report", {}))
+        first = OwnMessage(self.file.number, 0, handed, update, last.loss, sent.get("report", {}))
         return {
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,

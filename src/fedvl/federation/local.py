@@ -347,15 +347,13 @@ class LocalEngine:
     def _split_update(self, client: int, tensors: Tensors, shared: Tensors, used: int, loss: float) -> Trained:
         """Split what training had in hand into what a client sends and what it keeps."""
         size, role = len(self.rows[client]), self.method.role
-        private = {
-            name: (tensor[:size] if name in role.per_sample else tensor).clone()
-            for name, tensor in tensors.items()
-            if name not in shared
-        }
-        sent = {name: tensors[name] for name in self.start}
-        if role.sent:
+        tensors = {name: tensor[:size] if name in role.per_sample else tensor for name, tensor in tensors.items()}
+        names = [name for name in tensors if name not in shared]
+        if role.made:
             samples = self.data.take(self.rows[client])
-            sent |= {name: extra.make({**private, **sent}, samples) for name, extra in role.sent.items()}
+            tensors |= {name: make(tensors, samples) for name, make in role.made.items()}
+        private = {name: tensors[name].clone() for name in names}
+        sent = {name: tensors[name] for name in [*self.start, *role.sent]}
         if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms
             assert self.privacy.clip is not None, "requirements.py asks for it"
             sent = clipped(sent, shared, self.privacy.clip - rounding_error(shared))

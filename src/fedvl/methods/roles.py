@@ -2,6 +2,9 @@
 
 A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()``
 unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
+
+A role's ``make`` gives a tensor its value when a client's training ends, from all the client's
+tensors as training left them and its samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +18,7 @@ Shape = tuple[int | range | None, ...]  # a range: any of its sizes; None: any s
 Shapes = dict[str, Shape]
 # The weighted mean over clients, the update of each client, or each and the last one of every client kept
 Needs = Literal["sum", "each", "last"]
+Make = Callable[[Tensors, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Shared:
     needs: Needs = "sum"
     shape: Shape | None = None  # where it may differ from that of ``start``; None: any size
     features: bool = False  # its rows are compared with image features, and live where these do
+    make: Make | None = None  # what a client sends of it; without, what training left
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,14 @@ class Private:
     rate: float = 1.0  # factor on the learning rate
     per_sample: bool = False  # one row for each of the client's samples
     lasts: bool = True  # outlives the round; if not, it is made anew by ``join``
+    make: Make | None = None  # what a client keeps of it; without, what training left
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor that a client sends beside the shared ones, made from its tensors and samples."""
+    """A tensor that a client sends beside the shared ones."""
 
-    make: Callable[[Tensors, Any], Any]
+    make: Make
     shape: Shape
     needs: Literal["each", "last"] = "each"
 
@@ -69,6 +75,11 @@ class Roles:
     def __init__(self, declared: Mapping[str, Role]) -> None:
         self.declared = dict(declared)
         self.sent = {name: role for name, role in self.declared.items() if isinstance(role, Sent)}
+        self.made: dict[str, Make] = {
+            name: role.make
+            for name, role in self.declared.items()
+            if isinstance(role, Shared | Private | Sent) and role.make is not None
+        }
         self.given = {name: role.shape for name, role in self.declared.items() if isinstance(role, Given)}
         self.remembers = any(isinstance(role, Remembered) for role in self.declared.values())
         private = {name: role for name, role in self.declared.items() if isinstance(role, Private)}
