@@ -1,0 +1,181 @@
+"""FedMGP (Bo et al., 2025): groups of text and visual prompts, of which a few are drawn and shared.
+
+Each client keeps several groups: a context for class names and tokens beside an image's patches. A
+class's score is the mean of the groups' scores, and a diversity loss drives groups apart. After its
+training a client draws a few groups, likelier the more alike they are to what the server handed
+out, and sends these. The server averages the first of each client, the second of each, and so on;
+in the next round the means replace the groups that were drawn. In a client's first round all groups
+are equally likely. A new user is answered by the means alone.
+
+Where there is a choice:
+
+- A drawn group is a pair. The released code draws text and visual prompts apart.
+- The diversity loss is the mean cosine between groups, of the texts of a class and of the features
+  of an image. The released code adds one minus that, which makes groups alike
+  (``diversity = "released"``); its other distances do so too.
+- The paper weights clients by their numbers of samples, as here; the released code does not.
+- All groups begin as the same words with a little noise, as in the released code.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.losses import label_loss, masked_mean
+from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.roles import Private, Role, Shared
+from fedvl.tensors import Tensors
+
+NOISE = 0.01  # on the words that a context begins as
+SETTING: dict[str, dict[str, Any]] = {
+    "training": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 8, "local_epochs": 2},
+    "federation": {"rounds": 10},
+    "evaluation": {"protocol": "personal"},
+}
+
+
+class FedMGPOptions(Options):
+    groups: int = Field(5, ge=1)  # of prompts, that a client keeps
+    sent: int = Field(2, ge=1)  # groups that a client sends
+    context: int = Field(2, ge=1)  # tokens before the class name in a group
+    words: str = "a photo of a"  # contexts start as these, repeated or cut to their length; random if empty
+    visual_tokens: int = Field(2, ge=0)  # tokens beside the patches in a group; with none images are encoded once
+    diversity: Literal["paper", "released"] = "paper"  # whether the loss drives groups apart or makes them alike
+    diversity_weight: float = Field(1.0, ge=0)  # lambda
+    temperature: float = Field(1.0, gt=0)  # tau: of the draw of groups
+
+
+class FedMGP(Method):
+    inputs = ("features", "pixels")
+    labels = "candidates"
+    vocabulary = "any"
+    scope = "row"
+    options: FedMGPOptions
+    presets = {"paper": SETTING, "released": {**SETTING, "method": {"diversity": "released"}}}
+
+    def __init__(self, options: FedMGPOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if options.sent > options.groups:
+            raise FedVLError(f"A client has {options.groups} groups and cannot send {options.sent}; lower method.sent.")
+        if options.visual_tokens and not task.clip.vision_layers:
+            raise FedVLError(
+                f"The image tower of {task.clip.name} takes no prompts; use a ViT, or --set method.visual_tokens=0."
+            )
+        self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
+        self.kinds = ("text", "visual") if options.visual_tokens else ("text",)
+
+    @classmethod
+    def forms(cls, options: FedMGPOptions) -> tuple[str, ...]:
+        return cls.inputs if options.visual_tokens else ("features",)
+
+    def roles(self) -> dict[str, Role]:
+        made: dict[str, Role] = {"chosen": Private(make=self.choose), "draws": Private(lasts=False)}
+        for kind in self.kinds:
+            made[kind] = Shared(make=partial(self.send, kind))
+            made[f"own.{kind}"] = Private(trained=True, make=partial(self.keep, kind))
+            made[f"received.{kind}"] = Private(lasts=False)
+        return made
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        return self.drawn(self.options.sent, generator)
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        own = {f"own.{kind}": tensor for kind, tensor in self.drawn(self.options.groups, generator).items()}
+        received = {f"received.{kind}": own[f"own.{kind}"][: self.options.sent].clone() for kind in self.kinds}
+        like = self.task.text_embeddings
+        chosen = like.new_zeros(self.options.sent, self.options.groups)
+        return {**own, **received, "chosen": chosen, "draws": like.new_zeros(self.options.groups)}
+
+    def drawn(self, count: int, generator: torch.Generator) -> Tensors:
+        """Draw as many groups."""
+        shape = (self.options.visual_tokens, self.task.clip.vision_width)
+        text = [self.texts.start(generator) for _ in range(count)]
+        noise = torch.randn(count, *text[0].shape, generator=generator) * (NOISE if self.options.words else 0)
+        visual = SPREAD * torch.randn(count, *shape, generator=generator)
+        found = {"text": torch.stack(text) + noise.to(text[0]), "visual": visual}
+        return {kind: found[kind].to(self.task.text_embeddings) for kind in self.kinds}
+
+    def noise(self, generator: torch.Generator) -> Tensors:
+        """Draw Gumbel noise: the largest of log-weights plus it are a draw without replacement."""
+        return {"draws": -torch.empty(self.options.groups).exponential_(generator=generator).log()}
+
+    def groups(self, tensors: Tensors, kind: str) -> Tensor:
+        """Return a client's groups, the server's means in place of those that it drew last."""
+        if "chosen" not in tensors:
+            return tensors[kind]
+        replaced = tensors["chosen"].sum(0)[:, None, None]
+        means = torch.einsum("sg,spw->gpw", tensors["chosen"], tensors[kind])
+        return (1 - replaced) * tensors[f"own.{kind}"] + means
+
+    # --- when training ends
+
+    def choose(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Draw groups by the softmax of their largest cosine with a received one: sent x groups."""
+        cosines = torch.stack(
+            [
+                normalize(self.groups(tensors, kind).flatten(1), dim=-1)
+                @ normalize(tensors[f"received.{kind}"].flatten(1), dim=-1).T
+                for kind in self.kinds
+            ]
+        )
+        known = tensors["chosen"].amax()  # 0 in the first round
+        logits = known * cosines.mean(0).amax(-1) / self.options.temperature
+        drawn = (logits + tensors["draws"]).topk(self.options.sent).indices
+        return one_hot(drawn, self.options.groups).to(logits)
+
+    def send(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
+        return torch.einsum("sg,gpw->spw", self.choose(tensors, samples), self.groups(tensors, kind))
+
+    def keep(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
+        return self.groups(tensors, kind)
+
+    # --- scores and losses
+
+    def features(self, tensors: Tensors, inputs: Tensors) -> tuple[Tensor, Tensor]:
+        """Return each group's image features (groups x rows x d) and texts (groups x classes x d)."""
+        texts = torch.func.vmap(self.texts.features)(self.groups(tensors, "text"))
+        if "visual" not in self.kinds:
+            return inputs["features"].expand(len(texts), -1, -1), texts
+        visual = self.groups(tensors, "visual")
+        pixels = self.task.clip.normalise(inputs["pixels"]).to(visual.dtype)
+        images = torch.func.vmap(lambda tokens: self.task.clip.encode_image(pixels, tokens=tokens))(visual)
+        return normalize(images.to(texts.dtype), dim=-1), texts
+
+    def scores(self, images: Tensor, texts: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
+            return self.scale * images @ texts.mT
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        """Return the loss, and what the draw at the end of training needs."""
+        received = {f"received.{kind}": batch.received[kind] for kind in self.kinds}
+        return self.loss(tensors, batch), {"draws": batch.noise["draws"], **received}
+
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        images, texts = self.features(tensors, batch.inputs)
+        losses = torch.stack([label_loss(scores, batch) for scores in self.scores(images, texts)])
+        return losses.mean() + self.options.diversity_weight * self.diversity(images, texts, batch.mask)
+
+    def diversity(self, images: Tensor, texts: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean cosine between groups, or one minus it; 0 for a single group."""
+        if len(texts) == 1:
+            return texts.new_zeros(())
+        cosines = [alike(texts).mean()]
+        if "visual" in self.kinds:
+            cosines.append(masked_mean(alike(images), mask))
+        mean = torch.stack(cosines).mean()
+        return mean if self.options.diversity == "paper" else 1 - mean
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return self.scores(*self.features(tensors, inputs)).mean(0)
+
+
+def alike(vectors: Tensor) -> Tensor:
+    """Return the mean cosine of each row's unit vectors in two groups (groups x rows x d)."""
+    count = len(vectors)
+    return (vectors.sum(0).square().sum(-1) - count) / (count * (count - 1))  # all pairs but a group with itself
