@@ -71,6 +71,11 @@ class Victim(NamedTuple):
         return self.engine.method
 
     @property
+    def handed(self) -> Tensors:
+        """What an honest server hands out in the first round."""
+        return self.method.hand_out(self.engine.start, {}, self.client)
+
+    @property
     def run(self) -> str:
         return self.name.encode().hex()
 
@@ -120,12 +125,12 @@ def everything(victim: Victim) -> Tensors:
     declared = {name: torch.zeros(1) for name, role in roles if not isinstance(role, Shared)}
     own = {**samples.inputs, "labels": samples.labels, "spy": torch.zeros(4), **declared}
     own |= victim.engine.private_of(victim.client)
-    return {name: torch.zeros_like(tensor) for name, tensor in own.items() if name not in victim.engine.start}
+    return {name: torch.zeros_like(tensor) for name, tensor in own.items() if name not in victim.handed}
 
 
 def lies(victim: Victim) -> Iterator[Question]:
     """What a client refuses before it has trained."""
-    start, names = victim.engine.start, everything(victim)
+    start, names = victim.handed, everything(victim)
     single = victim.engine.private_of(victim.client).keys() | victim.method.role.declared.keys()
     for name in sorted(single & names.keys()):
         yield question(f"it names {name}", victim, {**start, name: names[name]})
@@ -197,20 +202,18 @@ def steal(server: Server, victims: list[Victim]) -> None:
     refused(false, server.ask(false))
     states = consult(server, [victim for victim in victims if victim.method.consultation()])
     working = [victim for victim in victims if victim.engine.start]
-    honest = [question("honest", v, v.engine.start, state=states.get(v.name, "")) for v in working]
+    honest = [question("honest", v, v.handed, state=states.get(v.name, "")) for v in working]
     first = server.ask(honest)
     for asked, answer in zip(honest, first, strict=True):
         check(asked, answer)
         assert isinstance(answer, Message)
         victim = asked.victim
-        [trained] = victim.engine.train(0, [victim.client], victim.engine.start)
+        [trained] = victim.engine.train(0, [victim.client], victim.handed)
         victim.engine.keep([trained])
         assert near(unpack_tensors(answer.payload, LIMIT), trained.update.tensors), victim.name
         states[victim.name] = answer.read_header().state
     moved = [
-        question(
-            "other tensors", v, {name: t + t.dtype.is_floating_point for name, t in v.engine.start.items()}, attempt=1
-        )
+        question("other tensors", v, {name: t + t.dtype.is_floating_point for name, t in v.handed.items()}, attempt=1)
         for v in working
     ]
     for asked, before, answer in zip(moved, first, server.ask(moved), strict=True):
@@ -218,9 +221,7 @@ def steal(server: Server, victims: list[Victim]) -> None:
         assert isinstance(answer, Message)
         assert isinstance(before, Message)
         assert answer.payload == before.payload, asked.victim.name
-    again = [
-        question("everything", v, {**v.engine.start, **everything(v)}, round=1, state=states[v.name]) for v in working
-    ]
+    again = [question("everything", v, {**v.handed, **everything(v)}, round=1, state=states[v.name]) for v in working]
     refused(again, server.ask(again))
 
 
@@ -312,9 +313,10 @@ def found_in(said: bytes, wanted: set[bytes]) -> set[bytes]:
 
 
 def own_tensors(victim: Victim) -> Tensors:
-    """What is a client's alone: its samples and its private tensors."""
-    samples = victim.engine.data.take(victim.engine.rows[victim.client])
-    return {**samples.inputs, "labels": samples.labels, **victim.engine.private_of(victim.client)}
+    """What is a client's alone: its samples, and private tensors that are no copies of what it sends."""
+    samples, made = victim.engine.data.take(victim.engine.rows[victim.client]), victim.method.role.made
+    private = {name: t for name, t in victim.engine.private_of(victim.client).items() if name not in made}
+    return {**samples.inputs, "labels": samples.labels, **private}
 
 
 @pytest.mark.parametrize("name", AT_HOME)
@@ -355,8 +357,10 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
         hidden = needles(own_tensors(victim))
         assert len(hidden) >= len(victim.engine.rows[victim.client]), victim.name
         own |= dict.fromkeys(hidden, victim.name)
+    made = {victim.run: victim.method.role.made for victim in victims}
     for path in (folder / "parties").glob("*/runs/*/*.safetensors"):
-        own |= dict.fromkeys(needles(load(path)), path.parts[-2])
+        run = path.parts[-2]
+        own |= dict.fromkeys(needles({n: t for n, t in load(path).items() if n not in made.get(run, {})}), run)
     sent = set[bytes]().union(*(needles(unpack_tensors(a.payload, LIMIT)) for a in answers if a.payload))
     found = found_in(b"".join(request.body for request in requests), sent | own.keys())
     assert sent <= found  # what was sent is found, if one looks for it

@@ -33,7 +33,9 @@ def party(name, folder, options=None, **settings):
 
 
 def start_of(party):
-    return party.engine.method.start(torch_generator(0, "start"))
+    """What an honest server hands out in the first round."""
+    method = party.engine.method
+    return method.hand_out(method.start(torch_generator(0, "start")), {}, CLIENT)
 
 
 def ask(party, tensors, **changes):
@@ -55,7 +57,7 @@ def declared(method, kind, start):
     consultation = method.consultation()
     if kind == "report":
         return set(consultation.report_shapes)
-    return start.keys() | method.role.sent.keys()
+    return (start.keys() - method.role.given.keys()) | method.role.sent.keys()
 
 
 def lies(start, private):
@@ -105,8 +107,8 @@ def test_a_server_cannot_take_what_the_method_does_not_declare(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_engine_itself_refuses_too(name, tmp_path):
-    engine = party(name, tmp_path).engine
-    shared = engine.method.start(torch_generator(0, "start"))
+    victim = party(name, tmp_path)
+    engine, shared = victim.engine, start_of(victim)
     for stolen in (*engine.private_of(CLIENT), "spy"):
         with pytest.raises(FedVLError, match="is refused"):
             engine.train(0, [CLIENT], {**shared, stolen: torch.zeros(1)})
