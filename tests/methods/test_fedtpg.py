@@ -5,11 +5,11 @@ import torch
 from helpers.prompts import method_on, settings, task_of
 from helpers.real import accuracy
 from helpers.small import batch_of, small_encoder
-from torch.nn.functional import gelu, multi_head_attention_forward, normalize
+from torch.nn.functional import gelu, normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples
-from fedvl.methods.fedtpg import FedTPG, FedTPGOptions, attention
+from fedvl.methods.fedtpg import FedTPG, FedTPGOptions
 from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements
 
@@ -43,37 +43,6 @@ def randomised(method, seed=0):
     generator = torch.Generator().manual_seed(seed)
     start = method.start(generator)
     return {name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator) for name, tensor in start.items()}
-
-
-@pytest.mark.parametrize("present", [None, [True, False, True, True, False]])
-def test_attention_is_torchs(present):
-    """Queries of the text tower's width (8), names of the joint width (6)."""
-    tensors = randomised(method_on("fedtpg", small_encoder()))
-    generator = torch.Generator().manual_seed(1)
-    queries, names = torch.randn(4, 8, generator=generator), torch.randn(5, 6, generator=generator)
-    mask = None if present is None else torch.tensor(present)
-    expected, _ = multi_head_attention_forward(
-        queries[:, None],
-        names[:, None],
-        names[:, None],
-        embed_dim_to_check=8,
-        num_heads=4,
-        in_proj_weight=None,
-        in_proj_bias=torch.cat([tensors[f"{name}.bias"] for name in ("query", "key", "value")]),
-        bias_k=None,
-        bias_v=None,
-        add_zero_attn=False,
-        dropout_p=0.0,
-        out_proj_weight=tensors["mixed.weight"],
-        out_proj_bias=tensors["mixed.bias"],
-        training=False,
-        key_padding_mask=None if mask is None else ~mask[None],
-        use_separate_proj_weight=True,
-        q_proj_weight=tensors["query.weight"],
-        k_proj_weight=tensors["key.weight"],
-        v_proj_weight=tensors["value.weight"],
-    )
-    torch.testing.assert_close(attention(tensors, queries, names, mask), expected[:, 0])
 
 
 def test_the_network_is_that_of_torchs_layers():

@@ -144,6 +144,11 @@ class DualEncoder(FrozenEncoder):
         features: Tensor = self.visual(pixels, prompts, True)
         return features[:, 0], features[:, 1:]
 
+    def embed_patches(self, pixels: Tensor) -> Tensor:
+        """Return the patch tokens of a ViT, n x M x width, with positions, before the first norm."""
+        tokens: Tensor = self.visual.embed(pixels)  # type: ignore[operator]
+        return tokens[:, 1:]
+
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return the n x L x width embeddings of n x L tokens, without positions."""
         embedded: Tensor = self.token_embedding(tokens)

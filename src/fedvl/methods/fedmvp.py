@@ -1,0 +1,153 @@
+"""FedMVP (Singha et al., 2025): an averaged network makes visual prompts from image and class texts.
+
+An image's patches attend to sentences about all classes; the mean of what neighbouring patches
+found gives a few prompts, which join the patches on their way through the frozen tower. A class's
+score is the mean over its sentences. The loss also keeps the prompted feature near the frozen
+feature of the image's mirror image. Once a client's loss is small, the block of attention is held
+and only low-rank changes of its inputs are trained, and the layer that lifts texts to the width of
+images.
+
+Where there is a choice:
+
+- Sentences come from a JSON file of the user's, ``{"cat": ["whiskers, which ...", ...], ...}``: the
+  paper asked a language model for them. A class that it does not name has its template's text alone.
+- The published code does not run, for a file is missing and only an epoch's last batch is trained
+  on; what it leaves open follows PMFLT's repair of it. Attention has no residual there.
+- There the low-rank changes are left out until they are trained. Here they are always in, so that
+  all users have one model: as drawn they change inputs by some percent.
+- Clients count equally.
+"""
+
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool1d, linear, normalize
+
+from fedvl.errors import FedVLError
+from fedvl.files import MOST_JSON, parse_json, read_file
+from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.adapters import linear_layer
+from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
+from fedvl.methods.parts.losses import label_loss, masked_mean
+from fedvl.methods.parts.prompts import SPREAD
+from fedvl.tensors import Tensors
+
+TEXTS_AT_ONCE = 256
+TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 128}
+PAIRS = ("query", "key", "value")
+
+
+class FedMVPOptions(Options):
+    attributes: str | None = None  # a JSON file of sentences about each class; without, the template's text
+    prompts: int = Field(4, ge=1)  # visual prompts of an image
+    rank: int = Field(8, ge=1)  # of the low-rank changes
+    alpha: float = Field(10.0, ge=0)  # weight of the distance to the mirror image's frozen feature
+    settled_loss: float = Field(0.5, ge=0)  # loss of a batch below which a client holds the block of attention
+
+
+class FedMVP(Method):
+    inputs = ("features", "pixels")
+    labels = "candidates"
+    vocabulary = "any"
+    weighting = "clients"
+    options: FedMVPOptions
+    presets = {"paper": {"training": TRAINING, "federation": {"rounds": 100}, "data": {"shots": 8}}}
+
+    def __init__(self, options: FedMVPOptions, task: Task) -> None:
+        super().__init__(options, task)
+        if not task.clip.vision_layers or task.clip.vision_width % HEADS:
+            raise FedVLError(
+                f"FedMVP needs an image tower that is a ViT of a width that {HEADS} heads divide, and that of "
+                f"{task.clip.name} is not; use another model."
+            )
+        sentences = read_sentences(options.attributes, task) if options.attributes else {}
+        found = [
+            encoded(task, sentences[c]) if c in sentences else text[None] for c, text in enumerate(task.text_features)
+        ]
+        self.sentences = torch.cat(found)  # of all classes, unit vectors
+        owners = torch.repeat_interleave(torch.tensor([len(each) for each in found])).to(self.sentences.device)
+        belongs = owners == torch.arange(len(found), device=owners.device)[:, None]
+        self.shares = belongs / belongs.sum(-1, keepdim=True)  # classes x sentences: the mean over a class's own
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        width, rank = self.task.clip.vision_width, self.options.rank
+        weight, bias = linear_layer(self.sentences.shape[1], width, generator)
+        tensors = {"lift.weight": weight, "lift.bias": bias, **block_start(width, width, generator)}
+        for name in PAIRS:
+            tensors[f"pair.{name}.left"] = SPREAD * torch.randn(width, rank, generator=generator)
+            tensors[f"pair.{name}.right"] = SPREAD * torch.randn(rank, width, generator=generator)
+        return {name: tensor.to(self.sentences) for name, tensor in tensors.items()}
+
+    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        return {"settled": self.sentences.new_zeros(())}  # 1 once the client holds the block
+
+    def generated(self, tensors: Tensors, pixels: Tensor) -> Tensor:
+        """Return the prompts of each image: rows x prompts x width."""
+        patches = self.task.clip.embed_patches(pixels)
+        texts = linear(self.sentences, tensors["lift.weight"], tensors["lift.bias"])
+        query, key, value = (
+            x + x @ tensors[f"pair.{name}.left"] @ tensors[f"pair.{name}.right"]
+            for name, x in zip(PAIRS, (patches, texts, texts), strict=True)
+        )
+        found = block(tensors, query, norm(tensors, "names", key), value)
+        return adaptive_avg_pool1d(found.mT, self.options.prompts).mT
+
+    def features(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        pixels = self.task.clip.normalise(inputs["pixels"]).to(self.sentences.dtype)
+        images = self.task.clip.encode_image(pixels, tokens=self.generated(tensors, pixels))
+        return normalize(images.to(self.sentences.dtype), dim=-1)
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Return the mean over each class's sentences of s cos(image, sentence)."""
+        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
+            return self.scale * images @ self.sentences.T @ self.shares.T
+
+    def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        """Return the loss, and whether the client holds the block from now on."""
+        settled = tensors["settled"]
+
+        def held(name: str, tensor: Tensor) -> Tensor:
+            free = settled if name.startswith("pair.") else 1 - settled
+            return tensor if name.startswith("lift.") else tensor.detach() + free * (tensor - tensor.detach())
+
+        loss = self.loss({name: held(name, tensor) for name, tensor in tensors.items()}, batch)
+        small = (loss.detach() < self.options.settled_loss).to(settled)
+        return loss, {"settled": torch.maximum(settled, small)}
+
+    def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
+        images = self.features(tensors, batch.inputs)
+        with torch.no_grad():
+            mirrored = self.task.clip.normalise(batch.inputs["pixels"].flip(-1)).to(images.dtype)
+            frozen = normalize(self.task.clip.encode_image(mirrored).to(images.dtype), dim=-1)
+        apart = masked_mean(1 - (images * frozen).sum(-1), batch.mask)
+        return label_loss(self.scores(images), batch) + self.options.alpha * apart
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return self.scores(self.features(tensors, inputs))
+
+
+def read_sentences(file: str, task: Task) -> dict[int, list[str]]:
+    """Return the sentences of the classes that a JSON file names, by class."""
+    path = Path(file).expanduser()
+    try:
+        found = parse_json(read_file(path, MOST_JSON))
+    except (OSError, ValueError) as error:
+        raise FedVLError(f"{path} cannot be read as JSON; name another file as method.attributes.") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(each, list) and each and all(isinstance(text, str) for text in each) for each in found.values()
+    ):
+        raise FedVLError(f"{path} must be a JSON object of class names, each with a list of sentences.")
+    return {c: found[name] for c, name in enumerate(task.class_names) if name in found}
+
+
+def encoded(task: Task, sentences: list[str]) -> Tensor:
+    """Return unit text embeddings."""
+    device = task.clip.positional_embedding.device
+    with torch.no_grad():
+        parts = [
+            task.clip.encode_text(task.clip.tokenise(sentences[first : first + TEXTS_AT_ONCE]).to(device))
+            for first in range(0, len(sentences), TEXTS_AT_ONCE)
+        ]
+    return normalize(torch.cat(parts), dim=-1)

@@ -1,0 +1,115 @@
+"""FedMVP: its prompts and loss against plain code, sentences from a file, when the block is held, and real images."""
+
+import json
+
+import pytest
+import torch
+from helpers.prompts import gradient
+from helpers.small import CLASSES, batch_of, run_quietly, small_federation, small_method, small_samples
+from torch.nn.functional import cross_entropy, normalize
+
+from fedvl.errors import FedVLError
+from fedvl.methods.parts.cross_attention import block
+from fedvl.seeding import torch_generator
+from fedvl.settings import resolve_experiment
+
+
+def started(method, count=5):
+    samples = small_samples(method, count)
+    return method.start(torch_generator(0, "start")) | method.join(samples, torch.Generator()), batch_of(samples)
+
+
+def test_prompts_are_means_over_neighbouring_patches_of_what_they_found():
+    """Two prompts of four patches, without low-rank changes: each is the mean of two patches' findings."""
+    method = small_method("fedmvp", prompts=2)
+    tensors, batch = started(method)
+    tensors = {name: torch.zeros_like(t) if "pair" in name else t for name, t in tensors.items()}
+    pixels = method.task.encoder.normalise(batch.inputs["pixels"]).float()
+    lifted = method.task.text_features @ tensors["lift.weight"].T + tensors["lift.bias"]
+    patches = method.task.encoder.visual.embed(pixels)[:, 1:]
+    keys = torch.nn.functional.layer_norm(lifted, (8,))
+    expected = block(tensors, patches, keys, lifted).reshape(5, 2, 2, 8).mean(2)
+    torch.testing.assert_close(method.generated(tensors, pixels), expected)
+
+
+def test_the_loss_by_plain_code():
+    """The prompted images through all layers, cross-entropy, and the distance to the frozen mirror images."""
+    method = small_method("fedmvp", alpha=3.0)
+    tensors, batch = started(method)
+    encoder = method.task.encoder
+    pixels = encoder.normalise(batch.inputs["pixels"]).float()
+    tower = encoder.visual
+    x = torch.cat([tower.embed(pixels), method.generated(tensors, pixels)], 1)
+    images = normalize(tower.ln_post(tower.transformer(tower.ln_pre(x))[:, 0]) @ tower.proj, dim=-1)
+    mirrored = normalize(encoder.encode_image(pixels.flip(-1)), dim=-1)
+    expected = cross_entropy(10 * images @ method.task.text_features.T, batch.labels)
+    expected = expected + 3 * (1 - (images * mirrored).sum(-1)).mean()
+    torch.testing.assert_close(method.loss(tensors, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_classs_score_is_the_mean_over_its_sentences(tmp_path):
+    file = tmp_path / "attributes.json"
+    file.write_text(json.dumps({"class 1": ["it is striped", "it has two wheels"], "elsewhere": ["it flies"]}))
+    method, plain = small_method("fedmvp", attributes=str(file)), small_method("fedmvp")
+    images = normalize(torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
+    found, by_template = method.scores(images), plain.scores(images)
+    others = [0, 2, 3]
+    torch.testing.assert_close(found[:, others], by_template[:, others])
+    torch.testing.assert_close(by_template, 10 * images @ method.task.text_features.T)
+    encoder = method.task.encoder
+    texts = [
+        normalize(encoder.encode_text(encoder.tokenise([text])), dim=-1)[0]
+        for text in ("it is striped", "it has two wheels")
+    ]
+    torch.testing.assert_close(found[:, 1], 10 * (images @ texts[0] + images @ texts[1]) / 2)
+    assert len(method.sentences) == CLASSES + 1
+
+
+@pytest.mark.parametrize("content", ["[", "[]", '{"class 1": []}', '{"class 1": "striped"}', '{"class 1": [3]}'])
+def test_a_bad_file_of_sentences_is_refused(content, tmp_path):
+    file = tmp_path / "attributes.json"
+    file.write_text(content)
+    with pytest.raises(FedVLError, match=r"attributes\.json"):
+        small_method("fedmvp", attributes=str(file))
+    with pytest.raises(FedVLError, match=r"none\.json"):
+        small_method("fedmvp", attributes=str(tmp_path / "none.json"))
+
+
+def test_once_settled_a_client_trains_the_low_rank_changes_and_the_lift_alone():
+    method = small_method("fedmvp")
+    tensors, batch = started(method)
+
+    def moved(settled):
+        now = {**tensors, "settled": torch.tensor(settled)}
+        names = [
+            name for name in tensors if name not in ("settled", "key.bias")
+        ]  # a softmax does not see the keys' bias
+        return {name for name in names if gradient(method, now, batch, name).abs().max() > 0}
+
+    pairs = {name for name in tensors if name.startswith("pair.")}
+    lift = {"lift.weight", "lift.bias"}
+    assert moved(1.0) == pairs | lift
+    assert moved(0.0) == tensors.keys() - pairs - {"settled", "key.bias"}
+
+
+def test_a_client_settles_when_a_batchs_loss_is_small_and_stays_so():
+    method = small_method("fedmvp", settled_loss=1e9)
+    tensors, batch = started(method)
+    assert method.objective(tensors, batch)[1]["settled"] == 1
+    strict = small_method("fedmvp", settled_loss=0.0)
+    assert strict.objective(tensors, batch)[1]["settled"] == 0
+    assert strict.objective({**tensors, "settled": torch.tensor(1.0)}, batch)[1]["settled"] == 1
+
+
+def test_clients_count_equally_and_keep_nothing_but_whether_they_have_settled():
+    federation = run_quietly(small_federation(small_method("fedmvp"), rounds=1))
+    assert all(private.keys() == {"settled"} for private in federation.engine.private.values())
+    trained = federation.engine.train(1, range(5), federation.shared)
+    assert [result.update.weight for result in trained] == [1, 1, 1, 1]
+
+
+def test_presets_are_the_published_settings():
+    paper = resolve_experiment({"method": {"name": "fedmvp"}})
+    assert (paper.training.learning_rate, paper.training.batch_size, paper.federation.rounds) == (0.003, 128, 100)
+    with pytest.raises(FedVLError, match=r"method\.prompts"):
+        resolve_experiment({"method": {"name": "fedmvp", "prompts": 0}})
