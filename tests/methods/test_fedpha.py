@@ -130,5 +130,4 @@ def test_presets_are_the_published_settings_and_bad_options_are_refused():
 def test_it_learns_on_real_images():
     """Each client's own images of few classes; 100 times its paper's rate, for there are few rounds."""
     learned, zero_shot = accuracy("fedpha", settings(0.1, rounds=8, data=SKEWED), lengths=[2, 8], context=4)
-    print("REAL", learned, zero_shot)
     assert learned > zero_shot + 4

@@ -13,8 +13,8 @@ Where there is a choice:
   paper asked a language model for them. A class that it does not name has its template's text alone.
 - The published code does not run, for a file is missing and only an epoch's last batch is trained
   on; what it leaves open follows PMFLT's repair of it. Attention has no residual there.
-- There the low-rank changes are left out until they are trained. Here they are always in, so that
-  all users have one model: as drawn they change inputs by some percent.
+- There the low-rank changes are left out until the block is held. Here they are in, and trained,
+  from the start, so that all users have one model.
 - Clients count equally.
 """
 
@@ -108,11 +108,12 @@ class FedMVP(Method):
         """Return the loss, and whether the client holds the block from now on."""
         settled = tensors["settled"]
 
-        def held(name: str, tensor: Tensor) -> Tensor:
-            free = settled if name.startswith("pair.") else 1 - settled
-            return tensor if name.startswith("lift.") else tensor.detach() + free * (tensor - tensor.detach())
-
-        loss = self.loss({name: held(name, tensor) for name, tensor in tensors.items()}, batch)
+        held = {
+            name: tensor.detach() + (1 - settled) * (tensor - tensor.detach())
+            for name, tensor in tensors.items()
+            if not name.startswith(("lift.", "pair."))
+        }
+        loss = self.loss({**tensors, **held}, batch)
         small = (loss.detach() < self.options.settled_loss).to(settled)
         return loss, {"settled": torch.maximum(settled, small)}
 
