@@ -8,7 +8,11 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
-from fedvl.tensors import digest
+from fedvl.methods import method_names
+from fedvl.tensors import digest, flatten
+
+# Methods whose clients keep what they trained.
+KEEPING = [name for name in method_names() if small_method(name).role.trained_private]
 
 
 def test_a_round_is_the_mean_of_the_clients_weighted_by_their_examples():
@@ -114,6 +118,18 @@ def test_a_restored_run_ends_in_the_same_bits(tmp_path, committed):
     run_quietly(resumed)
     assert digest(resumed.shared) == digest(whole.shared)
     assert [r["loss"] for r in resumed.records] == [r["loss"] for r in whole.records]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_clients_keep_is_restored_too(name, tmp_path):
+    whole = run_quietly(small_federation(small_method(name), rounds=2))
+    journal = Journal(tmp_path / "journal")
+    run_quietly(replace(small_federation(small_method(name), rounds=1), journal=journal))
+    resumed = replace(small_federation(small_method(name), rounds=2), journal=journal)
+    resumed.restore()
+    run_quietly(resumed)
+    assert digest(resumed.shared) == digest(whole.shared)
+    assert digest(flatten(resumed.engine.private)) == digest(flatten(whole.engine.private))
 
 
 def test_in_sequence_each_client_goes_on_from_the_one_before_and_the_last_one_counts():

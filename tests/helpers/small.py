@@ -32,6 +32,7 @@ SIDE = 64  # pixels of a small image: the last layers of a network still see 2 x
 PATCHES = 4  # positions of a small image in the encoder
 FUSED = ("fed-prime", "fed-inter", "fed-intra", "fedavg-p", "fedprox-p", "fedmsplit-p")  # methods on a fused encoder
 PAPERS = ("fst-cbdg", "fed-mp", "fedpp", "cachefl", "fed-prime")  # the methods of the five papers
+FIELD = ("fedpgp", "promptfolio", "pfedmma", "pfedmoap", "fedpha", "fedmgp", "fedmvp")  # methods after the papers
 NETWORK = {"width": 4}  # options of the methods that train a network on pixels
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.bad_updates import KINDS, bad_message, honest, received
 from helpers.lazy import lazily
-from helpers.small import PAPERS, RAGGED, run_quietly, small_federation, small_method
+from helpers.small import FIELD, PAPERS, RAGGED, run_quietly, small_federation, small_method
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -321,8 +321,9 @@ DECLARED = dict(enumerate(RAGGED))
 def trained(name: str) -> tuple[Federation, list[Update]]:
     """A federation after one round, and its clients' updates of the next."""
     federation = run_quietly(small_federation(small_method(name), rounds=1))
-    cohort = range(federation.engine.clients)
-    return federation, [result.update for result in federation.engine.train(1, cohort, federation.shared)]
+    cohort, method = range(federation.engine.clients), federation.method
+    handed = {client: method.hand_out(federation.shared, federation.last, client) for client in cohort}
+    return federation, [result.update for result in federation.engine.train(1, cohort, federation.shared, handed)]
 
 
 def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tensors]:
@@ -333,6 +334,16 @@ def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tens
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_bad_update_is_refused_and_leaves_no_trace(name, kind):
+    refuse(name, kind)
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_bad_updates_of_every_kind_are_refused_in_other_methods_too(name):
+    for kind in KINDS:
+        refuse(name, kind)
+
+
+def refuse(name, kind):
     federation, updates = trained(name)
     bad = updates[1]
     messages = [bad_message(kind, u) if u is bad else honest(u.tensors, u.client, u.weight) for u in updates]
