@@ -259,13 +259,14 @@ def test_a_hand_out_may_hold_tensors_that_clients_only_read(one_by_one):
 
 
 class Making(Method):
-    """When training ends, a client sends the sum of its numbers for w, and keeps what it had trained and been given."""
+    """It doubles what it is given before training; when that ends it sends the sum of its numbers for w, and keeps others."""
 
     def roles(self):
         return {
-            "w": Shared(make=lambda tensors, samples: tensors["w"] + tensors["own"] + len(samples)),
+            "w": Shared(end=lambda tensors, samples: tensors["w"] + tensors["own"] + len(samples)),
             "own": Private(trained=True),
-            "seen": Private(make=lambda tensors, samples: tensors["w"] * tensors["goal"]),
+            "twice": Private(lasts=False, begin=lambda tensors, samples: 2 * tensors["goal"] + tensors["w"]),
+            "seen": Private(end=lambda tensors, samples: tensors["w"] * tensors["goal"] + tensors["twice"]),
             "goal": Given((1,)),
         }
 
@@ -283,8 +284,8 @@ class Making(Method):
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_what_is_made_when_training_ends_is_made_of_all_that_training_left(one_by_one):
-    """One step of rate 0.1: w is 0.1 and own 1.1, so that 1.2 and the number of samples are sent."""
+def test_what_is_made_when_training_begins_and_ends_is_made_of_all_that_there_is_then(one_by_one):
+    """One step of rate 0.1: w is 0.1 and own 1.1, so that 1.2 and the number of samples are sent; 2.1 goals are kept."""
     method = Making(Method.options_type(), small_method("linear").task)
     steps = {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1, "momentum": 0.0}
     federation = small_federation(method, steps, rounds=1, one_by_one=one_by_one)
@@ -292,7 +293,7 @@ def test_what_is_made_when_training_ends_is_made_of_all_that_training_left(one_b
     for result in federation.engine.train(0, range(5), federation.shared, handed):
         client = result.update.client
         torch.testing.assert_close(result.update.tensors, {"w": torch.tensor([1.2 + RAGGED[client]])})
-        expected = {"own": torch.tensor([1.1]), "seen": torch.tensor([0.1 * client])}
+        expected = {"own": torch.tensor([1.1]), "seen": torch.tensor([2.1 * client])}
         torch.testing.assert_close(result.private, expected)
 
 

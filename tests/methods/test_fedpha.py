@@ -14,8 +14,8 @@ from fedvl.settings import resolve_experiment
 
 def started(method):
     samples = small_samples(method)
-    shared = method.start(torch_generator(0, "start"))
-    tensors = method.hand_out(shared, {}, 0) | method.join(samples, torch_generator(0, "join", 0))
+    tensors = method.start(torch_generator(0, "start")) | method.join(samples, torch_generator(0, "join", 0))
+    tensors["directions"] = method.directions(tensors, samples)
     tensors["local_context"] = 20 * tensors["local_context"]
     return tensors, batch_of(samples)
 
@@ -36,19 +36,23 @@ def test_directions_by_hand():
         context[row, axis] = length
     x = torch.arange(1.0, 9.0)[None]
     null = small_method("fedpha", context=4, ratio=0.5)
-    assert null.directions(context).abs().tolist() == torch.eye(8)[[0, 2]].tolist()
-    assert null.project(x, null.directions(context)).tolist() == [[0.0, 2.0, 0.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
+    assert null.directions({"context": context}, None).abs().tolist() == torch.eye(8)[[0, 2]].tolist()
+    assert null.project(x, null.directions({"context": context}, None)).tolist() == [
+        [0.0, 2.0, 0.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    ]
     rows = small_method("fedpha", context=4, ratio=0.5, space="rows")
-    assert rows.project(x, rows.directions(context)).tolist() == [[0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]]
+    assert rows.project(x, rows.directions({"context": context}, None)).tolist() == [
+        [0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]
+    ]
 
 
 def test_how_many_directions_are_kept():
     wide = torch.randn(16, 512, generator=torch.Generator().manual_seed(0))
     method = small_method("fedpha", space="rows")
     method.main = int(16 * (1 - method.options.ratio))
-    assert method.directions(wide).shape == (13, 512)
+    assert method.directions({"context": wide}, None).shape == (13, 512)
     everything = small_method("fedpha", space="rows", ratio=1.0, context=4)
-    assert everything.directions(wide[:4]).shape == (4, 512)
+    assert everything.directions({"context": wide[:4]}, None).shape == (4, 512)
     nothing_is_main = small_method("fedpha", ratio=1.0, context=4)
     tensors, _ = started(nothing_is_main)
     kept = nothing_is_main.project(tensors["local_context"], tensors["directions"])
@@ -69,6 +73,12 @@ def test_the_loss_is_the_sum_of_its_four_parts():
         scores = 10 * batch.inputs["features"] @ texts.T
         expected = expected + torch.nn.functional.cross_entropy(scores, batch.labels)
     torch.testing.assert_close(method.loss(tensors, batch), expected)
+
+
+def test_directions_are_of_the_context_that_the_server_handed_out():
+    method = small_method("fedpha")
+    begun = small_federation(method).engine._begun(3, shared := {"context": torch.eye(16, 8)})
+    assert torch.equal(begun["directions"], method.directions(shared, None))
 
 
 def test_contexts_that_are_the_same_have_a_gradient_that_is_a_number():
@@ -98,13 +108,13 @@ def test_a_short_context_is_read_at_its_own_end():
     torch.testing.assert_close(method.texts.features(context), torch.nn.functional.normalize(plain, dim=-1))
 
 
-def test_the_local_context_stays_and_directions_come_with_the_shared_one():
+def test_the_local_context_stays_and_directions_do_not_travel():
     federation = run_quietly(small_federation(small_method("fedpha"), rounds=1))
     assert federation.shared.keys() == {"context"}
     assert all(kept.keys() == {"local_context"} for kept in federation.engine.private.values())
     (record,) = federation.records
     assert record["bytes_up"] == 4 * 16 * 8 * 4  # clients with data, tokens, width, bytes
-    assert record["bytes_down"] == len(RAGGED) * (16 + 1) * 8 * 4  # 8 directions, of which int(8 * 0.2) = 1 is main
+    assert record["bytes_down"] == len(RAGGED) * 16 * 8 * 4
 
 
 def test_queries_are_answered_by_the_local_context_or_else_by_the_shared_one():

@@ -1,9 +1,9 @@
-"""Weights that are cast once give what autocast gives, and OpenAI's activation folded into them is the same."""
+"""Weights that are cast once, OpenAI's activation folded into them, and adapters beside blocks."""
 
 import pytest
 import torch
 
-from fedvl.models.transformer import Mlp, StackShape
+from fedvl.models.transformer import Mlp, StackShape, Transformer
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
@@ -27,3 +27,23 @@ def test_weights_that_were_cast_while_encoding_can_be_trained_through():
         loss = mlp(leaf := x.requires_grad_()).float().sum()
     [gradient] = torch.autograd.grad(loss, [leaf])
     assert gradient.abs().sum() > 0
+
+
+def test_an_adapter_beside_a_block_reads_its_normalised_input_and_adds_to_its_output():
+    torch.manual_seed(0)
+    shape = StackShape(8, 3, 2, 16)
+    stack, x = Transformer(shape).requires_grad_(False), torch.randn(2, 5, 8)
+    for tensor in stack.state_dict().values():
+        tensor.normal_(std=0.3)
+    weight = torch.randn(8, 8)
+    first, second, third = stack.resblocks
+    middle = second(first(x)) + second.ln_1(first(x)) @ weight
+    expected = third(middle) + third.ln_1(middle) @ weight
+
+    def adapter(normal):
+        return normal @ weight
+
+    torch.testing.assert_close(stack(x, beside=[None, adapter, adapter]), expected)
+    rows = torch.tensor([4, 1])  # of the last block, of which the rest is not computed
+    chosen = stack(x, rows=rows, beside=[None, adapter, adapter])
+    torch.testing.assert_close(chosen[:, 0], expected[torch.arange(2), rows])

@@ -129,7 +129,7 @@ class LocalEngine:
         """Train the clients that have data, from the shared tensors or each from its ``own``."""
         for handed in own.values() if own else [shared]:
             self.check_received(handed)
-        private = {client: self.private_of(client) for client in cohort}
+        private = {client: self._begun(client, own[client] if own else shared) for client in cohort}
         used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
@@ -247,11 +247,21 @@ class LocalEngine:
         self._joins = bool(joined)  # a method that keeps nothing is not asked again: that copies a client's data
         return {**joined, **kept}
 
+    def _begun(self, client: int, received: Tensors) -> Tensors:
+        """Return the private tensors that a client's training begins with."""
+        private, begins = self.private_of(client), self.method.role.begins
+        if not begins or not len(self.rows[client]):
+            return private
+        tensors, samples = {**private, **received}, self.data.take(self.rows[client])
+        with torch.no_grad():
+            return {**private, **{name: make(tensors, samples) for name, make in begins.items()}}
+
     def local_flops(self, shared: Tensors) -> int:
         """Count the largest client's operations in a round: its first step, times steps."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        members = [Member(c, self._used(c, self.private_of(c)), self.private_of(c)) for c in range(self.clients)]
+        privates = [self._begun(client, shared) for client in range(self.clients)]
+        members = [Member(client, self._used(client, private), private) for client, private in enumerate(privates)]
         largest = max(members, key=lambda member: len(member.used))
         if not len(largest.used):
             return 0
@@ -349,9 +359,9 @@ class LocalEngine:
         size, role = len(self.rows[client]), self.method.role
         tensors = {name: tensor[:size] if name in role.per_sample else tensor for name, tensor in tensors.items()}
         names = [name for name in tensors if name not in shared]
-        if role.made:
+        if role.ends:
             samples = self.data.take(self.rows[client])
-            tensors |= {name: make(tensors, samples) for name, make in role.made.items()}
+            tensors |= {name: make(tensors, samples) for name, make in role.ends.items()}
         private = {name: tensors[name].clone() for name in names}
         sent = {name: tensors[name] for name in [*self.start, *role.sent]}
         if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms

@@ -343,7 +343,8 @@ class Federation:
         """Train each client from the tensors of the one before; all send what the last one has."""
         trained: list[Trained] = []
         for client in cohort:
-            before = {name: trained[-1].update.tensors[name] for name in self.shared} if trained else handed[client]
+            shared = {name: trained[-1].update.tensors[name] for name in self.shared} if trained else {}
+            before = {**handed[client], **shared}
             trained += self.engine.train(round_index, [client], self.shared, {client: before})
         last = trained[-1].update.tensors if trained else {}
         return [result._replace(update=result.update._replace(tensors=last)) for result in trained]

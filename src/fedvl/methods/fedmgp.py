@@ -75,22 +75,21 @@ class FedMGP(Method):
         return cls.inputs if options.visual_tokens else ("features",)
 
     def roles(self) -> dict[str, Role]:
-        made: dict[str, Role] = {"chosen": Private(make=self.choose), "draws": Private(lasts=False)}
+        roles: dict[str, Role] = {"chosen": Private(end=self.choose), "draws": Private(lasts=False)}
         for kind in self.kinds:
-            made[kind] = Shared(make=partial(self.send, kind))
-            made[f"own.{kind}"] = Private(trained=True, make=partial(self.keep, kind))
-            made[f"received.{kind}"] = Private(lasts=False)
-        return made
+            roles[kind] = Shared(end=partial(self.send, kind))
+            roles[f"own.{kind}"] = Private(trained=True, end=partial(self.keep, kind))
+            roles[f"received.{kind}"] = Private(lasts=False, begin=partial(self.receive, kind))
+        return roles
 
     def start(self, generator: torch.Generator) -> Tensors:
         return self.drawn(self.options.sent, generator)
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         own = {f"own.{kind}": tensor for kind, tensor in self.drawn(self.options.groups, generator).items()}
-        received = {f"received.{kind}": own[f"own.{kind}"][: self.options.sent].clone() for kind in self.kinds}
         like = self.task.text_embeddings
         chosen = like.new_zeros(self.options.sent, self.options.groups)
-        return {**own, **received, "chosen": chosen, "draws": like.new_zeros(self.options.groups)}
+        return {**own, "chosen": chosen, "draws": like.new_zeros(self.options.groups)}
 
     def drawn(self, count: int, generator: torch.Generator) -> Tensors:
         """Draw as many groups."""
@@ -113,7 +112,10 @@ class FedMGP(Method):
         means = torch.einsum("sg,spw->gpw", tensors["chosen"], tensors[kind])
         return (1 - replaced) * tensors[f"own.{kind}"] + means
 
-    # --- when training ends
+    # --- when training begins and ends
+
+    def receive(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
+        return tensors[kind]
 
     def choose(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Draw groups by the softmax of their largest cosine with a received one: sent x groups."""
@@ -152,9 +154,8 @@ class FedMGP(Method):
             return self.scale * images @ texts.mT
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        """Return the loss, and what the draw at the end of training needs."""
-        received = {f"received.{kind}": batch.received[kind] for kind in self.kinds}
-        return self.loss(tensors, batch), {"draws": batch.noise["draws"], **received}
+        """Return the loss, and the noise for the draw when training ends."""
+        return self.loss(tensors, batch), {"draws": batch.noise["draws"]}
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         images, texts = self.features(tensors, batch.inputs)

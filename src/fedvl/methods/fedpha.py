@@ -8,9 +8,9 @@ shared ones until they are ``margin`` apart. A new user is answered by the share
 
 Where there is a choice:
 
-- Main directions are right singular vectors of the context as the server hands it out: the server
-  hands these out too, so that no client computes an SVD in each step. The released code also
-  differentiates through the SVD, whose gradient explodes where singular values are near each other.
+- Main directions are right singular vectors of the context as the server hands it out, computed
+  once a round. The released code computes them in each step and differentiates through the SVD,
+  whose gradient explodes where singular values are near each other.
 - The null space has all directions but the main ones. The released code keeps only those that the
   context itself has, 13 of 512 (``space = "rows"``).
 - A client draws its length from ``lengths``: 4 to 32 in the paper's comparison, 16 elsewhere. The
@@ -29,7 +29,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import ClassTexts
-from fedvl.methods.roles import Given, Private, Role
+from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 SETTING = {
@@ -66,7 +66,7 @@ class FedPHA(Method):
         self.main = int(round(directions * (1 - options.ratio), 6))  # 5 * (1 - 0.8) is just below 1
 
     def roles(self) -> dict[str, Role]:
-        return {"local_context": Private(trained=True), "directions": Given((None, self.task.clip.text_width))}
+        return {"local_context": Private(trained=True), "directions": Private(lasts=False, begin=self.directions)}
 
     def start(self, generator: torch.Generator) -> Tensors:
         return {"context": self.texts.start(generator)[: self.options.context]}
@@ -75,12 +75,9 @@ class FedPHA(Method):
         place = int(torch.randint(len(self.options.lengths), (), generator=generator))
         return {"local_context": self.texts.start(generator)[: self.options.lengths[place]]}
 
-    def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
-        return {**shared, "directions": self.directions(shared["context"])}
-
-    def directions(self, context: Tensor) -> Tensor:
+    def directions(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Return the rows of V^T that a projection removes or, with ``rows``, those it keeps."""
-        rows = torch.linalg.svd(context, full_matrices=False).Vh  # by falling singular values
+        rows = torch.linalg.svd(tensors["context"], full_matrices=False).Vh  # by falling singular values
         return rows[: self.main] if self.options.space == "null" else rows[self.main :]
 
     def project(self, context: Tensor, directions: Tensor) -> Tensor:
@@ -90,8 +87,8 @@ class FedPHA(Method):
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         """Return the losses of both contexts' scores, the pull and the push."""
         local, images = tensors["local_context"], batch.inputs["features"]
-        directions = tensors["directions"] if "directions" in tensors else self.directions(tensors["context"].detach())
-        own, projected = torch.func.vmap(self.texts.features)(torch.stack([local, self.project(local, directions)]))
+        contexts = torch.stack([local, self.project(local, tensors["directions"])])
+        own, projected = torch.func.vmap(self.texts.features)(contexts)
         shared = self.texts.features(tensors["context"])
         with torch.autocast(own.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
             losses = [label_loss(self.scale * images @ texts.T, batch) for texts in (own, shared)]

@@ -74,7 +74,8 @@ class PFedMMA(Method):
         self.tokens = tokens.to(task.clip.positional_embedding.device)
 
     def roles(self) -> dict[str, Role]:
-        return {f"{tower}.*": Private(trained=True) for tower in self.adapted}
+        parts = [f"{tower}.{part}" for tower in self.adapted for part in ("down", "up")]
+        return {f"{part}.{kind}": Private(trained=True) for part in parts for kind in ("weight", "bias")}
 
     def start(self, generator: torch.Generator) -> Tensors:
         size = self.options.dimension

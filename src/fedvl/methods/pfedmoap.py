@@ -14,7 +14,6 @@ Where there is a choice:
 - The gate reads every so many components of the features, not their mean, as the released code
   does, so that its width is at most 128; it has as many heads, up to 8, as divide that.
 - A prompt's rate is 0.002 in the paper and 0.001 in the released script; the gate's is 0.01 in both.
-- The texts of experts are computed in each step, as engines stack clients by step.
 """
 
 import math
@@ -70,8 +69,9 @@ class PFedMoAP(PromptFL):
         return {
             "context": Shared(needs="last"),
             "experts": Given((range(self.others + 1), self.texts.context, self.task.clip.text_width)),
-            "own_context": Private(make=lambda tensors, samples: tensors["context"]),
-            "own_experts": Private(make=lambda tensors, samples: tensors.get("experts", tensors["own_experts"])),
+            "expert_texts": Private(lasts=False, begin=lambda tensors, samples: self.texts_of(tensors["experts"])),
+            "own_context": Private(end=lambda tensors, samples: tensors["context"]),
+            "own_experts": Private(end=lambda tensors, samples: tensors["experts"]),
             **{f"gate.{layer}.{kind}": gate for layer in LAYERS for kind in ("weight", "bias")},
         }
 
@@ -104,25 +104,29 @@ class PFedMoAP(PromptFL):
             others.sort(key=order.index)
         return {**shared, "experts": torch.stack([last[number]["context"] for number in others[: self.others]])}
 
+    def texts_of(self, experts: Tensor) -> Tensor:
+        """Return the class texts of experts: experts x classes x d."""
+        if not len(experts):
+            return experts.new_zeros(0, *self.task.text_embeddings.shape)
+        return torch.func.vmap(self.texts.features)(experts)
+
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
-        scores = self.scores(tensors, tensors["context"], tensors.get("experts"), batch.inputs["features"])
+        scores = self.scores(tensors, tensors["context"], tensors["expert_texts"], batch.inputs["features"])
         return label_loss(scores, batch)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         own, images = tensors.get("own_context"), inputs["features"]
         if own is None or not len(own):
             return self.texts.scores(tensors["context"], images)
-        return self.scores(tensors, own, tensors["own_experts"], images)
+        return self.scores(tensors, own, self.texts_of(tensors["own_experts"]), images)
 
-    def scores(self, tensors: Tensors, context: Tensor, experts: Tensor | None, images: Tensor) -> Tensor:
+    def scores(self, tensors: Tensors, context: Tensor, expert_texts: Tensor, images: Tensor) -> Tensor:
         """Return lambda s <I, t_0> + s <pool(I), gate(I, t_0, ..., t_K)>; without experts s <I, t_0>."""
-        if experts is None or not len(experts):
+        if not len(expert_texts):
             return self.texts.scores(context, images)
         own = self.texts.features(context)
-        with torch.no_grad():
-            fixed = torch.func.vmap(self.texts.features)(experts)
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            mixed = self.gate(tensors, self.pool(images), self.pool(torch.cat([own[None], fixed])))
+            mixed = self.gate(tensors, self.pool(images), self.pool(torch.cat([own[None], expert_texts])))
             by_gate = (self.pool(images)[:, None] * mixed).sum(-1)
             return self.scale * (self.options.own_weight * images @ own.T + by_gate)
 

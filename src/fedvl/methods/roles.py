@@ -3,8 +3,8 @@
 A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()``
 unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
 
-A role's ``make`` gives a tensor its value when a client's training ends, from all the client's
-tensors as training left them and its samples.
+``begin`` and ``end`` give a tensor its value when a client's training begins or ends, from all the
+client's tensors at that time and its samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Shared:
     needs: Needs = "sum"
     shape: Shape | None = None  # where it may differ from that of ``start``; None: any size
     features: bool = False  # its rows are compared with image features, and live where these do
-    make: Make | None = None  # what a client sends of it; without, what training left
+    end: Make | None = None  # what a client sends of it; without, what training left
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Private:
     rate: float = 1.0  # factor on the learning rate
     per_sample: bool = False  # one row for each of the client's samples
     lasts: bool = True  # outlives the round; if not, it is made anew by ``join``
-    make: Make | None = None  # what a client keeps of it; without, what training left
+    begin: Make | None = None  # what training begins with; without, what the client kept
+    end: Make | None = None  # what the client keeps of it; without, what training left
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,15 @@ class Roles:
     def __init__(self, declared: Mapping[str, Role]) -> None:
         self.declared = dict(declared)
         self.sent = {name: role for name, role in self.declared.items() if isinstance(role, Sent)}
-        self.made: dict[str, Make] = {
-            name: role.make
-            for name, role in self.declared.items()
-            if isinstance(role, Shared | Private | Sent) and role.make is not None
-        }
+        self.ends: dict[str, Make] = {name: role.make for name, role in self.sent.items()}
+        for name, role in self.declared.items():
+            if isinstance(role, Shared | Private) and role.end is not None:
+                self.ends[name] = role.end
         self.given = {name: role.shape for name, role in self.declared.items() if isinstance(role, Given)}
         self.remembers = any(isinstance(role, Remembered) for role in self.declared.values())
         private = {name: role for name, role in self.declared.items() if isinstance(role, Private)}
         self.trained_private = [name for name, role in private.items() if role.trained]
+        self.begins = {name: role.begin for name, role in private.items() if role.begin is not None}
         self.per_sample = {name for name, role in private.items() if role.per_sample}
         self.renews_private = not all(role.lasts for role in private.values())
 
