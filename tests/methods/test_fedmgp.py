@@ -82,9 +82,9 @@ def test_a_step_against_the_diversity_loss_lowers_cosines_as_the_paper_says_and_
 def test_means_replace_the_groups_that_were_drawn_last():
     method = small_method("fedmgp", groups=4, sent=2)
     tensors, _ = started(method)
-    assert torch.equal(method.groups(tensors, "text"), tensors["own.text"])  # none was drawn yet
+    assert torch.equal(method.groups("text", tensors), tensors["own.text"])  # none was drawn yet
     tensors["chosen"] = torch.eye(4)[[3, 1]]
-    found = method.groups(tensors, "text")
+    found = method.groups("text", tensors)
     own, means = tensors["own.text"], tensors["text"]
     torch.testing.assert_close(found, torch.stack([own[0], means[1], own[2], means[0]]))
 

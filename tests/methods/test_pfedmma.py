@@ -82,7 +82,7 @@ def test_an_adapter_passes_back_its_scaled_part():
             x = relu(linear(x, weight, bias))
         return linear(x, *layers[2])
 
-    found = torch.func.grad(lambda x: adapter(x, *layers, scale=0.001).sum())(x)
+    found = torch.func.grad(lambda x: adapter(x, layers[0], layers[1], layers[2], 0.001).sum())(x)
     torch.testing.assert_close(found, 0.001 * torch.func.grad(lambda x: plain(x).sum())(x))
 
 

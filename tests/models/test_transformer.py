@@ -1,5 +1,7 @@
 """Weights that are cast once, OpenAI's activation folded into them, and adapters beside blocks."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -36,7 +38,8 @@ def test_an_adapter_beside_a_block_reads_its_normalised_input_and_adds_to_its_ou
     for tensor in stack.state_dict().values():
         tensor.normal_(std=0.3)
     weight = torch.randn(8, 8)
-    first, second, third = stack.resblocks
+    blocks: Any = stack.resblocks
+    first, second, third = blocks
     middle = second(first(x)) + second.ln_1(first(x)) @ weight
     expected = third(middle) + third.ln_1(middle) @ weight
 

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import cosine_similarity, normalize, one_hot
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
@@ -78,8 +78,8 @@ class FedMGP(Method):
         roles: dict[str, Role] = {"chosen": Private(end=self.choose), "draws": Private(lasts=False)}
         for kind in self.kinds:
             roles[kind] = Shared(end=partial(self.send, kind))
-            roles[f"own.{kind}"] = Private(trained=True, end=partial(self.keep, kind))
-            roles[f"received.{kind}"] = Private(lasts=False, begin=partial(self.receive, kind))
+            roles[f"own.{kind}"] = Private(trained=True, end=partial(self.groups, kind))
+            roles[f"received.{kind}"] = Private(lasts=False, begin=partial(received, kind))
         return roles
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -104,7 +104,7 @@ class FedMGP(Method):
         """Draw Gumbel noise: the largest of log-weights plus it are a draw without replacement."""
         return {"draws": -torch.empty(self.options.groups).exponential_(generator=generator).log()}
 
-    def groups(self, tensors: Tensors, kind: str) -> Tensor:
+    def groups(self, kind: str, tensors: Tensors, samples: Samples | None = None) -> Tensor:
         """Return a client's groups, the server's means in place of those that it drew last."""
         if "chosen" not in tensors:
             return tensors[kind]
@@ -112,39 +112,24 @@ class FedMGP(Method):
         means = torch.einsum("sg,spw->gpw", tensors["chosen"], tensors[kind])
         return (1 - replaced) * tensors[f"own.{kind}"] + means
 
-    # --- when training begins and ends
-
-    def receive(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
-        return tensors[kind]
-
     def choose(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Draw groups by the softmax of their largest cosine with a received one: sent x groups."""
-        cosines = torch.stack(
-            [
-                normalize(self.groups(tensors, kind).flatten(1), dim=-1)
-                @ normalize(tensors[f"received.{kind}"].flatten(1), dim=-1).T
-                for kind in self.kinds
-            ]
-        )
+        pairs = [(self.groups(kind, tensors), tensors[f"received.{kind}"]) for kind in self.kinds]
+        cosines = [cosine_similarity(own.flatten(1)[:, None], means.flatten(1), dim=-1) for own, means in pairs]
         known = tensors["chosen"].amax()  # 0 in the first round
-        logits = known * cosines.mean(0).amax(-1) / self.options.temperature
+        logits = known * torch.stack(cosines).mean(0).amax(-1) / self.options.temperature
         drawn = (logits + tensors["draws"]).topk(self.options.sent).indices
         return one_hot(drawn, self.options.groups).to(logits)
 
     def send(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
-        return torch.einsum("sg,gpw->spw", self.choose(tensors, samples), self.groups(tensors, kind))
-
-    def keep(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
-        return self.groups(tensors, kind)
-
-    # --- scores and losses
+        return torch.einsum("sg,gpw->spw", self.choose(tensors, samples), self.groups(kind, tensors))
 
     def features(self, tensors: Tensors, inputs: Tensors) -> tuple[Tensor, Tensor]:
-        """Return each group's image features (groups x rows x d) and texts (groups x classes x d)."""
-        texts = torch.func.vmap(self.texts.features)(self.groups(tensors, "text"))
+        """Return each group's image features (groups x rows x d) and texts (groups x C x d)."""
+        texts = torch.func.vmap(self.texts.features)(self.groups("text", tensors))
         if "visual" not in self.kinds:
             return inputs["features"].expand(len(texts), -1, -1), texts
-        visual = self.groups(tensors, "visual")
+        visual = self.groups("visual", tensors)
         pixels = self.task.clip.normalise(inputs["pixels"]).to(visual.dtype)
         images = torch.func.vmap(lambda tokens: self.task.clip.encode_image(pixels, tokens=tokens))(visual)
         return normalize(images.to(texts.dtype), dim=-1), texts
@@ -174,6 +159,10 @@ class FedMGP(Method):
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scores(*self.features(tensors, inputs)).mean(0)
+
+
+def received(kind: str, tensors: Tensors, samples: Samples) -> Tensor:
+    return tensors[kind]
 
 
 def alike(vectors: Tensor) -> Tensor:

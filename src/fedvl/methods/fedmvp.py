@@ -1,4 +1,4 @@
-"""FedMVP (Singha et al., 2025): an averaged network makes visual prompts from image and class texts.
+"""FedMVP (Singha et al., 2025): an averaged network makes visual prompts of image and texts.
 
 An image's patches attend to sentences about all classes; the mean of what neighbouring patches
 found gives a few prompts, which join the patches on their way through the frozen tower. A class's
@@ -10,7 +10,7 @@ images.
 Where there is a choice:
 
 - Sentences come from a JSON file of the user's, ``{"cat": ["whiskers, which ...", ...], ...}``: the
-  paper asked a language model for them. A class that it does not name has its template's text alone.
+  paper asked a language model for them. A class that it does not name has its template's text.
 - The published code does not run, for a file is missing and only an epoch's last batch is trained
   on; what it leaves open follows PMFLT's repair of it. Attention has no residual there.
 - There the low-rank changes are left out until the block is held. Here they are in, and trained,
@@ -28,13 +28,13 @@ from torch.nn.functional import adaptive_avg_pool1d, linear, normalize
 from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, parse_json, read_file
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.fedtpg import unit_texts
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.prompts import SPREAD
 from fedvl.tensors import Tensors
 
-TEXTS_AT_ONCE = 256
 TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 128}
 PAIRS = ("query", "key", "value")
 
@@ -64,7 +64,8 @@ class FedMVP(Method):
             )
         sentences = read_sentences(options.attributes, task) if options.attributes else {}
         found = [
-            encoded(task, sentences[c]) if c in sentences else text[None] for c, text in enumerate(task.text_features)
+            unit_texts(task, sentences[c]) if c in sentences else text[None]
+            for c, text in enumerate(task.text_features)
         ]
         self.sentences = torch.cat(found)  # of all classes, unit vectors
         owners = torch.repeat_interleave(torch.tensor([len(each) for each in found])).to(self.sentences.device)
@@ -141,14 +142,3 @@ def read_sentences(file: str, task: Task) -> dict[int, list[str]]:
     ):
         raise FedVLError(f"{path} must be a JSON object of class names, each with a list of sentences.")
     return {c: found[name] for c, name in enumerate(task.class_names) if name in found}
-
-
-def encoded(task: Task, sentences: list[str]) -> Tensor:
-    """Return unit text embeddings."""
-    device = task.clip.positional_embedding.device
-    with torch.no_grad():
-        parts = [
-            task.clip.encode_text(task.clip.tokenise(sentences[first : first + TEXTS_AT_ONCE]).to(device))
-            for first in range(0, len(sentences), TEXTS_AT_ONCE)
-        ]
-    return normalize(torch.cat(parts), dim=-1)

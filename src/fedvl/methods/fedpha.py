@@ -77,7 +77,7 @@ class FedPHA(Method):
 
     def directions(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Return the rows of V^T that a projection removes or, with ``rows``, those it keeps."""
-        rows = torch.linalg.svd(tensors["context"], full_matrices=False).Vh  # by falling singular values
+        rows: Tensor = torch.linalg.svd(tensors["context"], full_matrices=False).Vh  # by falling singular values
         return rows[: self.main] if self.options.space == "null" else rows[self.main :]
 
     def project(self, context: Tensor, directions: Tensor) -> Tensor:

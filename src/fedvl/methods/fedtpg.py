@@ -8,6 +8,7 @@ The released code fixes widths to 512; here they follow the model (text tower an
 network has the same 4,206,080 numbers. Clients count equally, as there; not its 16-bit arithmetic.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -51,7 +52,7 @@ class FedTPG(Method):
                 f"{task.clip.text_width}; use another model."
             )
         self.texts = ClassTexts(task.clip, task.class_names, options.context)
-        self.names = bare_names(task)
+        self.names = unit_texts(task, task.class_names)
 
     def roles(self) -> dict[str, Role]:
         return {"own_classes": Private(lasts=False)}  # it follows from the client's data
@@ -80,12 +81,12 @@ class FedTPG(Method):
         return self.texts.scores(self.generated(tensors, tensors.get("own_classes")), inputs["features"])
 
 
-def bare_names(task: Task) -> Tensor:
-    """Return unit text embeddings of the class names without a template."""
+def unit_texts(task: Task, texts: Sequence[str]) -> Tensor:
+    """Return unit text embeddings."""
     device = task.clip.positional_embedding.device
     with torch.no_grad():
         parts = [
-            task.clip.encode_text(task.clip.tokenise(task.class_names[first : first + TEXTS_AT_ONCE]).to(device))
-            for first in range(0, len(task.class_names), TEXTS_AT_ONCE)
+            task.clip.encode_text(task.clip.tokenise(texts[first : first + TEXTS_AT_ONCE]).to(device))
+            for first in range(0, len(texts), TEXTS_AT_ONCE)
         ]
     return normalize(torch.cat(parts), dim=-1)

@@ -103,7 +103,7 @@ class PFedMMA(Method):
         def layer(name: str, index: int) -> tuple[Tensor, Tensor]:
             return tensors[f"{name}.weight"][index], tensors[f"{name}.bias"][index]
 
-        adapters = [
+        adapters: list[Adapter | None] = [
             partial(
                 adapter,
                 down=layer(f"{tower}.down", index),
@@ -113,7 +113,7 @@ class PFedMMA(Method):
             )
             for index in range(count)
         ]
-        return [None] * (self.depths[tower] - count) + adapters
+        return [*[None] * (self.depths[tower] - count), *adapters]
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         images, texts = inputs["features"], self.task.text_features

@@ -136,15 +136,16 @@ class PFedMoAP(PromptFL):
     def gate(self, tensors: Tensors, images: Tensor, texts: Tensor) -> Tensor:
         """Mix the texts (contexts x classes x width) for each image: rows x classes x width."""
         weights = self.attention(tensors, images, texts)
-        value = self.layer(tensors, "value", texts).unflatten(-1, (self.heads, -1))
+        value = self.layer(tensors, "value", texts)
         mixed = torch.einsum("nche,echd->nchd", weights, value).flatten(-2)
-        return self.layer(tensors, "out", mixed)
+        return linear(mixed, tensors["gate.out.weight"], tensors["gate.out.bias"])
 
     def attention(self, tensors: Tensors, images: Tensor, texts: Tensor) -> Tensor:
         """Return the weight of each context's text: rows x classes x heads x contexts."""
-        query = self.layer(tensors, "query", images).unflatten(-1, (self.heads, -1))
-        key = self.layer(tensors, "key", texts).unflatten(-1, (self.heads, -1))
+        query, key = self.layer(tensors, "query", images), self.layer(tensors, "key", texts)
         return (SHARPNESS * torch.einsum("nhd,echd->nche", query, key)).softmax(-1)
 
     def layer(self, tensors: Tensors, name: str, x: Tensor) -> Tensor:
-        return linear(x, tensors[f"gate.{name}.weight"], tensors[f"gate.{name}.bias"])
+        """Return a layer's output, divided into heads."""
+        out = linear(x, tensors[f"gate.{name}.weight"], tensors[f"gate.{name}.bias"])
+        return out.reshape(*out.shape[:-1], self.heads, -1)

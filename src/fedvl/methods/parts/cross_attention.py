@@ -40,7 +40,7 @@ def block(tensors: Tensors, queries: Tensor, keys: Tensor, values: Tensor, prese
 def attention(tensors: Tensors, queries: Tensor, keys: Tensor, values: Tensor, present: Tensor | None = None) -> Tensor:
     """Attend from queries (... x n x width) to texts, with heads but no residual."""
     query, key, value = (
-        layer(tensors, name, x).unflatten(-1, (HEADS, -1)).transpose(-3, -2)
+        layer(tensors, name, x).reshape(*x.shape[:-1], HEADS, -1).transpose(-3, -2)
         for name, x in (("query", queries), ("key", keys), ("value", values))
     )
     scores = query @ key.mT * query.shape[-1] ** -0.5
