@@ -1,4 +1,4 @@
-"""pFedMMA (Ghiasvand et al., 2026): adapters in both towers, of which only the middle layer is shared.
+"""pFedMMA (Ghiasvand et al., 2026): adapters in both towers; only their middle layer is shared.
 
 Beside each of the last blocks of either tower runs an adapter: down to a few numbers, a middle
 layer, and up again. ``down`` and ``up`` belong to the client and the tower. The middle layer is one
