@@ -142,6 +142,8 @@ def test_open_clip_resnet_file_loads_with_sizes_read_off_its_tensors(tmp_path: P
     torch.testing.assert_close(model.encode_text(tokens), text_by_pytorch(model, tokens), rtol=0, atol=1e-5)
     with pytest.raises(FedVLError, match="ViT"):
         model.encode_image(pixels, torch.zeros(1, 2, 256))
+    with pytest.raises(FedVLError, match="ViT"):
+        model.encode_image(pixels, tokens=torch.zeros(2, 256))
 
 
 def quick_gelu(x: Tensor) -> Tensor:

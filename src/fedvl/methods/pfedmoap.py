@@ -13,7 +13,7 @@ Where there is a choice:
   not passed on: they are the first ones of an order drawn once (``choice = "drawn"``).
 - The gate reads every so many components of the features, not their mean, as the released code
   does, so that its width is at most 128; it has as many heads, up to 8, as divide that.
-- A prompt's rate is 0.002 in the paper and 0.001 in the released script; the gate's is 0.01 in both.
+- A prompt's rate is 0.002 in the paper, 0.001 in the released script; the gate's is 0.01 in both.
 """
 
 import math
@@ -121,7 +121,7 @@ class PFedMoAP(PromptFL):
         return self.scores(tensors, own, self.texts_of(tensors["own_experts"]), images)
 
     def scores(self, tensors: Tensors, context: Tensor, expert_texts: Tensor, images: Tensor) -> Tensor:
-        """Return lambda s <I, t_0> + s <pool(I), gate(I, t_0, ..., t_K)>; without experts s <I, t_0>."""
+        """Return lambda s <I, t_0> + s <pool(I), gate(I, t)>; without experts s <I, t_0>."""
         if not len(expert_texts):
             return self.texts.scores(context, images)
         own = self.texts.features(context)

@@ -145,7 +145,7 @@ class DualEncoder(FrozenEncoder):
         return features[:, 0], features[:, 1:]
 
     def embed_patches(self, pixels: Tensor) -> Tensor:
-        """Return the patch tokens of a ViT, n x M x width, with positions, before the first norm."""
+        """Return a ViT's patch tokens, n x M x width, with positions, before the first norm."""
         tokens: Tensor = self.visual.embed(pixels)  # type: ignore[operator]
         return tokens[:, 1:]
 
