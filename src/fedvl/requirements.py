@@ -208,6 +208,12 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
 def check_record_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse record-level privacy where an image has a say beyond its own gradient."""
     name, labels = experiment.method.name, experiment.data.labels
+    start = method.start(torch_generator(experiment.seed, "start"))
+    if ended := [shared for shared in start if shared in method.role.ends]:
+        raise FedVLError(
+            f"Method '{name}' sends {', '.join(ended)} other than as training left it, which noise does not cover; use "
+            "--privacy client:eps=3, or another method."
+        )
     if method.scope != "row" or method.consultation() is not None:
         raise FedVLError(
             f"In method '{name}' an image counts in the loss or label of other images, so that cutting its own gradient does "

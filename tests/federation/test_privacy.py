@@ -407,7 +407,8 @@ def test_a_batch_is_the_mean_of_its_rows_where_a_method_says_so(name):
     method = small_method(name)
     federation = small_federation(method)
     samples = federation.engine.data.take(torch.arange(6))
-    tensors = {**method.join(samples, torch.Generator().manual_seed(0)), **federation.shared}
+    handed = method.hand_out(federation.shared, {}, 0)
+    tensors = {**federation.engine.begun(0, handed), **handed}
     noise = method.noise(torch.Generator().manual_seed(0))
 
     def loss(rows):
@@ -617,6 +618,9 @@ def test_what_noise_does_not_cover_is_refused_in_a_sentence():
     assert "image counts in the loss or label" in refused("record", method={"name": "fst-cbdg"})
     assert "use --privacy client:eps=3" in refused("record", method={"name": "fedclip"})
     assert "image counts" in refused("record", method={"name": "fedpp"}, federation={"drift": False})
+    assert "sends text other than as training left it" in refused(
+        "record", method={"name": "fedmgp", "visual_tokens": 0}
+    )
     assert "report class counts" in refused(method={"name": "fedpp"}, federation={"drift": False})
     assert "drift=false" in refused(federation={"drift": True})
     assert "choose --robust" in refused(federation={"robust": "median"})

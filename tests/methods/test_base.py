@@ -128,11 +128,13 @@ def test_where_rows_are_independent_the_loss_is_the_mean_of_the_rows_losses(name
     method = small_method(name)
     federation = small_federation(method)
     batch = small_batch(method, torch.arange(8, 12))  # of one client
-    private = federation.engine.private_of(3)
+    handed = method.hand_out(federation.shared, {}, 3)
+    private = federation.engine.begun(3, handed)
     if "labels" in private:
         private["labels"] = torch.arange(len(private["labels"])) % 4
-    tensors = {**federation.shared, **private}
-    batch = batch._replace(position=torch.arange(4), received={k: v * 1.1 for k, v in federation.shared.items()})
+    tensors = {**handed, **private}
+    received = {name: tensor * 1.1 for name, tensor in handed.items()}
+    batch = batch._replace(position=torch.arange(4), received=received, noise=method.noise(torch.Generator()))
 
     def row(number: int) -> Batch:
         inputs = {key: value[number : number + 1] for key, value in batch.inputs.items()}

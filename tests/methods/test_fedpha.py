@@ -77,7 +77,7 @@ def test_the_loss_is_the_sum_of_its_four_parts():
 
 def test_directions_are_of_the_context_that_the_server_handed_out():
     method = small_method("fedpha")
-    begun = small_federation(method).engine._begun(3, shared := {"context": torch.eye(16, 8)})
+    begun = small_federation(method).engine.begun(3, shared := {"context": torch.eye(16, 8)})
     assert torch.equal(begun["directions"], method.directions(shared, None))
 
 

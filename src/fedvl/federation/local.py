@@ -129,7 +129,7 @@ class LocalEngine:
         """Train the clients that have data, from the shared tensors or each from its ``own``."""
         for handed in own.values() if own else [shared]:
             self.check_received(handed)
-        private = {client: self._begun(client, own[client] if own else shared) for client in cohort}
+        private = {client: self.begun(client, own[client] if own else shared) for client in cohort}
         used = {client: self._used(client, private[client]) for client in cohort}
         working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
         size = 1 if self.federation.one_by_one else self.federation.chunk
@@ -247,7 +247,7 @@ class LocalEngine:
         self._joins = bool(joined)  # a method that keeps nothing is not asked again: that copies a client's data
         return {**joined, **kept}
 
-    def _begun(self, client: int, received: Tensors) -> Tensors:
+    def begun(self, client: int, received: Tensors) -> Tensors:
         """Return the private tensors that a client's training begins with."""
         private, begins = self.private_of(client), self.method.role.begins
         if not begins or not len(self.rows[client]):
@@ -260,7 +260,7 @@ class LocalEngine:
         """Count the largest client's operations in a round: its first step, times steps."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        privates = [self._begun(client, shared) for client in range(self.clients)]
+        privates = [self.begun(client, shared) for client in range(self.clients)]
         members = [Member(client, self._used(client, private), private) for client, private in enumerate(privates)]
         largest = max(members, key=lambda member: len(member.used))
         if not len(largest.used):

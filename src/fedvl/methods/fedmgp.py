@@ -55,7 +55,7 @@ class FedMGP(Method):
     inputs = ("features", "pixels")
     labels = "candidates"
     vocabulary = "any"
-    scope = "batch"  # noise on single rows leaves no room for what the objective also changes
+    scope = "row"
     options: FedMGPOptions
     presets = {"paper": SETTING, "released": {**SETTING, "method": {"diversity": "released"}}}
 

@@ -51,6 +51,7 @@ class FedMVP(Method):
     inputs = ("features", "pixels")
     labels = "candidates"
     vocabulary = "any"
+    scope = "row"
     weighting = "clients"
     options: FedMVPOptions
     presets = {"paper": {"training": TRAINING, "federation": {"rounds": 100}, "data": {"shots": 8}}}
