@@ -130,9 +130,10 @@ def test_presets_are_the_published_settings_and_bad_options_are_refused():
     assert (paper.training.learning_rate, paper.training.local_epochs, paper.federation.rounds) == (0.001, 1, 50)
     released = resolve_experiment({"method": {"name": "fedpha", "preset": "released"}})
     assert released.method.options["space"] == "rows"
-    for bad in ({"ratio": 1.1}, {"lengths": []}):
-        with pytest.raises(FedVLError, match=rf"method\.{next(iter(bad))}"):
-            resolve_experiment({"method": {"name": "fedpha", **bad}})
+    with pytest.raises(FedVLError, match=r"method\.ratio"):
+        resolve_experiment({"method": {"name": "fedpha", "ratio": 1.1}})
+    with pytest.raises(FedVLError, match=r"method\.lengths"):
+        resolve_experiment({"method": {"name": "fedpha", "lengths": []}})
     with pytest.raises(FedVLError, match="one token at least"):
         FedPHA(FedPHAOptions(lengths=[4, 0]), small_method("fedpha").task)
 
