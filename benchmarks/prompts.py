@@ -35,7 +35,7 @@ from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, load_model
-from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
@@ -248,7 +248,7 @@ def build(model: str, device: str) -> DualEncoder:
         assert isinstance(loaded, DualEncoder)
         return loaded
     with torch.device(device):
-        encoder = DualEncoder(model, VIT_B_16, Preprocessing(224, 224), load_tokenizer(EMBEDDED_FOLDER, 77))
+        encoder = Clip(model, VIT_B_16, Preprocessing(224, 224), load_tokenizer(EMBEDDED_FOLDER, 77))
     encoder = encoder.requires_grad_(False).eval()
     torch.manual_seed(SEED)
     for name, tensor in encoder.state_dict().items():

@@ -36,7 +36,7 @@ from fedvl.experiment import complete
 from fedvl.federation.journal import read_sealed
 from fedvl.federation.local import LocalEngine
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
-from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
@@ -85,7 +85,7 @@ def small_encoder(fused: bool) -> DualEncoder | FusedEncoder:
         encoder = FusedEncoder("small-fused", vilt, pixels, tokenizer)
     else:
         clip = ClipShape(8, ViTShape(stack, patch=16, grid=2), stack, tokenizer.vocabulary, tokenizer.length)
-        encoder = DualEncoder("small", clip, pixels, tokenizer)
+        encoder = Clip("small", clip, pixels, tokenizer)
     generator = torch.Generator().manual_seed(0)
     for tensor in encoder.requires_grad_(False).eval().state_dict().values():
         tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -27,6 +30,18 @@ def add_tokenizer(folder: Path) -> None:
     """The embedded byte-pair tokenizer: its 8,137 tokens are within any CLIP vocabulary."""
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(checkpoint.EMBEDDED_FOLDER / file, folder / file)
+
+
+def add_siglip_tokenizer(
+    folder: Path, words: str = "a photo of dog two red cars parked in front the house deer . ,"
+) -> None:
+    """As SigLIP2's: an end token that is not the padding, and none at the start."""
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", *words.split()])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "GemmaTokenizer", "eos_token": {"content": "<eos>"}, "pad_token": "<pad>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def random_weights(module: torch.nn.Module, seed: int = 0, spread: float = 0.05) -> dict[str, Tensor]:

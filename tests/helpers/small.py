@@ -16,7 +16,7 @@ from fedvl.methods import load_method
 from fedvl.methods.base import Batch, Method, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
-from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
@@ -44,7 +44,7 @@ def small_task(classes: int = CLASSES, width: int = WIDTH, clients: int = len(RA
     return Task(names, embeddings, small_encoder(width), clients, target=target)
 
 
-class SmallEncoder(DualEncoder):
+class SmallEncoder(Clip):
     """Pixels come out in double precision, in which networks are compared (:func:`doubled`)."""
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ Prompts are arguments: gradients reach them, clients can be batched over them, a
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from helpers.models import (
     random_model,
     unit,
 )
+from safetensors.torch import save_file
 from torch.func import vmap
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import EMBEDDED_FOLDER, load_model
-from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
+from fedvl.models.convert import clip_from_hugging_face
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.resnet import ResNetShape
 from fedvl.models.tokenizer import load_tokenizer
@@ -83,6 +86,46 @@ def test_clip_equals_transformers(tmp_path: Path, text: dict, vision: dict, proj
     assert_same_clip(reference, tmp_path, images=1)
 
 
+# open_clip's largest ViTs, with two layers of each tower: vision and text of its model_configs, and their hidden widths.
+LARGEST: dict[str, Any] = {
+    "ViT-H-14": ({"width": 1280, "head_width": 80}, 5120, {"width": 1024, "heads": 16}, 4096),
+    "ViT-bigG-14": ({"width": 1664, "head_width": 104, "mlp_ratio": 4.9231}, 8192, {"width": 1280, "heads": 20}, 5120),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_open_clip_models_equal_transformers(tmp_path: Path, name: str) -> None:
+    image, image_hidden, words, hidden = LARGEST[name]
+    two = {"num_hidden_layers": 2, "hidden_act": "gelu"}
+    config = transformers.CLIPConfig(
+        text_config={
+            **two,
+            "hidden_size": words["width"],
+            "intermediate_size": hidden,
+            "num_attention_heads": words["heads"],
+            "vocab_size": 8200,
+            "eos_token_id": 2,
+        },
+        vision_config={
+            **two,
+            "hidden_size": image["width"],
+            "intermediate_size": image_hidden,
+            "num_attention_heads": 16,
+            "patch_size": 14,
+            "image_size": 224,
+        },
+        projection_dim=words["width"],
+    )
+    reference = random_model(transformers.CLIPModel, config)
+    tensors = clip_from_hugging_face(reference.state_dict())  # which has OpenAI's names, as open_clip's files
+    tensors["logit_scale"] = tensors.pop("log_scale")
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    towers = {"vision_cfg": {"layers": 2, "patch_size": 14, **image}, "text_cfg": {"layers": 2, **words}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": words["width"], **towers}}))
+    add_tokenizer(tmp_path)
+    assert_same_clip(reference, tmp_path, images=1)
+
+
 def test_fedvl_tiny_equals_transformers(tmp_path: Path) -> None:
     folder = full_copy("fedvl-tiny", tmp_path)
     reference = transformers.CLIPModel.from_pretrained(folder, local_files_only=True).eval()
@@ -110,7 +153,7 @@ def test_parameter_counts_are_those_of_the_papers(
 ) -> None:
     tokenizer = load_tokenizer(EMBEDDED_FOLDER, 32)
     with torch.device("meta"):
-        model = DualEncoder("x", ClipShape(dim, vision, text, 49408, 77), Preprocessing(224, 224), tokenizer)
+        model = Clip("x", ClipShape(dim, vision, text, 49408, 77), Preprocessing(224, 224), tokenizer)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 

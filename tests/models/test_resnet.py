@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from fedvl.errors import FedVLError
 from fedvl.models import resnet
 from fedvl.models.checkpoint import load_model
-from fedvl.models.clip import DualEncoder
+from fedvl.models.clip import Clip
 from fedvl.models.resnet import ModifiedResNet, ResNetShape
 
 transformers = lazily("transformers")
@@ -130,7 +130,7 @@ def test_open_clip_resnet_file_loads_with_sizes_read_off_its_tensors(tmp_path: P
     add_tokenizer(tmp_path)
     with pytest.warns(UserWarning, match="quick_gelu"):
         model = load_model(str(path))
-    assert isinstance(model, DualEncoder)
+    assert isinstance(model, Clip)
     assert (model.dim, model.image_size, model.vision_width, model.vision_layers) == (DIM, 64, 256, 0)
     assert (model.text_width, model.text_layers, model.patches) == (TEXT_WIDTH, 2, 4)
     assert model.logit_scale == pytest.approx(100, abs=0.01)
@@ -150,7 +150,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def text_by_pytorch(model: DualEncoder, tokens: Tensor) -> Tensor:
+def text_by_pytorch(model: Clip, tokens: Tensor) -> Tensor:
     """The text tower by PyTorch's own encoder layer, whole sequences, one head (64 wide)."""
     layer = torch.nn.TransformerEncoderLayer(
         TEXT_WIDTH, 1, 4 * TEXT_WIDTH, 0.0, quick_gelu, norm_first=True, batch_first=True

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.lazy import lazily
-from helpers.models import add_tokenizer
+from helpers.models import add_siglip_tokenizer, add_tokenizer
 from tokenizers import Tokenizer
 
 from fedvl.errors import FedVLError
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
-from fedvl.models.tokenizer import load_tokenizer
+from fedvl.models.tokenizer import load_siglip_tokenizer, load_tokenizer
 
 transformers = lazily("transformers")
 
@@ -71,3 +71,19 @@ def test_a_missing_or_foreign_tokenizer_is_named(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(FedVLError, match="endoftext"):
         load_tokenizer(tmp_path, 77)
+
+
+def test_siglip_has_words_in_lower_case_and_an_end(tmp_path: Path) -> None:
+    add_siglip_tokenizer(tmp_path, "a photo of dog . ,")  # numbers 4 to 9
+    second = load_siglip_tokenizer(tmp_path, 6)
+    assert second(["A Photo of, DOG.", "dog"]).tolist() == [[4, 5, 6, 9, 7, 1], [7, 1, 0, 0, 0, 0]]
+    settings = {"tokenizer_class": "SiglipTokenizer", "eos_token": "<eos>", "pad_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    first = load_siglip_tokenizer(tmp_path, 6)  # it was trained without punctuation, and padded with the end token
+    assert first(["A Photo, of DOG.", "dog"]).tolist() == [[4, 5, 6, 7, 1], [7, 1, 1, 1, 1]]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    with pytest.raises(FedVLError, match="no end token"):
+        load_siglip_tokenizer(tmp_path, 6)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(FedVLError, match=r"no tokenizer\.json"):
+        load_siglip_tokenizer(tmp_path, 6)

@@ -19,10 +19,12 @@ from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, file_sha256, parse_json, read_file
 from fedvl.models import EMBEDDED, convert
 from fedvl.models.base import FrozenEncoder
-from fedvl.models.clip import DualEncoder
-from fedvl.models.preprocessing import Preprocessing
+from fedvl.models.biomedclip import BertClip
+from fedvl.models.clip import Clip, ClipShape, DualEncoder
+from fedvl.models.preprocessing import Preprocessing, Squashing
+from fedvl.models.siglip import Siglip
 from fedvl.models.tokenizer import FILES as TOKENIZER_FILES
-from fedvl.models.tokenizer import TextTokenizer, load_tokenizer
+from fedvl.models.tokenizer import TextTokenizer, load_siglip_tokenizer, load_tokenizer
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors
@@ -31,6 +33,8 @@ EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 SCALE = ".scale"  # an int8 tensor has one scale per row under its name with this suffix (tools/quantise.py)
 CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
 OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
+
+MODEL_TYPES = ("clip", "siglip", "vilt")  # of Hugging Face's config.json; SigLIP2 of a fixed resolution is a siglip
 
 Encoder = TypeVar("Encoder", bound=FrozenEncoder)
 
@@ -53,8 +57,8 @@ def load_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder:
             model = _folder(stored(name) or _download(name), name)
         else:
             raise FedVLError(
-                f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder, a .safetensors file or a hub name "
-                "(owner/model)."
+                f"There is no model {name!r}: give {', '.join(EMBEDDED)}, a folder, a .safetensors file, a hub name "
+                "(owner/model), or a name under which vectors were imported (fedvl features import)."
             )
     except FedVLError:
         raise
@@ -109,13 +113,13 @@ def _embedded(name: str) -> DualEncoder | FusedEncoder:
 
 
 def _folder(folder: Path, name: str) -> DualEncoder | FusedEncoder:
-    if _read_json(folder / "config.json").get("model_type") in ("clip", "vilt"):
+    if _read_json(folder / "config.json").get("model_type") in MODEL_TYPES:
         return _hugging_face(folder, name, folder)
     if (folder / OPEN_CLIP_WEIGHTS).is_file():
         return _open_clip(folder / OPEN_CLIP_WEIGHTS, name)
     raise FedVLError(
-        f"{name} is not a CLIP or ViLT model: it needs a config.json with model_type clip or vilt, "
-        f"or {OPEN_CLIP_WEIGHTS}."
+        f"{name} is not a CLIP, SigLIP or ViLT model: it needs a config.json with model_type clip, siglip (also of SigLIP2 "
+        f"with a fixed resolution) or vilt, or {OPEN_CLIP_WEIGHTS}."
     )
 
 
@@ -129,25 +133,31 @@ def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncode
             vilt = convert.vilt_shape(tensors, config)
             # ViLT keeps an image's aspect ratio, unless its folder sets CLIP's centre crop.
             preprocessing = Preprocessing.from_config(images, vilt.patch * vilt.grid, crop="crop_size" in images)
-            tokenizer = _tokenizer(tokenizer_folder, vilt.context_length, vilt.vocabulary)
+            tokenizer = _fitting(load_tokenizer(tokenizer_folder, vilt.context_length), vilt.vocabulary)
             return _assemble(FusedEncoder, name, vilt, preprocessing, tokenizer, tensors)
-        tensors = convert.clip_from_hugging_face(source)
         # Older folders store what differs from the defaults in `..._config_dict`.
         vision, text = (
             {**(config.get(f"{t}_config") or {}), **(config.get(f"{t}_config_dict") or {})} for t in ("vision", "text")
         )
+        if config["model_type"] == "siglip":
+            tensors = convert.siglip_from_hugging_face(source)
+            siglip = convert.siglip_shape(tensors, vision, text)
+            tokenizer = load_siglip_tokenizer(tokenizer_folder, siglip.context_length)
+            preprocessing = Squashing.squashed(images, siglip.vision.image_size)
+            return _assemble(Siglip, name, siglip, preprocessing, _fitting(tokenizer, siglip.vocabulary), tensors)
+        tensors = convert.clip_from_hugging_face(source)
         clip = convert.clip_shape(tensors, vision, text)
     except KeyError as error:
         raise FedVLError(
-            f"The weights of {name} are missing {error}: the folder does not hold a complete CLIP or ViLT model."
+            f"The weights of {name} are missing {error}: the folder does not hold a complete CLIP, SigLIP or ViLT."
         ) from error
     preprocessing = Preprocessing.from_config(images, clip.vision.image_size, crop=True)
-    tokenizer = _tokenizer(tokenizer_folder, clip.context_length, clip.vocabulary)
-    return _assemble(DualEncoder, name, clip, preprocessing, tokenizer, tensors)
+    tokenizer = _fitting(load_tokenizer(tokenizer_folder, clip.context_length), clip.vocabulary)
+    return _assemble(Clip, name, clip, preprocessing, tokenizer, tensors)
 
 
 def _open_clip(path: Path, name: str) -> DualEncoder:
-    """Load a state dict with OpenAI's names.
+    """Load a state dict with OpenAI's names, or BiomedCLIP's.
 
     Sizes come from the tensors, the rest from open_clip_config.json in the same folder.
     """
@@ -156,10 +166,18 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
             f"{name} is not a .safetensors file: convert it (safetensors.torch.save_file), FedVL reads no pickles."
         )
     config = _read_json(path.parent / OPEN_CLIP_CONFIG)
-    vision, text = _open_clip_settings(config, path)
+    text_tower = config.get("model_cfg", {}).get("text_cfg", {})
+    bert = "hf_model_name" in text_tower
+    if bert and text_tower.get("hf_pooler_type") != "cls_last_hidden_state_pooler":
+        raise FedVLError(f"{name} has a text tower that FedVL does not support: use a CLIP, or BiomedCLIP.")
     try:
-        tensors = convert.clip_from_open_clip(_dequantised(read_tensors(path)))
-        shape = convert.clip_shape(tensors, vision, text)
+        source = _dequantised(read_tensors(path))
+        if bert:
+            tensors = convert.bert_clip_from_open_clip(source, int(text_tower.get("context_length", 77)))
+            shape: ClipShape = convert.bert_clip_shape(tensors)
+        else:
+            tensors = convert.clip_from_open_clip(source)
+            shape = convert.clip_shape(tensors, *_open_clip_settings(config, path))
     except KeyError as error:
         raise FedVLError(
             f"{name} is missing the tensor {error}: it is not a CLIP model in open_clip's format."
@@ -171,8 +189,8 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
         )
     renamed = {f"image_{key}": images[key] for key in ("mean", "std") if key in images}
     preprocessing = Preprocessing.from_config(renamed, shape.vision.image_size, crop=True)
-    tokenizer = _tokenizer(path.parent, shape.context_length, shape.vocabulary)
-    return _assemble(DualEncoder, name, shape, preprocessing, tokenizer, tensors)
+    tokenizer = _fitting(load_tokenizer(path.parent, shape.context_length), shape.vocabulary)
+    return _assemble(BertClip if bert else Clip, name, shape, preprocessing, tokenizer, tensors)
 
 
 def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -206,11 +224,10 @@ def _assemble(
     return model.requires_grad_(False).eval()
 
 
-def _tokenizer(folder: Path, positions: int, vocabulary: int) -> TextTokenizer:
-    tokenizer = load_tokenizer(folder, positions)
+def _fitting(tokenizer: TextTokenizer, vocabulary: int) -> TextTokenizer:
     if tokenizer.vocabulary > vocabulary:
         raise FedVLError(
-            f"The tokenizer in {folder} has {tokenizer.vocabulary} tokens but the model {vocabulary}: it belongs to "
+            f"The tokenizer beside the model has {tokenizer.vocabulary} tokens but the model {vocabulary}: it belongs to "
             "another model, put the right one there."
         )
     return tokenizer
@@ -264,7 +281,7 @@ def _download(name: str) -> Path:
     small = ["config.json", "preprocessor_config.json", OPEN_CLIP_CONFIG, *TOKENIZER_FILES]
     try:
         folder = Path(snapshot_download(name, allow_patterns=small))
-        if _read_json(folder / "config.json").get("model_type") not in ("clip", "vilt"):
+        if _read_json(folder / "config.json").get("model_type") not in MODEL_TYPES:
             return Path(snapshot_download(name, allow_patterns=[OPEN_CLIP_WEIGHTS]))
         weights = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
         folder = Path(snapshot_download(name, allow_patterns=weights))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedvl.errors import FedVLError
 from fedvl.models.base import FrozenEncoder
 from fedvl.models.preprocessing import Preprocessing
-from fedvl.models.resnet import ModifiedResNet, ResNetShape
+from fedvl.models.resnet import ResNetShape
 from fedvl.models.tokenizer import TextTokenizer
-from fedvl.models.transformer import Adapter, StackShape, Transformer
+from fedvl.models.transformer import Adapter, Block, StackShape, Transformer
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class ViTShape:
     @property
     def image_size(self) -> int:
         return self.patch * self.grid
+
+    def tower(self, dim: int) -> nn.Module:
+        return VisionTransformer(self, dim)
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,11 @@ class DualEncoder(FrozenEncoder):
     """Encoder with separate image and text towers; gradients flow only to the prompts passed in.
 
     `vision_layers` is the number of layers that can take prompts: 0 for a ResNet tower. `patches`
-    is M, the number of patch features.
+    is M, the number of patch features. `starts` is the number of tokens before a text's words.
     """
+
+    starts = 1
+    block: type[Block] = Block  # of the text tower
 
     def __init__(self, name: str, shape: ClipShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
         super().__init__(name, shape, preprocessing, tokenizer)
@@ -88,12 +94,10 @@ class DualEncoder(FrozenEncoder):
         self.image_size = shape.vision.image_size
         self.text_width, self.text_layers = shape.text.width, shape.text.layers
         self.context_length = shape.context_length
-        self.visual: VisionTransformer | ModifiedResNet
+        self.visual = shape.vision.tower(shape.dim)
         if isinstance(shape.vision, ViTShape):
-            self.visual = VisionTransformer(shape.vision, shape.dim)
             self.vision_width, self.vision_layers = shape.vision.stack.width, shape.vision.stack.layers
         else:
-            self.visual = ModifiedResNet(shape.vision, shape.dim)
             self.vision_width, self.vision_layers = shape.vision.features, 0
         self.patches = shape.vision.grid**2
         # not initialised: on the meta device that would import a compiler, which takes seconds
@@ -101,9 +105,7 @@ class DualEncoder(FrozenEncoder):
             shape.vocabulary, shape.text.width, _weight=torch.empty(shape.vocabulary, shape.text.width)
         )
         self.positional_embedding = nn.Parameter(torch.empty(shape.context_length, shape.text.width))
-        self.transformer = Transformer(shape.text)
-        self.ln_final = nn.LayerNorm(shape.text.width, shape.text.epsilon)
-        self.text_projection = nn.Parameter(torch.empty(shape.text.width, shape.dim))
+        self.transformer = Transformer(shape.text, self.block)
         self.log_scale = nn.Parameter(torch.empty(()))
 
     @cached_property
@@ -147,7 +149,7 @@ class DualEncoder(FrozenEncoder):
     def embed_patches(self, pixels: Tensor) -> Tensor:
         """Return a ViT's patch tokens, n x M x width, with positions, before the first norm."""
         tokens: Tensor = self.visual.embed(pixels)  # type: ignore[operator]
-        return tokens[:, 1:]
+        return tokens[:, -self.patches :]
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return the n x L x width embeddings of n x L tokens, without positions."""
@@ -159,24 +161,28 @@ class DualEncoder(FrozenEncoder):
     ) -> Tensor:
         """Return n x d features, not of unit length, of n x L tokens.
 
-        context: P x width (shared by all texts) or n x P x width, inserted after the start token,
-        so that the words move up by P positions.
+        context: P x width (shared by all texts) or n x P x width, inserted before the words, after
+        the start token if there is one, so that the words move up by P positions.
         beside: adapters parallel to the blocks, one or None for each.
         """
+        raise NotImplementedError
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Return the position of each text's end token."""
+        return (tokens == self.tokenizer.end).int().argmax(-1)
+
+    def place(self, tokens: Tensor, context: Tensor | None) -> Tensor:
+        """Return embedded tokens with a context before the words, and positions added."""
         x = self.embed_tokens(tokens)
-        ends = (tokens == self.tokenizer.end).int().argmax(-1)
         if context is not None:
-            x = torch.cat([x[:, :1], context.expand(x.shape[0], -1, -1), x[:, 1:]], 1)
-            ends = ends + context.shape[-2]
+            x = torch.cat([x[:, : self.starts], context.expand(x.shape[0], -1, -1), x[:, self.starts :]], 1)
         length = x.shape[1]
         if length > self.context_length:
             raise FedVLError(
                 f"A text of {tokens.shape[1]} tokens and a context of {length - tokens.shape[1]} do not fit into the "
                 f"{self.context_length} positions of {self.name}: use a shorter context or shorter class names."
             )
-        x = self.transformer(x + self.positional_embedding[:length], causal=True, rows=ends, beside=beside)
-        features: Tensor = self.ln_final(x)[:, 0] @ self.text_projection
-        return features
+        return x + self.positional_embedding[:length]
 
     def _check_prompts(self, prompts: Tensor | None) -> None:
         if prompts is not None and prompts.shape[0] > self.vision_layers:
@@ -184,3 +190,22 @@ class DualEncoder(FrozenEncoder):
                 f"{self.name} takes visual prompts at {self.vision_layers} layers at most, not at {prompts.shape[0]}: "
                 "choose fewer layers, or a model with a ViT image tower."
             )
+
+
+class Clip(DualEncoder):
+    """CLIP: its text tower is causal, and read at the end token."""
+
+    def __init__(self, name: str, shape: ClipShape, preprocessing: Preprocessing, tokenizer: TextTokenizer) -> None:
+        super().__init__(name, shape, preprocessing, tokenizer)
+        self.ln_final = nn.LayerNorm(shape.text.width, shape.text.epsilon)
+        self.text_projection = nn.Parameter(torch.empty(shape.text.width, shape.dim))
+
+    def encode_text(
+        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
+    ) -> Tensor:
+        x, ends = self.place(tokens, context), self.ends(tokens)
+        if context is not None:
+            ends = ends + context.shape[-2]
+        x = self.transformer(x, causal=True, rows=ends, beside=beside)
+        features: Tensor = self.ln_final(x)[:, 0] @ self.text_projection
+        return features

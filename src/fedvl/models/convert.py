@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from fedvl.errors import FedVLError
+from fedvl.models.biomedclip import BertClipShape, PlainShape
 from fedvl.models.clip import ClipShape, ViTShape
 from fedvl.models.resnet import ResNetShape
+from fedvl.models.siglip import PooledShape
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import ViltShape
 from fedvl.tensors import Tensors
@@ -49,6 +51,38 @@ VILT_BLOCK = {
     "mlp.c_proj": "output.dense",
 }
 VILT_QKV = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+SIGLIP_WHOLE = {
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "visual.head.attn.in_proj_weight": "vision_model.head.attention.in_proj_weight",
+    "visual.head.attn.in_proj_bias": "vision_model.head.attention.in_proj_bias",
+}
+SIGLIP_LAYERS = {
+    "visual.conv1": "vision_model.embeddings.patch_embedding",
+    "visual.ln_post": "vision_model.post_layernorm",
+    "visual.head.attn.out_proj": "vision_model.head.attention.out_proj",
+    "visual.head.ln": "vision_model.head.layernorm",
+    "visual.head.mlp.c_fc": "vision_model.head.mlp.fc1",
+    "visual.head.mlp.c_proj": "vision_model.head.mlp.fc2",
+    "ln_final": "text_model.final_layer_norm",
+    "text_projection": "text_model.head",
+}
+TIMM_BLOCK = {
+    "ln_1": "norm1",
+    "attn.out_proj": "attn.proj",
+    "ln_2": "norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
+BERT_BLOCK = {
+    "ln_1": "attention.output.LayerNorm",
+    "attn.out_proj": "attention.output.dense",
+    "ln_2": "output.LayerNorm",
+    "mlp.c_fc": "intermediate.dense",
+    "mlp.c_proj": "output.dense",
+}
+BERT_QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 # open_clip's head width where it is not 64 (ViT-H, ViT-g, ViT-bigG); it cannot be read from shapes.
 HEAD_WIDTH = {1280: 80, 1408: 88, 1664: 104}
 
@@ -80,6 +114,17 @@ def clip_to_hugging_face(tensors: Tensors) -> Tensors:
     return target
 
 
+def siglip_from_hugging_face(source: Tensors) -> Tensors:
+    """Rename SiglipModel's tensors to ours."""
+    tensors = {ours: source[theirs] for ours, theirs in SIGLIP_WHOLE.items()}
+    tensors["visual.head.probe"] = source["vision_model.head.probe"].flatten()
+    tensors["log_scale"], tensors["logit_bias"] = (source[name].reshape(()) for name in ("logit_scale", "logit_bias"))
+    _rename(tensors, source, SIGLIP_LAYERS)
+    for ours, theirs in CLIP_STACKS.items():
+        _blocks(tensors, source, ours, theirs, CLIP_BLOCK, CLIP_QKV)
+    return tensors
+
+
 def clip_from_open_clip(source: Tensors) -> Tensors:
     """Rename open_clip's tensors to ours.
 
@@ -88,12 +133,42 @@ def clip_from_open_clip(source: Tensors) -> Tensors:
     """
     if any(name.startswith("visual.trunk.") for name in source):
         raise FedVLError(
-            "This open_clip file has a timm image tower, which FedVL cannot run: use a ViT or ResNet CLIP."
+            "This open_clip file has a timm image tower, which FedVL cannot run: use a ViT or ResNet CLIP, or import its "
+            "vectors with `fedvl features import`."
         )
     left_out = re.compile(r"(input_resolution|context_length|vocab_size|attn_mask|.*num_batches_tracked)")
     names = {name: name.removeprefix("text.") for name in source}
     tensors = {ours: source[name] for name, ours in names.items() if not left_out.fullmatch(ours)}
     tensors["log_scale"] = tensors.pop("logit_scale").reshape(())
+    return tensors
+
+
+def bert_clip_from_open_clip(source: Tensors, context_length: int) -> Tensors:
+    """Rename BiomedCLIP's tensors to ours: timm's of the image tower, transformers' of the BERT.
+
+    All tokens of a text are of one type, whose embedding is added to the positions.
+    """
+    text, image = "text.transformer.embeddings.", "visual.trunk."
+    types = source[f"{text}token_type_embeddings.weight"][0]
+    tensors = {
+        "log_scale": source["logit_scale"].reshape(()),
+        "token_embedding.weight": source[f"{text}word_embeddings.weight"],
+        "positional_embedding": source[f"{text}position_embeddings.weight"][:context_length] + types,
+        "text_hidden": source["text.proj.0.weight"].T,
+        "text_projection": source["text.proj.2.weight"].T,
+        "visual.class_embedding": source[f"{image}cls_token"].flatten(),
+        "visual.positional_embedding": source[f"{image}pos_embed"][0],
+        "visual.proj": source["visual.head.proj.weight"].T,
+    }
+    layers = {"ln_embedded": f"{text}LayerNorm", "visual.conv1": f"{image}patch_embed.proj"}
+    _rename(tensors, source, {**layers, "visual.ln_post": f"{image}norm"})
+    _blocks(tensors, source, "transformer.", "text.transformer.encoder.layer.", BERT_BLOCK, BERT_QKV)
+    _blocks(tensors, source, "visual.transformer.", f"{image}blocks.", TIMM_BLOCK, ("attn.qkv",))
+    if sum(name.startswith("visual.") for name in tensors) < sum(name.startswith("visual.") for name in source):
+        raise FedVLError(
+            "This open_clip file has an image tower of timm's that is no plain ViT, which FedVL cannot run: use another "
+            "model, or import its vectors with `fedvl features import`."
+        )
     return tensors
 
 
@@ -149,7 +224,7 @@ def _stack(tensors: Tensors, prefix: str, config: Config) -> StackShape:
     first = tensors[f"{prefix}resblocks.0.mlp.c_fc.weight"]
     hidden, width = first.shape
     activation = str(config.get("hidden_act", "quick_gelu"))
-    if activation not in ("gelu", "quick_gelu"):
+    if activation not in ("gelu", "quick_gelu", "gelu_pytorch_tanh"):
         raise FedVLError(
             f"The model uses the activation {activation}, which FedVL does not support: choose another model."
         )
@@ -187,6 +262,36 @@ def clip_shape(tensors: Tensors, vision: Config, text: Config) -> ClipShape:
         )
     dim = tensors["text_projection"].shape[1]
     return ClipShape(dim, image, _stack(tensors, "transformer.", text), vocabulary, context_length)
+
+
+def bert_clip_shape(tensors: Tensors) -> BertClipShape:
+    """Return the sizes of a BiomedCLIP; epsilons are those of timm's ViTs and of BERT."""
+    conv = tensors["visual.conv1.weight"]
+    image = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
+    text = {"hidden_act": "gelu", "layer_norm_eps": 1e-12}
+    grid = isqrt(tensors["visual.positional_embedding"].shape[0] - 1)
+    hidden, dim = tensors["text_projection"].shape
+    return BertClipShape(
+        dim=dim,
+        vision=PlainShape(_stack(tensors, "visual.transformer.", image), conv.shape[-1], grid),
+        text=_stack(tensors, "transformer.", text),
+        vocabulary=tensors["token_embedding.weight"].shape[0],
+        context_length=tensors["positional_embedding"].shape[0],
+        hidden=hidden,
+    )
+
+
+def siglip_shape(tensors: Tensors, vision: Config, text: Config) -> ClipShape:
+    defaults = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_attention_heads": 12}
+    conv = tensors["visual.conv1.weight"]
+    grid = isqrt(tensors["visual.positional_embedding"].shape[0])
+    return ClipShape(
+        dim=tensors["text_projection.weight"].shape[0],
+        vision=PooledShape(_stack(tensors, "visual.transformer.", {**defaults, **vision}), conv.shape[-1], grid),
+        text=_stack(tensors, "transformer.", {**defaults, **text}),
+        vocabulary=tensors["token_embedding.weight"].shape[0],
+        context_length=tensors["positional_embedding"].shape[0],
+    )
 
 
 def vilt_shape(tensors: Tensors, config: Config) -> ViltShape:

@@ -1,4 +1,4 @@
-"""Turn a PIL image into the input of an encoder, as CLIP's and ViLT's own image processors do."""
+"""Turn a PIL image into the input of an encoder, as each model's own image processor does."""
 
 from __future__ import annotations
 
@@ -77,6 +77,29 @@ class Preprocessing:
         scaled = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
         mean, std = (by_channel(values, pixels.device) for values in (self.mean, self.std))
         return (scaled - mean) / std
+
+
+@dataclass(frozen=True)
+class Squashing(Preprocessing):
+    """Resize of both sides to `shorter`, whatever the image's shape (SigLIP)."""
+
+    resample: int = Image.Resampling.BICUBIC.value
+
+    @classmethod
+    def squashed(cls, config: dict[str, Any], image_size: int) -> Squashing:
+        """Read the preprocessor_config.json of a SigLIP."""
+        side = _side(config.get("size"), image_size)
+        return cls(
+            shorter=side,
+            crop=side,
+            mean=tuple(config.get("image_mean", (0.5,) * 3)),
+            std=tuple(config.get("image_std", (0.5,) * 3)),
+            resample=Image.Resampling(config.get("resample", Image.Resampling.BICUBIC)).value,
+        )
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        resized = image.convert("RGB").resize((self.shorter, self.shorter), Image.Resampling(self.resample))
+        return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
 
 
 @lru_cache

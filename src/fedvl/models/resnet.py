@@ -36,6 +36,9 @@ class ResNetShape:
     def image_size(self) -> int:
         return 32 * self.grid
 
+    def tower(self, dim: int) -> nn.Module:
+        return ModifiedResNet(self, dim)
+
 
 class FrozenNorm(nn.Module):
     """Batch normalisation with the fixed statistics of pretraining."""

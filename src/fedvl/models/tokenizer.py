@@ -1,10 +1,13 @@
-"""Convert text to token ids with a checkpoint's own files, of CLIP (BPE) or BERT (WordPiece)."""
+"""Convert text to token ids with a checkpoint's own files, of CLIP, BERT or SigLIP."""
 
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -19,29 +22,22 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", 
 
 
 class TextTokenizer:
-    """Tokenizer that adds a start and an end token and truncates to `length`.
+    """Tokenizer that adds a start and an end token (SigLIP's only an end) and truncates to `length`.
 
     Texts are padded after the end token to the longest of a batch.
     """
 
-    def __init__(self, tokenizer: Tokenizer, length: int) -> None:
-        known = {token: tokenizer.token_to_id(token) for token in (END, "[SEP]", "[PAD]")}
-        end = known[END] if known[END] is not None else known["[SEP]"]
-        if end is None:
-            raise FedVLError(
-                "The tokenizer has neither <|endoftext|> nor [SEP]: use the tokenizer.json of a CLIP or ViLT model."
-            )
-        self.end: int = end
+    def __init__(self, tokenizer: Tokenizer, length: int, end: str, pad: str) -> None:
+        self.end, self.pad = _numbered(tokenizer, end)[1], _numbered(tokenizer, pad)[1]
         self.length = length
         self.vocabulary: int = tokenizer.get_vocab_size()
-        pad = known["[PAD]"] if known["[PAD]"] is not None else end
         tokenizer.enable_truncation(length)
-        tokenizer.enable_padding(pad_id=pad)
-        self._tokenizer = tokenizer
+        tokenizer.enable_padding(pad_id=self.pad)
+        self._tokenizer, self._names = tokenizer, (end, pad)
 
     def of_length(self, length: int) -> TextTokenizer:
         """Return the same tokenizer, truncating to another length."""
-        return TextTokenizer(Tokenizer.from_str(self.to_json()), length)
+        return TextTokenizer(Tokenizer.from_str(self.to_json()), length, *self._names)
 
     def to_json(self) -> str:
         """Return the content of a tokenizer.json."""
@@ -53,13 +49,11 @@ class TextTokenizer:
 
 
 def load_tokenizer(folder: Path, positions: int) -> TextTokenizer:
-    """Load the tokenizer of a folder.
+    """Load the tokenizer of a CLIP or BERT folder.
 
     Texts are truncated to the model's `positions`, or to fewer if the folder's settings say so.
     """
-    settings = folder / "tokenizer_config.json"
-    config = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
-    length = min(positions, int(config.get("model_max_length") or positions))
+    config = _settings(folder)
     if (folder / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -71,7 +65,53 @@ def load_tokenizer(folder: Path, positions: int) -> TextTokenizer:
             f"There is no tokenizer in {folder}: put tokenizer.json (or vocab.json and merges.txt) of any Hugging Face "
             "CLIP folder there."
         )
-    return TextTokenizer(tokenizer, length)
+    end, pad = (_first(tokenizer, names) for names in ((END, "[SEP]"), ("[PAD]", END, "[SEP]")))
+    if end is None or pad is None:
+        raise FedVLError(
+            "The tokenizer has neither <|endoftext|> nor [SEP]: use the tokenizer.json of a CLIP or ViLT model."
+        )
+    return TextTokenizer(tokenizer, _length(config, positions), end, pad)
+
+
+def load_siglip_tokenizer(folder: Path, positions: int) -> TextTokenizer:
+    """Load the tokenizer of a SigLIP folder: words in lower case and an end token.
+
+    The first SigLIP was trained without punctuation, which transformers strips in code of its own.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise FedVLError(f"There is no tokenizer.json in {folder}: fetch the one of the model's Hugging Face folder.")
+    config, tokenizer = _settings(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    # Gemma's vocabulary has </s> too, as a mere tag of HTML
+    end = _named(config.get("eos_token")) or _first(tokenizer, ("<eos>", "</s>"))
+    if end is None or tokenizer.token_to_id(end) is None:
+        raise FedVLError(f"The tokenizer in {folder} has no end token: fetch the one of a SigLIP model.")
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()]
+    if config.get("tokenizer_class") == "SiglipTokenizer":
+        steps += [normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), "")]
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    if tokenizer.normalizer is not None:
+        steps.append(tokenizer.normalizer)
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[_numbered(tokenizer, end)])
+    return TextTokenizer(tokenizer, _length(config, positions), end, _named(config.get("pad_token")) or end)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    settings = folder / "tokenizer_config.json"
+    return dict(json.loads(settings.read_text("utf-8"))) if settings.is_file() else {}
+
+
+def _length(config: dict[str, Any], positions: int) -> int:
+    return min(positions, int(config.get("model_max_length") or positions))
+
+
+def _named(token: Any) -> str | None:
+    """Return a special token of a tokenizer_config.json: a text, or an object around it."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _first(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
+    return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
 
 
 def _clip(folder: Path) -> Tokenizer:
@@ -110,5 +150,6 @@ def _bert(folder: Path, lowercase: bool) -> Tokenizer:
 
 def _numbered(tokenizer: Tokenizer, token: str) -> tuple[str, int]:
     number = tokenizer.token_to_id(token)
-    assert number is not None  # all were added as special tokens
+    if number is None:
+        raise FedVLError(f"The tokenizer has no token {token}, which its settings name: fetch its files again.")
     return token, number

@@ -23,7 +23,7 @@ Adapter = Callable[[Tensor], Tensor]
 class StackShape:
     """Sizes of a stack of pre-LayerNorm blocks.
 
-    `activation` is "quick_gelu" (OpenAI's weights) or "gelu".
+    `activation` is "quick_gelu" (OpenAI's weights), "gelu" or "gelu_pytorch_tanh" (SigLIP).
     """
 
     width: int
@@ -100,6 +100,7 @@ class Mlp(nn.Module):
     def __init__(self, shape: StackShape) -> None:
         super().__init__()
         self.quick = shape.activation == "quick_gelu"
+        self.approximate = "tanh" if shape.activation == "gelu_pytorch_tanh" else "none"
         self.c_fc = Linear(shape.width, shape.hidden)
         self.c_proj = Linear(shape.hidden, shape.width)
         if self.quick:
@@ -111,7 +112,7 @@ class Mlp(nn.Module):
 
     def activate(self, x: Tensor) -> Tensor:
         if not self.quick:
-            return F.gelu(x)
+            return F.gelu(x, approximate=self.approximate)
         return F.silu(x) if torch.is_autocast_enabled(x.device.type) else x * torch.sigmoid(QUICK * x)
 
 
@@ -150,9 +151,9 @@ class Transformer(nn.Module):
     - `beside` (one or None for each layer): adapters parallel to the blocks (pFedMMA).
     """
 
-    def __init__(self, shape: StackShape) -> None:
+    def __init__(self, shape: StackShape, block: type[Block] = Block) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.resblocks = nn.ModuleList(block(shape) for _ in range(shape.layers))
 
     def forward(
         self,

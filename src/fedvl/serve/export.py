@@ -13,7 +13,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
 from fedvl.files import write_whole
 from fedvl.methods.parts.adapters import gated
-from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
+from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
@@ -141,9 +141,9 @@ def scores(head: Tensors, embeddings: Tensor) -> Tensor:
 
 def hugging_face_config(encoder: DualEncoder) -> dict[str, Any]:
     shape = encoder.shape
-    if not isinstance(shape, ClipShape) or not isinstance(shape.vision, ViTShape):
+    if not isinstance(encoder, Clip) or not isinstance(shape, ClipShape) or not isinstance(shape.vision, ViTShape):
         raise FedVLError(
-            f"The image tower of {encoder.name} is a ResNet, which Hugging Face's CLIP does not have; use a ViT."
+            f"{encoder.name} is not a CLIP with a ViT as image tower, and only such a model can be exported; use one."
         )
     start, end = (int(number) for number in encoder.tokenise([""])[0])
     return {

@@ -5,10 +5,10 @@
 ``texts.scores(context, images)`` scaled cosines (rows x classes), for one client; the engine
 batches over clients.
 
-The tower is causal, so start token and context do not depend on the name: they run once, beside the
-names' tokens, which are a fifth of all for 16 context tokens and short names. Long lists run in
-chunks, each cut to its longest name and recomputed in the backward pass, so that memory grows with
-the number of classes by their features alone.
+CLIP's tower is causal, so start token and context do not depend on the name: they run once, beside
+the names' tokens, which are a fifth of all for 16 context tokens and short names. Other towers read
+every text in full. Long lists run in chunks, each cut to its longest name and recomputed in the
+backward pass, so that memory grows with the number of classes by their features alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
 from fedvl.models.attention import mix, multiply
-from fedvl.models.clip import DualEncoder
+from fedvl.models.clip import Clip, DualEncoder
 from fedvl.models.transformer import Block, cast, take_rows
 
 SPREAD = 0.02  # standard deviation of a context before training (CoOp)
@@ -33,6 +33,7 @@ QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 class Chunk(NamedTuple):
     """Names of similar length."""
 
+    tokens: Tensor  # n x (1 + T)
     words: Tensor  # embedded tokens without the start token, n x T x width
     ends: Tensor  # index of each name's end token
 
@@ -50,23 +51,21 @@ class ClassTexts:
 
         Without ``words`` it is drawn; without a length it is as long as they are.
         """
+        tokens = encoder.tokenise([f"{name}." for name in class_names])
         device = encoder.positional_embedding.device
-        tokens = encoder.tokenise([f"{name}." for name in class_names]).to(device)
-        end = int(encoder.tokenise([""])[0, -1])
-        ends = (tokens == end).int().argmax(-1)
+        tokens = tokens.to(device)
+        ends = encoder.ends(tokens)
         with torch.no_grad():
-            self.first = encoder.embed_tokens(tokens[0, :1])
-            embedded = encoder.embed_tokens(encoder.tokenise([words]).to(device))[0, 1:-1]
+            self.first = encoder.embed_tokens(tokens[0, : encoder.starts])
+            embedded = encoder.embed_tokens(encoder.tokenise([words]).to(device))[0, encoder.starts : -1]
         self.encoder, self.context = encoder, context or len(embedded)
         self.words = embedded.repeat(-(-self.context // max(1, len(embedded))), 1)[: self.context]
         check_room(encoder, class_names, ends, self.context)
         with torch.no_grad():
             order = ends.argsort(stable=True)
             self.places = order.argsort()  # where the features of each class are found again
-            self.chunks = [
-                Chunk(encoder.embed_tokens(tokens[rows, 1 : int(ends[rows].max()) + 1]), ends[rows] - 1)
-                for rows in torch.split(order, at_once)
-            ]
+            cut = [(tokens[rows, : int(ends[rows].max()) + 1], ends[rows]) for rows in torch.split(order, at_once)]
+            self.chunks = [Chunk(part, encoder.embed_tokens(part[:, 1:]), places - 1) for part, places in cut]
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Draw a context (context x width) from N(0, 0.02), or return the words."""
@@ -91,15 +90,21 @@ class ClassTexts:
 
     def read(self, chunk: Chunk, context: Tensor) -> Tensor:
         """Return the text embeddings (n x d) of a chunk of names behind start and context."""
+        if isinstance(self.encoder, Clip):
+            return self.read_behind_prefix(self.encoder, chunk, context)
+        return self.encoder.encode_text(chunk.tokens, context)
+
+    def read_behind_prefix(self, encoder: Clip, chunk: Chunk, context: Tensor) -> Tensor:
+        """Return the same from a causal tower, through which start and context go once."""
         count, length, _ = chunk.words.shape
         before, device = 1 + len(context), chunk.words.device
-        positions = self.encoder.positional_embedding
+        positions = encoder.positional_embedding
         prefix = torch.cat([self.first, context]) + positions[:before]
         words = chunk.words + positions[before : before + length]
         x = torch.cat([prefix, words.flatten(0, 1)])  # as rows: all products of a layer in one
         of_prefix = causal(before, device)
         of_words = torch.cat([torch.ones(length, before, dtype=torch.bool, device=device), causal(length, device)], 1)
-        *layers, last = blocks(self.encoder)
+        *layers, last = blocks(encoder)
         for block in layers:
             start, behind = self.project(block, x, before, count)
             mixed = [mix(*start, of_prefix), mix(*behind, of_words)]
@@ -110,7 +115,7 @@ class ClassTexts:
         seen = torch.arange(before + length, device=device) <= before + ends
         x = take_rows(x[before:].reshape(count, length, -1), chunk.ends)[:, 0]
         x = finish_block(last, x, as_rows(mix(query, key, value, seen)))
-        embedded: Tensor = self.encoder.ln_final(x) @ self.encoder.text_projection
+        embedded: Tensor = encoder.ln_final(x) @ encoder.text_projection
         return embedded
 
     def project(self, block: Block, x: Tensor, before: int, count: int) -> tuple[QueryKeyValue, QueryKeyValue]:
@@ -139,7 +144,7 @@ def check_room(encoder: DualEncoder, class_names: Sequence[str], ends: Tensor, c
         )
 
 
-def blocks(encoder: DualEncoder) -> list[Block]:
+def blocks(encoder: Clip) -> list[Block]:
     return list(encoder.transformer.resblocks)  # type: ignore[arg-type]
 
 
