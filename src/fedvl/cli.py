@@ -35,6 +35,7 @@ app.add_typer(federation.federation_app, name="federation")
 app.command()(show.methods)
 app.command()(show.models)
 app.add_typer(show.data_app, name="data")
+app.add_typer(show.features_app, name="features")
 app.command()(show.doctor)
 
 

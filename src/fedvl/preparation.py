@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import Experiment
+from fedvl.data.imported import ImportedEncoder
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
@@ -106,7 +107,7 @@ class Sources(NamedTuple):
     """Step 1: the dataset, the model, and what the method wants of them."""
 
     dataset: Dataset
-    encoder: DualEncoder | FusedEncoder
+    encoder: DualEncoder | FusedEncoder | ImportedEncoder
     method: type[Method]
     options: Options
     inputs: list[str]  # of training

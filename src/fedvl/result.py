@@ -221,9 +221,10 @@ def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) 
 
 def encode_seconds_per_image(prepared: Prepared) -> float:
     """Return what the frozen image tower costs a query; nothing if predicting includes it."""
-    if "pixels" in prepared.test.samples.inputs:
+    encoder = prepared.method.task.encoder
+    if "pixels" in prepared.test.samples.inputs or not isinstance(encoder, DualEncoder):
         return 0.0
-    return tower_seconds(prepared.method.task.clip, prepared.device)
+    return tower_seconds(encoder, prepared.device)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Every case ends in one sentence or, where the damage does not matter, well. Nothing is run, nothing is written outside the
 folder, and inside it only what the command promises. Tarballs are in tests/data/test_fetch.py, images in
-tests/data/test_images.py.
+tests/data/test_images.py, vectors in tests/data/test_imported.py.
 """
 
 import contextlib

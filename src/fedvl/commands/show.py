@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+features_app = typer.Typer(no_args_is_help=True, help="Vectors of encoders that FedVL does not run.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download and show them.")
 
 Root = Annotated[Path | None, typer.Option(help="Folder of datasets; the user's cache folder by default.")]
@@ -30,10 +31,26 @@ def models() -> None:
     table = Table("model", "what it is", box=None, pad_edge=False)
     for name, summary in EMBEDDED.items():
         table.add_row(name, summary)
-    table.add_row("FOLDER", "a Hugging Face CLIP or ViLT folder: config.json, safetensors, tokenizer")
-    table.add_row("FILE.safetensors", "open_clip or OpenAI CLIP weights, RN50 too; tokenizer.json beside it")
+    table.add_row("FOLDER", "a Hugging Face CLIP, SigLIP, SigLIP2 or ViLT folder: config.json, safetensors, tokenizer")
+    table.add_row(
+        "FILE.safetensors", "open_clip or OpenAI CLIP weights, RN50 and BiomedCLIP too; tokenizer.json beside it"
+    )
     table.add_row("OWNER/NAME", "a hub name such as openai/clip-vit-base-patch32; downloaded once, when named")
+    table.add_row("NAME", "vectors of any other encoder, imported with fedvl features import")
     Console().print(table)
+
+
+@features_app.command("import")
+def features_import(
+    file: Annotated[Path, typer.Argument(help="Vectors: .npz or .safetensors with images, and perhaps texts.")],
+    manifest: Annotated[Path, typer.Option(help="JSON: name, sha256, normalised, images, classes.")],
+) -> None:
+    """Keep the vectors of another encoder, for fedvl run --model NAME."""
+    from fedvl.data.imported import import_vectors
+
+    found = import_vectors(file, manifest)
+    texts = f"{len(found.manifest.classes)} class texts" if found.manifest.classes else "no class texts"
+    print(f"{len(found.manifest.images):,} images and {texts} of {found.dim} numbers each; use --model {found.name}.")
 
 
 @data_app.command("list")

@@ -87,6 +87,13 @@ class _EncodesImages(Protocol):
     def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+@runtime_checkable
+class HoldsFeatures(Protocol):
+    """An encoder whose features came from elsewhere."""
+
+    def look_up(self, split: Any, kind: str) -> "Encoded": ...
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Output of an encoder for a split: one row for each usable image.
@@ -111,7 +118,7 @@ def default_cache_dir() -> Path:
 
 def encode_split(
     split: ImageSplit,
-    encoder: ImageEncoder,
+    encoder: ImageEncoder | HoldsFeatures,
     kind: str,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -123,6 +130,8 @@ def encode_split(
     from the package, from the cache, or from the encoder, whose output is then cached. Processes
     that need the same entry wait for the first. `progress(done, total)` is called while encoding.
     """
+    if isinstance(encoder, HoldsFeatures):
+        return encoder.look_up(split, kind)
     key = _key(split, encoder, kind)
     cached = _Entry(cache_dir or default_cache_dir(), kind, key)
     found, shipped_damage = _Entry(SHIPPED, kind, key).find(split)
@@ -130,7 +139,7 @@ def encode_split(
         found, _ = cached.find(split)
     cache_damage = ""
     if found is None:
-        _keep_private(cached.folder)
+        keep_private(cached.folder)
         with cached.locked():
             # Look again: another process may have written it while we waited, or have been between its two files.
             found, cache_damage = cached.find(split)
@@ -166,7 +175,7 @@ def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _keep_private(folder: Path) -> None:
+def keep_private(folder: Path) -> None:
     """Make the cache's folder and close it to others, unless another user owns it."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True, mode=OWN_FOLDER)

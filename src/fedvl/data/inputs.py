@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
 from fedvl.data.features import Encoded, default_cache_dir, encode_split
+from fedvl.data.imported import ImportedEncoder
 from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
 from fedvl.models.clip import DualEncoder
@@ -37,7 +38,7 @@ class Read(NamedTuple):
 def read_forms(
     name: str,
     split: Split,
-    encoder: DualEncoder | FusedEncoder,
+    encoder: DualEncoder | FusedEncoder | ImportedEncoder,
     wanted: Sequence[str],
     device: str,
     stage: Callable[[str], Callable[[int, int], None]],
@@ -46,7 +47,7 @@ def read_forms(
 
     An image is usable if the model's main input (features or pixels) can be computed for it.
     """
-    main = "features" if isinstance(encoder, DualEncoder) else "pixels"
+    main = "pixels" if isinstance(encoder, FusedEncoder) else "features"
     kinds = [main, *(kind for kind in VERBS if kind in wanted and kind != main)]
     read = {
         kind: encode_split(split, encoder, kind, default_cache_dir(), stage(f"{VERBS[kind]} {name}")) for kind in kinds
@@ -84,10 +85,14 @@ def domains_of(split: Split, kept: NDArray[np.int64]) -> list[str] | None:
     return None if split.domains is None else [split.domains[index] for index in kept]
 
 
-def embed_classes(dataset: Dataset, templates: str, encoder: DualEncoder | FusedEncoder, device: str) -> torch.Tensor:
+def embed_classes(
+    dataset: Dataset, templates: str, encoder: DualEncoder | FusedEncoder | ImportedEncoder, device: str
+) -> torch.Tensor:
     """Return one text embedding for each class; of width 0 for a fused encoder."""
     if isinstance(encoder, FusedEncoder):
         return torch.empty(len(dataset.class_names), 0, device=device)
+    if isinstance(encoder, ImportedEncoder):
+        return encoder.embed_names(dataset.class_names).to(device)
     if templates not in dataset.templates:
         raise FedVLError(
             f"Dataset '{dataset.name}' has no templates '{templates}'; it has {', '.join(dataset.templates)}."

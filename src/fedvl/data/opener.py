@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvl.config import DataConfig
+from fedvl.data.imported import ImportedEncoder, open_model
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Dataset
-from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 
 
 class Opener(NamedTuple):
     dataset: Callable[[str, Path | None], Dataset] = open_dataset
-    model: Callable[[str, str], DualEncoder | FusedEncoder] = load_model
+    model: Callable[[str, str], DualEncoder | FusedEncoder | ImportedEncoder] = open_model
 
     def dataset_of(self, data: DataConfig) -> Dataset:
         """Open an experiment's dataset; one without labels gets its classes from there."""
@@ -24,7 +24,7 @@ class Opener(NamedTuple):
 
     @classmethod
     def once(cls) -> "Opener":
-        return cls(cache(open_dataset), cache(load_model))
+        return cls(cache(open_dataset), cache(open_model))
 
 
 OPEN_ANEW = Opener()

@@ -55,6 +55,10 @@ class Split:
         """Return the path or row number, for messages."""
         return self.store.describe(int(self.rows[index]))
 
+    def sha256(self, index: int) -> str:
+        """Return the SHA-256 of an image's file; of a tile of a sheet something that is none."""
+        return self.store.content(int(self.rows[index])).decode().rpartition(" ")[2]
+
     @cached_property
     def identity(self) -> str:
         """SHA-256 of the images in order; every byte is read once."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.config import Experiment
+from fedvl.data.imported import ImportedEncoder
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
@@ -115,7 +116,7 @@ def refuse_method_file(settings: dict[str, Any]) -> None:
         )
 
 
-def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder) -> str:
+def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder | ImportedEncoder) -> str:
     """Hash what all parties must share: every setting and the frozen model's weights."""
     return hashlib.sha256((experiment.to_toml() + encoder.fingerprint).encode()).hexdigest()
 

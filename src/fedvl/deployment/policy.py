@@ -17,13 +17,13 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain, read_toml
+from fedvl.data.imported import open_model
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.files import experiment_id, refuse_method_file
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.files import write_whole
 from fedvl.methods.base import Method
-from fedvl.models.checkpoint import load_model
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
@@ -188,7 +188,7 @@ def read_experiments(folder: Path) -> dict[str, Experiment]:
 
 def identify(experiment: Experiment) -> str:
     """Return the hash of an experiment with the weights of its model, as messages carry it."""
-    return experiment_id(experiment, load_model(experiment.model.name, "cpu"))
+    return experiment_id(experiment, open_model(experiment.model.name))
 
 
 def approve(log: Log, experiment: str) -> None:

@@ -42,8 +42,8 @@ class Judge:
         return self._judge(self.method, lambda client: {**tensors, **self.private_of(client)}, tensors)
 
     def judge_zero_shot(self) -> Judged | None:
-        """Judge the pretrained model; None for a fused one, which knows no classes yet."""
-        if "features" not in self.test.inputs:
+        """Judge the pretrained model; None for a fused one, or one without texts of the classes."""
+        if "features" not in self.test.inputs or not self.method.task.has_texts:
             return None
         return self._judge(ZeroShot(Options(), self.method.task), lambda client: {}, {})
 

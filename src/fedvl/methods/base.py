@@ -25,6 +25,7 @@ from fedvl.methods.roles import Role, Roles, Shapes
 from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
+    from fedvl.data.imported import ImportedEncoder
     from fedvl.models.clip import DualEncoder
     from fedvl.models.vilt import FusedEncoder
 
@@ -57,7 +58,7 @@ class Task:
     class_names: tuple[str, ...]
     # classes x d, from the text tower (mean of unit vectors for several templates); d is 0 for a fused encoder
     text_embeddings: Tensor
-    encoder: "DualEncoder | FusedEncoder"
+    encoder: "DualEncoder | FusedEncoder | ImportedEncoder"
     clients: int
     seed: int = 0  # for draws that must be the same for all parties
     stage: Callable[[str], Callable[[int, int], None]] = lambda name: lambda done, total: None  # shows progress
@@ -76,8 +77,18 @@ class Task:
         return cast("FusedEncoder", self.encoder)
 
     @cached_property
+    def has_texts(self) -> bool:
+        """Whether class texts are known: not of a fused encoder, nor of some imported vectors."""
+        return bool(self.text_embeddings.any())
+
+    @cached_property
     def text_features(self) -> Tensor:
         """The class texts as unit vectors."""
+        if self.text_embeddings.numel() and not self.has_texts:
+            raise FedVLError(
+                f"No texts of class names were imported with '{self.encoder.name}'; import them too, or use linear, fedprox, "
+                "fedntd or centralised with --set method.initial=zeros."
+            )
         return torch.nn.functional.normalize(self.text_embeddings, dim=-1)
 
 

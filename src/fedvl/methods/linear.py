@@ -28,9 +28,8 @@ class Linear(Method):
         return {"weight": Shared(features=True)}
 
     def start(self, generator: torch.Generator) -> Tensors:
-        weight = self.task.text_features.clone()
-        if self.options.initial == "zeros":
-            weight.zero_()
+        zeros = self.options.initial == "zeros"
+        weight = torch.zeros_like(self.task.text_embeddings) if zeros else self.task.text_features.clone()
         return {"weight": weight, "bias": weight.new_zeros(len(weight))}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:

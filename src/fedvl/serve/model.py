@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from fedvl.data.features import encode_images
 from fedvl.data.images import BadImage, decode
+from fedvl.data.imported import ImportedEncoder, open_model
 from fedvl.data.inputs import embed_names
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
@@ -21,7 +22,6 @@ from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.parts.losses import entropy
 from fedvl.methods.zero_shot import ZeroShot
-from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.run_folder import RunFolder
 from fedvl.serve.images import Source
@@ -92,7 +92,12 @@ class TrainedModel:
     def __init__(self, folder: RunFolder, device: str | None = None) -> None:
         self.folder, self.result, self.experiment = folder, folder.result, folder.experiment
         self.device = pick_device(device or self.experiment.device)
-        encoder = load_model(self.experiment.model.name, self.device)
+        encoder = open_model(self.experiment.model.name, self.device)
+        if isinstance(encoder, ImportedEncoder):
+            raise FedVLError(
+                f"The run was trained on vectors imported as '{encoder.name}', and FedVL cannot encode new images with that "
+                "encoder; serve a run of a model that FedVL runs."
+            )
         if not isinstance(encoder, DualEncoder):
             raise FedVLError(
                 f"Method '{self.name}' reads an image and a text together, but queries have images only; "
