@@ -126,6 +126,26 @@ def test_parquet_in_the_layout_of_hugging_face(tmp_path: Path) -> None:
     assert content(dataset) == content(open_dataset(str(write_folder(tmp_path / "folder", samples))))
 
 
+@pytest.mark.parametrize("header", ["id,breed,class", "Image_ID,set,Category", "file_name,note,label"])
+def test_a_table_as_kaggle_has_it(header: str, tmp_path: Path) -> None:
+    """Names without extension, images in a folder that is named as the table, and columns of other names."""
+    samples = [{**sample, "split": ""} for sample in rows()]
+    (tmp_path / "train").mkdir()
+    lines = [header]
+    for sample in samples:
+        (tmp_path / "train" / sample["name"]).write_bytes(sample["image"])
+        lines.append(f"{sample['name'].removesuffix('.png')},unused,{sample['label']}")
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    dataset = open_dataset(str(tmp_path / "train.csv"))
+    expected = open_dataset(str(write_folder(tmp_path / "folder", samples, with_splits=False)))
+    assert dataset.class_names == expected.class_names
+    for part in ("train", "test"):
+        found, wanted = dataset.splits[part], expected.splits[part]
+        assert sorted(found.sha256(row) for row in range(len(found))) == sorted(
+            wanted.sha256(row) for row in range(len(wanted))
+        )
+
+
 def test_identity_follows_content_and_not_place(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "here", rows())
     before = {name: split.identity for name, split in open_dataset(str(root)).splits.items()}
@@ -473,7 +493,7 @@ WRONG = {
     "parquet without images": (without_images, "no column image"),
     "parquet with paths": (paths_for_images, "does not hold bytes"),
     "empty csv": (written("set.csv", b"path,label\n"), "lists no images"),
-    "csv without paths": (written("set.csv", b"file,label\na.png,cat\n"), "Line 2 .* has no `path`"),
+    "csv without paths": (written("set.csv", b"picture,label\na.png,cat\n"), "Line 2 .* has no `path`"),
     "csv not utf-8": (written("set.csv", b"path,label\na.png,caf\xe9\n"), "cannot be read as a UTF-8 CSV"),
     "broken json": (written("set.jsonl", b'{"path": "a.png"}\n{"path": \n'), "Line 2 .* is not JSON"),
     "json list": (written("set.jsonl", b"[1]\n"), "not a JSON object"),

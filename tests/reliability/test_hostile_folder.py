@@ -655,7 +655,7 @@ def test_a_few_bytes_of_parquet_cannot_claim_endless_texts(tmp_path, monkeypatch
     columns = {"image": pyarrow.nulls(100_000, "binary"), "label": texts}
     parquet.write_table(pyarrow.table(columns), tmp_path / "set.parquet")
     assert (tmp_path / "set.parquet").stat().st_size < 20_000
-    monkeypatch.setattr("fedvl.data.sources.MOST_COLUMNS", 2**20)
+    monkeypatch.setattr("fedvl.data.arrow.MOST_COLUMNS", 2**20)
     code, _, error = call(["data", "show", tmp_path / "set.parquet"], monkeypatch)
     assert (code, "labels and texts" in error, error.count("\n")) == (2, True, 1)
 

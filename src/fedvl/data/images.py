@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from fedvl.data.dicom import BadDicom, is_dicom, open_dicom
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
 
@@ -28,10 +29,12 @@ BAND = 256  # rows converted at a time, so that a large image is in memory only 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 # Pictures that are not read: a folder of them says so by name.
 UNREAD = frozenset(
-    {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".eps", ".pdf", ".dcm", ".nii"}
+    {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".eps", ".pdf", ".nii"}
     | {".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".mov", ".mp4"}
 )
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"})
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".dcm"}
+)
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -83,7 +86,7 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
         raise BadImage(f"it cannot be read: {error}", name) from error
     if not data:
         raise BadImage("the file is empty (0 bytes).", name)
-    image = _open(data, name)
+    image = _open_dicom(data, name) if is_dicom(data) else _open(data, name)
     width, height = image.size
     if width * height > MAX_PIXELS:
         limit = MAX_PIXELS // 1_000_000
@@ -122,6 +125,17 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise BadImage("it is not an image of a known format (JPEG, PNG, GIF, WebP, BMP, TIFF, PPM).", name) from error
     except Exception as error:
         raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
+
+
+def _open_dicom(data: bytes, name: str) -> Image.Image:
+    try:
+        return open_dicom(data, MAX_PIXELS)
+    except BadDicom as error:
+        raise BadImage(f"{error}.", name) from error
+    except Exception as error:  # pydicom raises many kinds for broken files
+        raise BadImage(
+            f"the DICOM file is damaged, or compressed in a way that is not read ({_brief(error)}).", name
+        ) from error
 
 
 def _check_time(image: Image.Image, data: bytes) -> None:

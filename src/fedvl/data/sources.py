@@ -1,22 +1,21 @@
-"""Open a dataset by name or path: embedded, catalogue, image folder, parquet file or manifest."""
+"""Open a dataset by name or path: embedded, catalogue, hub, image folder, table or manifest."""
 
 import csv
-import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedvl.config import SHORTENED
+from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
 from fedvl.data.assemble import SPLIT_NAMES, Table, assemble, only_classes, plain_name
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
-from fedvl.data.fetch import default_data_root
+from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub
 from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode
-from fedvl.data.stores import Dataset, FileStore, ParquetStore, Split
+from fedvl.data.stores import Dataset, FileStore, Split
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, regular
 
@@ -24,16 +23,21 @@ __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_
 
 MANIFESTS = (".csv", ".jsonl")
 MOST_MANIFEST = 2**30  # bytes
-MOST_PARQUET = 2**40
-MOST_COLUMNS = 2**31  # bytes of a parquet file's labels, splits and texts
-MOST_GROUP = 2**32  # bytes of the images of a row group
+# What tables call the image and its label: ours, Hugging Face's, Kaggle's.
+PATH_COLUMNS = ("path", "file_name", "filename", "file", "image_path", "image", "image_id", "id")
+LABEL_COLUMNS = ("label", "class", "category", "class_name", "target")
+# Kaggle's tables name images without their extension.
+ENDINGS = ("", ".jpg", ".jpeg", ".png", ".tif", ".dcm")
 
 
 def open_dataset(name: str, data_root: Path | None = None, classes: tuple[str, ...] | None = None) -> Dataset:
-    """Open an embedded set, a catalogue name under `data_root`, a folder, parquet or manifest.
+    """Open an embedded set, a catalogue name under `data_root`, a hub name, a folder or a file.
 
     `classes` are those to keep; for a folder of images without labels, the names of its classes.
     """
+    if name.startswith(HUB):
+        dataset = assemble(name.split("/")[-1], read_tables(fetch_from_hub(name)))
+        return only_classes(dataset, classes) if classes else dataset
     entry = lookup(name) if name == Path(name).name else None
     path = Path(os.path.abspath(Path(name).expanduser()))
     if classes and entry is None and name and "\0" not in name and is_flat(path):
@@ -92,6 +96,10 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
         for suffix in MANIFESTS:
             if (path / f"manifest{suffix}").exists():
                 return read_manifest(path / f"manifest{suffix}", home)
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return read_saved(path)
+        if any(tables_in(path)):
+            return read_tables(path)
         try:
             return read_folder(path, home)
         except OSError as error:
@@ -230,17 +238,22 @@ def _images(count: int) -> str:
 
 
 def read_manifest(path: Path, home: Home) -> Table:
-    """Read a CSV with a header, or JSON lines: path, and optionally label, text and split."""
+    """Read a CSV with a header, or JSON lines: path, and optionally label, text and split.
+
+    Names of columns that are usual elsewhere do as well.
+    """
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []
     names: list[str] = []
     columns: dict[str, list[str]] = {"label": [], "split": [], "text": []}
     try:
         for line, row in reader(path):
-            if not row.get("path"):
+            name = _first(row, PATH_COLUMNS)
+            if not name:
                 raise FedVLError(f"Line {line} of {path} has no `path`; every row needs the path of its image.")
-            names.append(row["path"])
-            paths.append(_image_of(path, line, row["path"], home))
+            names.append(name)
+            paths.append(_image_of(path, line, name, home))
+            row["label"] = _first(row, LABEL_COLUMNS)
             for column, values in columns.items():
                 values.append(row.get(column, ""))
     except (OSError, ValueError, csv.Error) as error:
@@ -253,9 +266,24 @@ def read_manifest(path: Path, home: Home) -> Table:
     return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts)
 
 
+def _first(row: dict[str, str], columns: Sequence[str]) -> str:
+    """Return the value of the first of these columns that the table has."""
+    return next((row[column] for column in columns if column in row), "")
+
+
+def _place_of(manifest: Path, name: str) -> Path:
+    """Return where an image is: as named, or in TRAIN/ or images/ beside a table TRAIN.csv."""
+    path = manifest.parent / name
+    if os.path.exists(path) or os.path.basename(name) != name:
+        return path
+    folders = (manifest.parent, manifest.parent / manifest.stem, manifest.parent / "images")
+    found = (folder / f"{name}{ending}" for folder in folders for ending in ENDINGS)
+    return next(filter(os.path.isfile, found), path)
+
+
 def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
     """Return the path of a row's image; refuse one outside, and what is no regular file."""
-    path = manifest.parent / name
+    path = _place_of(manifest, name) if "\0" not in name else manifest.parent / name
     try:
         os.fsencode(name)
         there = "\0" not in name and home.holds(path)
@@ -278,7 +306,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         for row in reader:
-            yield reader.line_num, {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
+            named = {key.strip().lower(): value for key, value in row.items() if isinstance(key, str)}
+            yield reader.line_num, {key: (value or "").strip() for key, value in named.items()}
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -293,63 +322,3 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             if not isinstance(row, dict):
                 raise FedVLError(f'Line {number} of {path} is not a JSON object like {{"path": ..., "label": ...}}.')
             yield number, {key: "" if value is None else str(value) for key, value in row.items()}
-
-
-def read_parquet(path: Path) -> Table:
-    """Read the columns image (bytes) and label, and optionally split and text."""
-    try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise FedVLError('Reading parquet needs pyarrow; install it with `pip install "fedvl[parquet]"`.') from error
-    try:
-        file = ParquetFile(regular(path, MOST_PARQUET))
-        present = set(file.schema_arrow.names)
-        if missing := {"image", "label"} - present:
-            raise FedVLError(
-                f"{path} has no column {' and '.join(sorted(missing))}; expected image (bytes), label, split, text."
-            )
-        if not str(file.schema_arrow.field("image").type).startswith(("binary", "large_binary", "struct")):
-            raise FedVLError(
-                f"The column image of {path} does not hold bytes; store the bytes of the image files in it."
-            )
-        columns = _columns(file, [column for column in ("label", "split", "text") if column in present], path)
-    except (OSError, pyarrow.ArrowException, MemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise FedVLError(f"{path} cannot be read as parquet ({reason}).") from error
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    if any(group.total_byte_size > MOST_GROUP for group in groups):
-        raise FedVLError(f"A row group of {path} has more than {MOST_GROUP:,} bytes; write it with smaller row groups.")
-    sizes = [group.num_rows for group in groups]
-    store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64))
-    classes = _class_labels(file.schema_arrow.metadata)
-    labels = ["" if value is None else classes.get(value, str(value)) for value in columns["label"]]
-    splits = [str(value or "") for value in columns.get("split", [""] * len(labels))]
-    texts = [str(value or "") for value in columns["text"]] if "text" in columns else None
-    if not labels:
-        raise FedVLError(f"{path} has no rows.")
-    return Table(str(path), store, labels, splits, texts)
-
-
-def _columns(file: Any, names: list[str], path: Path) -> dict[str, list[Any]]:
-    """Read columns piece by piece: a small file can claim endless rows of the same text."""
-    found: dict[str, list[Any]] = {name: [] for name in names}
-    size = 0
-    for batch in file.iter_batches(batch_size=1024, columns=names):
-        size += batch.nbytes
-        if size > MOST_COLUMNS:
-            raise FedVLError(
-                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} bytes; use a smaller file."
-            )
-        for name, values in batch.to_pydict().items():
-            found[name] += values
-    return found
-
-
-def _class_labels(metadata: dict[bytes, bytes] | None) -> dict[Any, str]:
-    """Return the label names that Hugging Face datasets store in the schema."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return dict(enumerate(features["label"]["names"]))
-    except (KeyError, TypeError, ValueError):
-        return {}

@@ -193,6 +193,7 @@ class ParquetStore:
     path: Path
     file: Any  # pyarrow.parquet.ParquetFile
     starts: Integers  # first row of each row group
+    column: str = "image"
     _group: int = -1
     _images: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -217,11 +218,64 @@ class ParquetStore:
             group = int(np.searchsorted(self.starts, row, side="right")) - 1
             if group != self._group:
                 try:
-                    self._images = self.file.read_row_group(group, columns=["image"]).column("image")
+                    self._images = self.file.read_row_group(group, columns=[self.column]).column(self.column)
                 except Exception as error:  # pyarrow raises many kinds; one damaged group must not stop the others.
                     raise BadImage("its part of the parquet file is damaged.", self.describe(row)) from error
                 self._group = group
-            value = self._images[row - int(self.starts[group])].as_py()
-        if isinstance(value, dict):  # The layout of Hugging Face datasets: {"bytes": ..., "path": ...}.
-            value = value.get("bytes")
-        return value or b""
+            return image_bytes(self._images[row - int(self.starts[group])].as_py())
+
+
+@dataclass(frozen=True)
+class ArrowStore:
+    """Image bytes in a column of an Arrow file, which is memory-mapped."""
+
+    path: Path
+    images: Any  # pyarrow.ChunkedArray
+
+    def read(self, row: int) -> Image.Image:
+        return decode(self._bytes(row), self.describe(row))
+
+    def describe(self, row: int) -> str:
+        return f"{self.path.name} row {row}"
+
+    def content(self, row: int) -> bytes:
+        return size_and_hash(self._bytes(row)).encode()
+
+    def fingerprint(self, row: int) -> bytes:
+        return self.content(row) + b"\n"
+
+    def _bytes(self, row: int) -> bytes:
+        return image_bytes(self.images[row].as_py())
+
+
+def image_bytes(value: Any) -> bytes:
+    """Return the bytes of a cell: themselves, or in {"bytes": ..., "path": ...} of `datasets`."""
+    return (value.get("bytes") if isinstance(value, dict) else value) or b""
+
+
+@dataclass(frozen=True)
+class JoinedStore:
+    """The images of several stores in order."""
+
+    stores: Sequence[Store]
+    starts: Integers  # first row of each
+
+    def read(self, row: int) -> Image.Image:
+        store, own = self._find(row)
+        return store.read(own)
+
+    def describe(self, row: int) -> str:
+        store, own = self._find(row)
+        return store.describe(own)
+
+    def content(self, row: int) -> bytes:
+        store, own = self._find(row)
+        return store.content(own)
+
+    def fingerprint(self, row: int) -> bytes:
+        store, own = self._find(row)
+        return store.fingerprint(own)
+
+    def _find(self, row: int) -> tuple[Store, int]:
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.stores[number], row - int(self.starts[number])

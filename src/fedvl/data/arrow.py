@@ -1,0 +1,234 @@
+"""Read tables with images in them: parquet files, and folders as Hugging Face's `datasets` saves them."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvl.data.assemble import SPLIT_NAMES, Table
+from fedvl.data.stores import ArrowStore, JoinedStore, ParquetStore
+from fedvl.errors import FedVLError
+from fedvl.files import MOST_JSON, parse_json, read_file, regular
+
+MOST_FILE = 2**40  # bytes of a table
+MOST_COLUMNS = 2**31  # bytes of a table's labels, splits and texts
+MOST_GROUP = 2**32  # bytes of the images of a row group
+MOST_FILES = 10_000
+
+
+class Columns(NamedTuple):
+    """What a table has: names of its columns, and the class names of numeric labels."""
+
+    image: str
+    label: str
+    others: list[str]  # split and text, if there are any
+    classes: dict[Any, str]
+
+
+def read_parquet(path: Path) -> Table:
+    """Read the columns image (bytes) and label, and optionally split and text."""
+    parquet = _pyarrow("pyarrow.parquet")
+
+    def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
+        file = parquet.ParquetFile(regular(path, MOST_FILE))
+        columns = _columns_of(file.schema_arrow, path)
+        names = [columns.label, *columns.others]
+        return file, columns, _values(file.iter_batches(batch_size=1024, columns=names), names, path)
+
+    file, columns, values = _read(read, path, "parquet")
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    if any(group.total_byte_size > MOST_GROUP for group in groups):
+        raise FedVLError(f"A row group of {path} has more than {MOST_GROUP:,} bytes; write it with smaller row groups.")
+    sizes = [group.num_rows for group in groups]
+    store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64), columns.image)
+    return _table(path, store, columns, values)
+
+
+def read_arrow(path: Path) -> Table:
+    """Read an Arrow stream with the same columns; its images stay on disk until they are used."""
+    pyarrow, ipc = _pyarrow("pyarrow"), _pyarrow("pyarrow.ipc")
+
+    def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
+        size = regular(path, MOST_FILE).stat().st_size
+        with ipc.open_stream(pyarrow.memory_map(str(path))) as stream:
+            columns = _columns_of(stream.schema, path)
+            batches = []
+            for batch in stream:
+                batch.validate(full=True)  # offsets of a damaged file lead anywhere in memory
+                if batch.nbytes > 2 * size:  # `datasets` does not compress
+                    raise FedVLError(f"{path} is compressed; save it again with save_to_disk.")
+                batches.append(batch)
+            table = pyarrow.Table.from_batches(batches, stream.schema)
+        names = [columns.label, *columns.others]
+        return table.column(columns.image), columns, _values(table.select(names).to_batches(1024), names, path)
+
+    images, columns, values = _read(read, path, "Arrow")
+    return _table(path, ArrowStore(path, images), columns, values)
+
+
+def read_saved(folder: Path) -> Table:
+    """Read what `save_to_disk` of a Dataset or a DatasetDict wrote."""
+    splits = _described(folder / "dataset_dict.json", "splits")
+    if splits is None:
+        return joined(folder, [read_arrow(path) for path in _saved_files(folder)])
+    tables = []
+    for split in splits:
+        own = joined(folder, [read_arrow(path) for path in _saved_files(folder / _plain(split, folder))])
+        own.splits = [split] * len(own.labels)
+        tables.append(own)
+    return joined(folder, tables)
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    listed = _described(folder / "state.json", "_data_files")
+    if listed is None:
+        raise FedVLError(f"{folder} has no state.json, which save_to_disk writes; get the whole folder again.")
+    names = [_plain(file.get("filename") if isinstance(file, dict) else None, folder) for file in listed]
+    if not 0 < len(names) <= MOST_FILES:
+        raise FedVLError(f"{folder / 'state.json'} lists no files, or too many; get the folder again.")
+    return [folder / name for name in names]
+
+
+def _plain(name: Any, folder: Path) -> str:
+    """Return the name of a file or folder in a folder; refuse one that leads out of it."""
+    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
+        raise FedVLError(
+            f"{folder} names a part of it {str(name)[:100]!r}, which is no plain name; get the folder again."
+        )
+    if (folder / name).is_symlink():
+        raise FedVLError(f"{folder / name} is a link; put a copy there.")
+    return name
+
+
+def _described(path: Path, key: str) -> list[Any] | None:
+    """Return a list of a JSON file; None if the file does not exist."""
+    try:
+        found = parse_json(read_file(path, MOST_JSON))[key]
+        if isinstance(found, list):
+            return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise FedVLError(f"{path} is not what save_to_disk writes; get the folder again.")
+
+
+def tables_in(folder: Path) -> Iterator[Path]:
+    """Yield the parquet files of a folder and of the folders in it."""
+    for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
+        yield from folder.glob(pattern)
+
+
+def read_tables(folder: Path) -> Table:
+    """Read a folder of parquet files as the hub has them; names of files or folders are splits."""
+    paths = sorted(tables_in(folder))
+    if len(paths) > MOST_FILES:
+        raise FedVLError(
+            f"{folder} has {len(paths):,} parquet files, more than {MOST_FILES:,}; use fewer, larger ones."
+        )
+    splits = [_split_of(path) for path in paths]
+    homes = {
+        path.parent.parent if split == path.parent.name else path.parent
+        for path, split in zip(paths, splits, strict=True)
+    }
+    if len(homes) > 1:
+        found = ", ".join(sorted(home.relative_to(folder).as_posix() for home in homes))
+        raise FedVLError(
+            f"{folder} has several tables ({found[:200]}); give the folder of one, or hf:OWNER/NAME/CONFIGURATION."
+        )
+    tables = [read_parquet(path) for path in paths]
+    for table, split in zip(tables, splits, strict=True):
+        if split:
+            table.splits = [split] * len(table.labels)
+    return joined(folder, tables)
+
+
+def _split_of(path: Path) -> str:
+    """Return the split of SPLIT-00000-of-00001.parquet or SPLIT/0000.parquet, or nothing."""
+    known = SPLIT_NAMES.keys() - {"", "all"}
+    return next((name for name in (path.stem.split("-")[0], path.parent.name) if name.casefold() in known), "")
+
+
+def joined(where: Path, tables: Sequence[Table]) -> Table:
+    """Put tables below one another."""
+    starts = np.cumsum([0, *(len(table.labels) for table in tables[:-1])], dtype=np.int64)
+    texts = [table.texts or [""] * len(table.labels) for table in tables]
+    return Table(
+        str(where),
+        JoinedStore([table.store for table in tables], starts),
+        [label for table in tables for label in table.labels],
+        [split for table in tables for split in table.splits],
+        [text for own in texts for text in own] if any(table.texts for table in tables) else None,
+    )
+
+
+def _pyarrow(module: str) -> Any:
+    from importlib import import_module
+
+    try:
+        import_module("pyarrow")
+        return import_module(module)
+    except ImportError as error:
+        raise FedVLError('Reading parquet needs pyarrow; install it with `pip install "fedvl[parquet]"`.') from error
+
+
+def _read(read: Callable[[], tuple[Any, Columns, dict[str, list[Any]]]], path: Path, kind: str) -> Any:
+    try:
+        return read()
+    except (OSError, _pyarrow("pyarrow").ArrowException, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise FedVLError(f"{path} cannot be read as {kind} ({reason}).") from error
+
+
+def _columns_of(schema: Any, path: Path) -> Columns:
+    """Find the columns by the types that Hugging Face datasets store in the schema, or by name."""
+    features = _features(schema.metadata)
+
+    def found(kind: str, names: Sequence[str]) -> str | None:
+        typed = [
+            name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind
+        ]
+        return next((name for name in (*names, *typed) if name in schema.names), None)
+
+    image, label = found("Image", ("image", "img")), found("ClassLabel", ("label",))
+    if image is None or label is None:
+        missing = " and ".join(name for name, column in (("image", image), ("label", label)) if column is None)
+        raise FedVLError(f"{path} has no column {missing}; expected image (bytes), label, split, text.")
+    if not str(schema.field(image).type).startswith(("binary", "large_binary", "struct")):
+        raise FedVLError(f"The column {image} of {path} does not hold bytes; store the bytes of the image files in it.")
+    names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
+    classes = {-1: "", **dict(enumerate(map(str, names)))} if isinstance(names, list) else {}  # -1: no label
+    return Columns(image, label, [name for name in ("split", "text") if name in schema.names], classes)
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        return dict(json.loads((metadata or {})[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+
+
+def _values(batches: Iterator[Any], names: list[str], path: Path) -> dict[str, list[Any]]:
+    """Read columns piece by piece: a small file can claim endless rows of the same text."""
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        if size > MOST_COLUMNS:
+            raise FedVLError(
+                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} bytes; use a smaller file."
+            )
+        for name, values in batch.to_pydict().items():
+            found[name] += values
+    return found
+
+
+def _table(path: Path, store: ParquetStore | ArrowStore, columns: Columns, values: dict[str, list[Any]]) -> Table:
+    labels = ["" if value is None else columns.classes.get(value, str(value)) for value in values[columns.label]]
+    splits = [str(value or "") for value in values.get("split", [""] * len(labels))]
+    texts = [str(value or "") for value in values["text"]] if "text" in values else None
+    if not labels:
+        raise FedVLError(f"{path} has no rows.")
+    return Table(str(path), store, labels, splits, texts)
