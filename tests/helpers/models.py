@@ -80,7 +80,7 @@ def random_model(kind: type, config: object) -> Any:
     with torch.device("meta"):
         model = kind(config)
     model.to_empty(device="cpu")
-    model.load_state_dict(random_weights(model, spread=0.02))
+    model.load_state_dict(random_weights(model, spread=0.02), assign=True)
     for name, buffer in model.named_buffers():
         if name.endswith("_ids"):  # position numbers, which are not saved
             buffer.copy_(torch.arange(buffer.shape[-1]).expand_as(buffer) if "position" in name else 0)

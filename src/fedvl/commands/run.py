@@ -61,7 +61,7 @@ def run(
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
     method: MethodFlag = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Embedded set, catalogue name, folder, parquet file or manifest.")
+        str | None, typer.Option(help="Embedded set, catalogue name, hf:OWNER/NAME, folder, parquet file or manifest.")
     ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Class names, as a,b,c or @FILE, for a folder of images without labels.")

@@ -75,7 +75,9 @@ def data_get(name: Annotated[str, typer.Argument(help="Catalogue name.")], root:
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="Embedded set, catalogue name, folder, parquet file or manifest.")],
+    name: Annotated[
+        str, typer.Argument(help="Embedded set, catalogue name, hf:OWNER/NAME, folder, parquet file or manifest.")
+    ],
     root: Root = None,
 ) -> None:
     """Show a dataset's classes, sizes and templates as FedVL reads them."""

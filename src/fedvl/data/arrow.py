@@ -1,4 +1,4 @@
-"""Read tables with images in them: parquet files, and folders as Hugging Face's `datasets` saves them."""
+"""Read tables with images: parquet files, and folders that Hugging Face's `datasets` saved."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

