@@ -101,6 +101,15 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     assert_two_splits(open_dataset(str(tmp_path / "other")))
 
 
+def test_texts_and_domains_of_some_files_are_kept(tmp_path: Path) -> None:
+    told = table_of(*TEST).append_column("text", [["a", None]]).append_column("domain", [["north", "south"]])
+    write_parquet(tmp_path / "train.parquet", table_of(*TRAIN))
+    write_parquet(tmp_path / "test.parquet", told)
+    dataset = open_dataset(str(tmp_path))
+    assert (dataset.splits["test"].texts, dataset.splits["test"].domains) == (("a", ""), ("north", "south"))
+    assert (dataset.splits["train"].texts, dataset.splits["train"].domains) == (("",) * 5, ("",) * 5)
+
+
 def test_several_tables_are_refused(tmp_path: Path) -> None:
     write_hub(tmp_path / "set" / "large")
     write_parquet(tmp_path / "set" / "small" / "train-0.parquet", table_of(*TRAIN))

@@ -23,12 +23,12 @@ class Columns(NamedTuple):
 
     image: str
     label: str
-    others: list[str]  # split and text, if there are any
+    others: list[str]  # split, text and domain, if there are any
     classes: dict[Any, str]
 
 
 def read_parquet(path: Path) -> Table:
-    """Read the columns image (bytes) and label, and optionally split and text."""
+    """Read the columns image (bytes) and label, and optionally split, text and domain."""
     parquet = _pyarrow("pyarrow.parquet")
 
     def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
@@ -154,13 +154,18 @@ def _split_of(path: Path) -> str:
 def joined(where: Path, tables: Sequence[Table]) -> Table:
     """Put tables below one another."""
     starts = np.cumsum([0, *(len(table.labels) for table in tables[:-1])], dtype=np.int64)
-    texts = [table.texts or [""] * len(table.labels) for table in tables]
+
+    def column(parts: Sequence[list[str] | None]) -> list[str] | None:
+        known = [part or [""] * len(table.labels) for part, table in zip(parts, tables, strict=True)]
+        return [value for own in known for value in own] if any(parts) else None
+
     return Table(
         str(where),
         JoinedStore([table.store for table in tables], starts),
         [label for table in tables for label in table.labels],
         [split for table in tables for split in table.splits],
-        [text for own in texts for text in own] if any(table.texts for table in tables) else None,
+        column([table.texts for table in tables]),
+        column([table.domains for table in tables]),
     )
 
 
@@ -200,7 +205,7 @@ def _columns_of(schema: Any, path: Path) -> Columns:
         raise FedVLError(f"The column {image} of {path} does not hold bytes; store the bytes of the image files in it.")
     names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
     classes = {-1: "", **dict(enumerate(map(str, names)))} if isinstance(names, list) else {}  # -1: no label
-    return Columns(image, label, [name for name in ("split", "text") if name in schema.names], classes)
+    return Columns(image, label, [name for name in ("split", "text", "domain") if name in schema.names], classes)
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
@@ -228,7 +233,9 @@ def _values(batches: Iterator[Any], names: list[str], path: Path) -> dict[str, l
 def _table(path: Path, store: ParquetStore | ArrowStore, columns: Columns, values: dict[str, list[Any]]) -> Table:
     labels = ["" if value is None else columns.classes.get(value, str(value)) for value in values[columns.label]]
     splits = [str(value or "") for value in values.get("split", [""] * len(labels))]
-    texts = [str(value or "") for value in values["text"]] if "text" in values else None
+    texts, domains = (
+        [str(value or "") for value in values[name]] if name in values else None for name in ("text", "domain")
+    )
     if not labels:
         raise FedVLError(f"{path} has no rows.")
-    return Table(str(path), store, labels, splits, texts)
+    return Table(str(path), store, labels, splits, texts, domains)
