@@ -24,6 +24,18 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def without_heic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the extra that reads HEIC photos were not installed."""
+    from fedvl.data import images, sources
+
+    monkeypatch.setattr(images, "READS_HEIC", False)
+    monkeypatch.setattr(images, "FORMATS", tuple(name for name in images.FORMATS if name != "HEIF"))
+    for module in images, sources:
+        monkeypatch.setattr(module, "EXTENSIONS", images.EXTENSIONS - images.HEIC)
+        monkeypatch.setattr(module, "UNREAD", images.UNREAD | images.HEIC)
+
+
 # --- made-up runs, for reports
 
 

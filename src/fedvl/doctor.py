@@ -104,7 +104,7 @@ def npm() -> list[Finding]:
 
 def extras() -> list[Finding]:
     findings: list[Finding] = []
-    for extra, package in {"parquet": "pyarrow", "flower": "flwr", "serve": "fastapi"}.items():
+    for extra, package in {"parquet": "pyarrow", "heic": "pillow-heif", "flower": "flwr", "serve": "fastapi"}.items():
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
         except importlib.metadata.PackageNotFoundError:

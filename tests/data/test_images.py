@@ -242,3 +242,33 @@ def test_damaged_files_never_raise_anything_else(kind: str) -> None:
             assert image.mode == "RGB"
             assert image.width * image.height <= MAX_PIXELS
     assert refused > 0
+
+
+def test_a_heic_photo_is_read_like_others_with_the_extra(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif")
+    halves = plain("red", size=(40, 30))
+    halves.paste(plain("blue", size=(20, 30)), (20, 0))
+    turned = halves.rotate(90, expand=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    for image, options in ((halves, {}), (turned, {"exif": exif.tobytes()})):
+        found = decode(saved(image, "HEIF", **options))
+        assert (found.mode, found.size) == ("RGB", (40, 30))
+        assert np.abs(np.asarray(found, int)[5:25, 5:15] - (255, 0, 0)).max() < 12
+        assert np.abs(np.asarray(found, int)[5:25, 25:35] - (0, 0, 255)).max() < 12
+    whole = saved(photo(200, 100), "HEIF")
+    for broken in (whole[: len(whole) // 2], whole[:40]):
+        with pytest.raises(BadImage, match=r"damaged or truncated|not an image"):
+            decode(broken)
+    with pytest.raises(BadImage, match="longer than 100 times its width"):
+        decode(saved(plain("red", size=(2000, 16)), "HEIF"))
+
+
+def test_a_heic_photo_without_the_extra_is_named(without_heic: None) -> None:
+    for kind in (b"heic", b"mif1"):
+        with pytest.raises(
+            BadImage, match=r'it is a HEIC photo; install what reads it with pip install "fedvl\[heic\]"'
+        ):
+            decode(b"\0\0\0\x18ftyp" + kind + b"\0" * 40)
+    with pytest.raises(BadImage, match="not an image of a known format"):
+        decode(b"\0\0\0\x18ftypqt  " + b"\0" * 40)

@@ -316,15 +316,34 @@ def test_hidden_and_foreign_files_are_ignored_but_bad_images_are_not(tmp_path: P
         split.read(index)
 
 
-def test_pictures_that_are_not_read_are_counted_by_format(tmp_path: Path) -> None:
+def test_pictures_that_are_not_read_are_counted_by_format(tmp_path: Path, without_heic: None) -> None:
     root = write_folder(tmp_path / "set", rows())
-    for name in ("one.heic", "two.HEIC", ".hidden.heic", "raw.dng", "notes.txt"):
+    (root / "train/cat/raw.dng").write_bytes(b"x")
+    assert open_dataset(str(root)).notes == (
+        "1 DNG left out: FedVL does not read such files here; save them as JPEG or PNG.",
+    )
+    for name in ("one.heic", "two.HEIC", ".hidden.heic", "notes.txt"):
         (root / "train/cat" / name).write_bytes(b"x")
-    notes = open_dataset(str(root)).notes
-    assert notes == ("1 DNG, 2 HEIC left out: FedVL does not read such files; save them as JPEG or PNG.",)
+    assert open_dataset(str(root)).notes == (
+        "1 DNG, 2 HEIC left out: FedVL does not read such files here; "
+        'pip install "fedvl[heic]" for HEIC, or save them as JPEG or PNG.',
+    )
 
 
-def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path) -> None:
+def test_heic_photos_stand_in_a_folder_beside_others_with_the_extra(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif")
+    root = write_folder(tmp_path / "set", rows())
+    before = open_dataset(str(root))
+    Image.new("RGB", (32, 32), "red").save(root / "train/cat/phone.HEIC", "HEIF")
+    split = open_dataset(str(root)).splits["train"]
+    assert len(split) == len(before.splits["train"]) + 1
+    index = [split.describe(index) for index in range(len(split))].index("train/cat/phone.HEIC")
+    red, green, blue = split.read(index).getpixel((16, 16))
+    assert red > 240
+    assert max(green, blue) < 15
+
+
+def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path, without_heic: None) -> None:
     (tmp_path / "scans").mkdir()
     for sample in rows():
         (tmp_path / "scans" / sample["name"]).write_bytes(sample["image"])

@@ -52,7 +52,7 @@ MISTAKES = {
     "run --dataset nowhere": "no dataset, folder or file 'nowhere'",
     "run photos": "to use a folder of images, say --dataset photos",
     "run --dataset photos/cat": "make one sub-folder for each class, or name the classes (--classes cat,dog)",
-    "run --dataset phone": "has no images that FedVL reads (2 HEIC); save them as JPEG or PNG",
+    "run --dataset phone": 'has no images that FedVL reads (2 HEIC); pip install "fedvl[heic]" for HEIC, or save',
     "run --dataset album": "has only one class, 'cat'; at least two classes are needed",
     "run --dataset photos --classes cat,unicorn": "'photos' has no class 'unicorn'; it has 'cat', 'dog'",
     "run --dataset photos/cat --classes cat,dog": "use fst-cbdg or fedpp",
@@ -90,7 +90,7 @@ def files(place: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_is_answered_by_one_helpful_sentence(
-    command: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, without_heic: None
 ) -> None:
     monkeypatch.chdir(place)
     before = files(place)

@@ -5,7 +5,8 @@ import io
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,11 @@ from PIL import Image, UnidentifiedImageError
 from fedvl.data.dicom import BadDicom, is_dicom, open_dicom
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
+
+if READS_HEIC := find_spec("pillow_heif") is not None:  # an extra
+    import pillow_heif
+
+    pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
 
 MAX_PIXELS = 32_000_000
 MAX_BYTES = 2**28
@@ -26,15 +32,18 @@ MAX_READS = 100_000  # Pillow reads headers piece by piece, slowly; 20 MB of PNG
 MAX_SLOW = 1_000_000  # pixels and bytes of what Pillow decodes in Python (plain PPM, RLE BMP)
 BAND = 256  # rows converted at a time, so that a large image is in memory only once or twice
 # Pillow's other formats run external programs (EPS) or are rarely used and so rarely tested.
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", *(("HEIF",) if READS_HEIC else ()))
+HEIC = frozenset({".heic", ".heif"})
 # Pictures that are not read: a folder of them says so by name.
-UNREAD = frozenset(
-    {".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".eps", ".pdf", ".nii"}
+UNREAD = (frozenset() if READS_HEIC else HEIC) | frozenset(
+    {".avif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".eps", ".pdf", ".nii"}
     | {".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".mov", ".mp4"}
 )
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".dcm"}
+    | (HEIC if READS_HEIC else set())
 )
+INSTALL_HEIC = 'pip install "fedvl[heic]"'
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -46,6 +55,8 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# The kind of a HEIC file, behind the length of its first box.
+_HEIC_KIND = re.compile(rb"....ftyp(hei[csmx]|hev[cx]|mif1|msf1)", re.DOTALL)
 # A marker of a JPEG file that begins a segment or ends the image: not a stuffed zero, a restart or padding.
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")
 # warnings.catch_warnings changes state that all threads share.
@@ -122,6 +133,8 @@ def _open(data: bytes, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise BadImage(f"it has more pixels than the limit of {MAX_PIXELS // 1_000_000} megapixels.", name) from error
     except UnidentifiedImageError as error:
+        if _HEIC_KIND.match(data) and not READS_HEIC:
+            raise BadImage(f"it is a HEIC photo; install what reads it with {INSTALL_HEIC}.", name) from error
         raise BadImage("it is not an image of a known format (JPEG, PNG, GIF, WebP, BMP, TIFF, PPM).", name) from error
     except Exception as error:
         raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
@@ -202,6 +215,12 @@ def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
         return rgb
     turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return rgb if turn is None else rgb.transpose(turn)
+
+
+def how_to_read(formats: Collection[str]) -> str:
+    """Return what to do with pictures of these formats, which are not read."""
+    saved = "save them as JPEG or PNG"
+    return f"{INSTALL_HEIC} for HEIC, or {saved}" if any(f".{name.lower()}" in HEIC for name in formats) else saved
 
 
 def _brief(error: Exception) -> str:

@@ -14,7 +14,7 @@ from fedvl.data.assemble import SPLIT_NAMES, Table, assemble, only_classes, plai
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub
-from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode
+from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
 from fedvl.data.stores import Dataset, FileStore, Split
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, regular
@@ -159,7 +159,7 @@ def read_folder(root: Path, home: Home) -> Table:
             images = [home.check_link(path) for path in files if _is_image(path)]
             others = _unread(files)
             if not images:
-                why = f" that FedVL reads ({_formats(others)}); save them as JPEG or PNG" if others else "; add some"
+                why = f" that FedVL reads ({_formats(others)}); {how_to_read(others)}" if others else "; add some"
                 raise FedVLError(f"The class folder {class_folder} has no images{why}, or delete the folder.")
             paths += images
             labels += [class_folder.name] * len(images)
@@ -170,7 +170,7 @@ def read_folder(root: Path, home: Home) -> Table:
     if not paths:
         raise FedVLError(_no_class_folders(root, unread))
     if unread:
-        notes.append(f"{_formats(unread)} left out: FedVL does not read such files; save them as JPEG or PNG.")
+        notes.append(_left_out(unread))
     names = [path.relative_to(root).as_posix() for path in paths]
     return Table(str(root), FileStore(paths, names), labels, splits, notes=notes)
 
@@ -188,7 +188,7 @@ def unlabelled(path: Path, classes: tuple[str, ...], home: Home) -> Dataset:
         raise FedVLError("--classes takes two or more names that differ, such as --classes cat,dog.")
     unread = _unread(files)
     notes = ["The images have no labels: all are trained on, and no accuracy is measured."]
-    notes += [f"{_formats(unread)} left out: FedVL does not read such files; save them as JPEG or PNG."] * bool(unread)
+    notes += [_left_out(unread)] * bool(unread)
     store = FileStore(images, [image.name for image in images])
     split = Split(store, np.arange(len(images)), np.full(len(images), -1, np.int64))
     return Dataset(path.name, tuple(map(plain_name, classes)), general_templates(), {"train": split}, tuple(notes))
@@ -202,9 +202,7 @@ def _no_class_folders(root: Path, unread: Counter[str]) -> str:
             "(--classes cat,dog) and use a method that needs no labels, fst-cbdg or fedpp."
         )
     if unread:
-        return (
-            f"{root} has no images that FedVL reads ({_formats(unread)}); save them as JPEG or PNG, in class folders."
-        )
+        return f"{root} has no images that FedVL reads ({_formats(unread)}); {how_to_read(unread)}, in class folders."
     return f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
 
 
@@ -231,6 +229,10 @@ def _unread(paths: Iterable[Path]) -> Counter[str]:
 
 def _formats(unread: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(unread.items()))
+
+
+def _left_out(unread: Counter[str]) -> str:
+    return f"{_formats(unread)} left out: FedVL does not read such files here; {how_to_read(unread)}."
 
 
 def _images(count: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from fedvl.data.images import EXTENSIONS
+from fedvl.data.images import EXTENSIONS, HEIC
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def png_of(image: Any) -> bytes:
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as given; of folders, all images in them by name."""
+    """Files as given; of folders, all images in them by name, and HEIC photos, to be refused if need be."""
     found: list[Path] = []
+    wanted = EXTENSIONS | HEIC
     for path in paths:
         if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted and file.is_file())
         elif path.exists():
             found.append(path)
         else:
