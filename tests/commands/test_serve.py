@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import re
+import ssl
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 from helpers.finished import png
 from typer.testing import CliRunner
@@ -111,6 +113,51 @@ def test_serve_prints_an_address_that_answers(folder_of):
         finally:
             process.terminate()
             process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """A folder with server.crt and server.key for this machine, and ca.crt, which vouches for them."""
+    keys = pytest.importorskip("fedvl.deployment.keys")
+    folder = tmp_path_factory.mktemp("keys")
+    keys.make_authority(folder)
+    keys.make_server_certificate(folder, "127.0.0.1")
+    return folder
+
+
+def test_serve_speaks_tls_with_a_certificate(folder_of, keys):
+    words = ["--port", "0", "--certificate", keys / "server.crt", "--key", keys / "server.key", "--token", "secret"]
+    command = [sys.executable, "-m", "fedvl.cli", "serve", folder_of("linear"), *words]
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        told = re.match(r"Open (https://127.0.0.1:\d+/)#token=secret \(Ctrl-C", process.stdout.readline())
+        assert told
+        trusting = ssl.create_default_context(cafile=keys / "ca.crt")
+        with httpx.Client(base_url=told[1], verify=trusting, headers={"authorization": "Bearer secret"}) as client:
+            assert client.get("/run").json()["method"] == "linear"
+            session = client.post("/sessions", json={}, headers={"origin": told[1].rstrip("/")}).json()
+            answer = client.post(f"/sessions/{session['id']}/images", files=[("files", ("cat.png", png(0)))])
+            assert answer.json()["ranked"]
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(told[1])
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(told[1].replace("https", "http"))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_serve_says_which_files_tls_needs(folder_of, keys, tmp_path):
+    (tmp_path / "none.pem").write_text("no certificate")
+    for words, sentence in (
+        (["--certificate", keys / "server.crt"], "TLS needs both files: --certificate FILE and --key FILE"),
+        (["--certificate", keys / "server.crt", "--key", keys / "ca.key"], "are no certificate and its key .*MISMATCH"),
+        (["--certificate", tmp_path / "none.pem", "--key", keys / "server.key"], "are no certificate and its key"),
+        (["--certificate", tmp_path / "absent", "--key", keys / "server.key"], "No such file"),
+    ):
+        with pytest.raises(FedVLError, match=sentence):
+            fedvl("serve", folder_of("linear"), "--port", "0", *words)
 
 
 def test_serve_refuses_an_empty_token(folder_of):

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from hypothesis.errors import Unsatisfiable
 from starlette.responses import Response
 
 from fedvl.serve.app import make_app
-from fedvl.serve.connections import make_server
+from fedvl.serve.connections import make_server, read_tls
 from fedvl.serve.guard import HEADERS
 from fedvl.serve.limits import LIMITS
 
@@ -538,6 +539,26 @@ def test_those_who_wait_longest_make_room_for_others(fed_mp, begun):
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
         assert httpx.get(f"http://127.0.0.1:{port}/run", timeout=60).status_code == 200
+
+
+def test_a_connection_that_does_not_shake_hands_counts_and_is_ended(fed_mp, tmp_path):
+    """With TLS, whoever only connects takes part in the limits before a handshake: of forty, eight are left, and these end."""
+    keys = pytest.importorskip("fedvl.deployment.keys")
+    keys.make_authority(tmp_path)
+    keys.make_server_certificate(tmp_path, "127.0.0.1")
+    tls = read_tls(tmp_path / "server.crt", tmp_path / "server.key")
+    trusting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    server = make_server(make_app(fed_mp, limits=replace(SMALL, head_seconds=3)), tls)
+    with running(server) as port, contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(40)]
+        for connection in opened[:32]:
+            assert status_of(connection) == 0
+        assert len(server.server_state.connections) <= 8
+        assert httpx.get(f"https://127.0.0.1:{port}/run", timeout=60, verify=trusting).status_code == 200
+        for connection in opened[32:]:
+            assert status_of(connection) == 0
+        while server.server_state.connections:
+            time.sleep(0.01)
 
 
 def test_who_does_not_read_the_answer_is_not_waited_for(fed_mp):

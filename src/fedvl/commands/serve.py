@@ -29,6 +29,10 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="FEDVL_TOKEN", help="Token of all users; generated if others can connect.")
     ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Speak TLS with this certificate (PEM, chain included).")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key, without a password (PEM).")] = None,
     device: Device = None,
     trust_method: Trust = False,
 ) -> None:
@@ -39,7 +43,7 @@ def serve(
     """
     try:
         from fedvl.serve.app import make_app
-        from fedvl.serve.connections import make_server
+        from fedvl.serve.connections import make_server, read_tls
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
@@ -53,14 +57,15 @@ def serve(
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
+    tls = read_tls(certificate, key)
     with fitting(run):
         model = TrainedModel(RunFolder.open(run, trust_method), device)
         predict_images(model, model.user(), [("blank.png", png_of(Image.new("RGB", (8, 8))))], 1)
-    server = make_server(make_app(model, token))
+    server = make_server(make_app(model, token), tls)
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(
-        f"Open {address(host, listener.getsockname()[1])}{f'#token={token}' if token else ''} (Ctrl-C stops it)",
+        f"Open {address(host, listener.getsockname()[1], tls is not None)}{f'#token={token}' if token else ''} (Ctrl-C stops it)",
         flush=True,
     )
     server.run([listener])
@@ -148,8 +153,8 @@ def listen(host: str, port: int) -> Any:
     return listener
 
 
-def address(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+def address(host: str, port: int, encrypted: bool) -> str:
+    return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def write_csv(lines: list[dict[str, Any]]) -> None:

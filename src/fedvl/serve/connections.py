@@ -1,6 +1,8 @@
 """The server of the service: few connections, and none for one who neither asks nor reads."""
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -8,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedvl.errors import FedVLError
 from fedvl.serve.guard import HEADERS
 from fedvl.serve.limits import Limits
 
@@ -21,6 +24,7 @@ class Connection(H11Protocol):
         super().__init__(*arguments, **named)
         app: Any = self.config.app
         self._limits: Limits = app.state.limits
+        self._tls: ssl.SSLContext | None = app.state.tls
         self._timer: asyncio.TimerHandle | None = None
         self.since = self.loop.time()  # when it began to wait for a request
 
@@ -30,16 +34,35 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        if self._tls is None:
+            super().connection_made(transport)
+        else:  # it counts, and its time runs, before its handshake has begun
+            transport.pause_reading()
+            self.transport, self.client = transport, transport.get_extra_info("peername")
+            self.connections.add(self)
+            self._handshake = self.loop.create_task(self._shake_hands(self._tls))
         self._watch()
         everyone = [other for other in self.connections if isinstance(other, Connection)]
         neighbours = [other for other in everyone if (other.client or "")[:1] == (self.client or "")[:1]]
         make_room(neighbours, self._limits.connections // 2)
         make_room(everyone, self._limits.connections)
 
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        """Go on over TLS; end a connection that does not speak it."""
+        try:
+            secured = await self.loop.start_tls(self.transport, self, tls, server_side=True)
+        except OSError:  # that of ssl too
+            secured = None
+        if secured is None:
+            self.transport.abort()
+            self.connections.discard(self)
+            self._end_watch()
+            return
+        super().connection_made(secured)
+        self._watch()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer:
-            self._timer.cancel()
+        self._end_watch()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -61,9 +84,12 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _watch(self) -> None:
+    def _end_watch(self) -> None:
         if self._timer:
             self._timer.cancel()
+
+    def _watch(self) -> None:
+        self._end_watch()
         self._timer = self.loop.call_later(self._limits.head_seconds, self._end_if_stuck)
 
     def _end_if_stuck(self) -> None:
@@ -80,12 +106,30 @@ def make_room(connections: list[Connection], most: int) -> None:
         min(waiting, key=lambda each: each.since).transport.abort()
 
 
-def make_server(app: FastAPI) -> uvicorn.Server:
+def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return how to speak TLS with these files; None if there are none."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise FedVLError("TLS needs both files: --certificate FILE and --key FILE.")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # rather than ask in the terminal
+    except OSError as error:
+        reason = error.strerror or error
+        raise FedVLError(
+            f"{certificate} and {key} are no certificate and its key without a password, as PEM files ({reason})."
+        ) from error
+    return context
+
+
+def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """Return a server of an app of `make_app`, with its limits.
 
     h11 reads the requests even where httptools is installed: it limits the size of their heads.
     Only a service with a token may be behind a proxy, which tells the addresses of the askers.
     """
+    app.state.tls = tls
     return uvicorn.Server(
         uvicorn.Config(
             app,
