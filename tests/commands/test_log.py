@@ -1,6 +1,8 @@
 """fedvl log as a user meets it."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +87,7 @@ def test_wandb_gets_an_offline_run(call: Any, run_folder: Path, monkeypatch: pyt
         return made[-1]
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_ERROR_REPORTING", raising=False)
     done = call("log", str(run_folder), "--to", "wandb", "--out", "logs")
     assert done.exit_code == 0, done.output
     (run,) = made
@@ -95,3 +98,21 @@ def test_wandb_gets_an_offline_run(call: Any, run_folder: Path, monkeypatch: pyt
     assert run.summary["final_accuracy"] == json.loads((run_folder / "result.json").read_bytes())["accuracy"]
     assert run.finished
     assert "wandb sync" in done.output
+    assert os.environ.pop("WANDB_ERROR_REPORTING") == "false"
+
+
+def test_wandbs_own_reader_finds_every_round(run_folder: Path, tmp_path: Path) -> None:
+    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    words = ["-m", "fedvl.cli", "log", str(run_folder), "--to", "wandb", "--out", str(tmp_path / "logs")]
+    subprocess.run([sys.executable, *words], check=True)  # it would share its threads with the test
+    (file,) = (tmp_path / "logs").glob("wandb/offline-run-*/run-*.wandb")
+    store, found = datastore.DataStore(), []
+    store.open_for_scan(str(file))
+    while (content := store.scan_data()) is not None:
+        record = Record.FromString(content)
+        if record.HasField("history"):
+            found.append({item.nested_key[0]: json.loads(item.value_json) for item in record.history.item})
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["_step"], row["accuracy"]) for row in found] == [(line["round"], line["accuracy"]) for line in lines]

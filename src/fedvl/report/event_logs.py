@@ -92,6 +92,7 @@ def to_mlflow(log: Log, folder: Path) -> str:
 
 def to_wandb(log: Log, folder: Path) -> str:
     """Write an offline run, which nothing but the user's own ``wandb sync`` sends anywhere."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # W&B would tell its makers of each use, offline too
     try:
         import wandb
     except ImportError as error:
