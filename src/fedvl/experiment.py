@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from fedvl.federation.privacy import Subspace, directions, privacy_of
 from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
-from fedvl.methods.mistakes import mistake
+from fedvl.methods.mistakes import explained
 from fedvl.preparation import Prepared, Training, prepare
 from fedvl.result import describe, example_images, pseudo_label_figures
 from fedvl.run_folder import RunFolder
@@ -38,22 +37,15 @@ def complete(
     if folder.finished:
         return folder.result
     torch.set_num_threads(folder.experiment.federation.threads)  # text features depend on it too
-    file, prepared = Path(folder.experiment.method.name), None
-    try:
+    with explained(folder.experiment.method.name) as tried:
         prepared = prepare(folder.experiment, display, opener)
+        tried.method, tried.samples = prepared.method, prepared.training.samples
         engine = local_engine(prepared)
         if processes:
             processes.begin()
             engine.processes = processes
         engine.progress = when_slow(display.stage("This round"))
         return run_rounds(folder, prepared, engine, display)
-    except (FedVLError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        if file.suffix != ".py":
-            raise
-        tried = (prepared.method, prepared.training.samples) if prepared else (None, None)
-        raise FedVLError(mistake(error, file, *tried)) from error
 
 
 def help_with(experiment: Experiment, processes: Processes) -> None:

@@ -1,5 +1,6 @@
 """A client's SuperNode that ends: what is tried again, and what is said."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,3 +117,22 @@ def test_a_server_cannot_fill_the_disk_with_runs(client):
         (client.folder / "runs" / f"{number:x}").mkdir(parents=True)
     assert f"holds {MOST_RUNS} runs" in client.problem(run="ff")
     assert len(list((client.folder / "runs").iterdir())) == MOST_RUNS
+
+
+def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_without_its_words(own_method, tmp_path):
+    """The words of an error may hold what must not leave: the server learns that there was one."""
+    mine = own_method("def loss(self, tensors, batch):\n        return batch.mask[f'secret {len(batch.mask)}']")
+    found = SmallClient.joined(0, tmp_path / "party")
+    found.ready[EXPERIMENT].prepared.method.__class__ = mine
+    problem = found.problem()
+    assert problem == "Its method failed; what it says is told there."
+    (told,) = [line for line in found.said if line.startswith("linear.py")]
+    assert re.match(r"linear.py, line 6, in loss: `return batch.mask\[.*\]` fails with \w+: ", told)
+    assert found.said[-1] == f"Refused: {problem}"
+
+
+def test_what_is_no_mistake_of_a_packaged_method_is_not_blamed_on_it(tmp_path, monkeypatch):
+    found = SmallClient.joined(0, tmp_path / "party")
+    monkeypatch.setattr("fedvl.federation.local.LocalEngine.train", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        found.ask()

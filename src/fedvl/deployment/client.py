@@ -37,6 +37,7 @@ from fedvl.federation.round import Federation
 from fedvl.files import write_whole
 from fedvl.loopback import page_server, served
 from fedvl.methods.base import Update
+from fedvl.methods.mistakes import explained
 from fedvl.preparation import Prepared, prepare
 from fedvl.prometheus import CONTENT_TYPE
 from fedvl.report.page import write_report
@@ -74,7 +75,8 @@ class Client:
         self.ready: dict[str, Ready] = {}
         for name, experiment in read_experiments(folder).items():
             torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
-            prepared = self._prepare(experiment, data, display)
+            with explained(experiment.method.name):
+                prepared = self._prepare(experiment, data, display)
             self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(name, prepared)
         self.parties: dict[str, Party] = {}
         self.finished = False
@@ -112,11 +114,23 @@ class Client:
         except FedVLError as error:
             return self._refusal(header, error)
         self.say(f"round {header.round + 1}: {header.kind}")
-        reply = party.answer(message)
+        try:
+            with self._explained(self.ready[header.experiment].prepared):
+                reply = party.answer(message)
+        except FedVLError as error:  # its words may hold what must not leave
+            self.say(str(error))
+            return self._refusal(header, FedVLError("Its method failed; what it says is told there."))
         if party.finished is not None:
             self._finish(self.ready[header.experiment].prepared, header, party)
             del self.parties[header.run]
         return reply
+
+    @contextmanager
+    def _explained(self, prepared: Prepared) -> Iterator[None]:
+        """Tell what is wrong in a method's own file."""
+        with explained(prepared.experiment.method.name) as tried:
+            tried.method, tried.samples = prepared.method, prepared.training.samples
+            yield
 
     def _refusal(self, header: Header, error: FedVLError) -> Message:
         """Tell the server why there is no answer, and not where things are on this machine."""
@@ -268,7 +282,11 @@ class Client:
 
     def dry_run(self) -> list[dict[str, Any]]:
         """Return what one round would send, what would stay, and what attacks learn of it."""
-        return [self._rehearse(identity, ready) for identity, ready in self.ready.items()]
+        found = []
+        for identity, ready in self.ready.items():
+            with self._explained(ready.prepared):
+                found.append(self._rehearse(identity, ready))
+        return found
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
         from fedvl.audit.evidence import Message as OwnMessage  # a client at work does not wait for these

@@ -22,6 +22,7 @@ from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import run_rounds
+from fedvl.methods.mistakes import explained
 from fedvl.preparation import Prepared, prepare
 from fedvl.run_folder import RunFolder
 
@@ -47,13 +48,16 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         raise FedVLError(
             "No party has been admitted; each runs fedvl federation join, and you fedvl federation admit its request."
         )
-    prepared = prepare_server(folder, display)
-    identity = Identity(folder.federation["run"], experiment_id(experiment, prepared.method.task.encoder))
-    log = Log(place / FILE)
-    log.append("run", run=identity.run, experiment=identity.experiment)
-    names = [member.name for member in federation.parties]
-    shown = {"parties": names, "certificate_days": days_left(place / "server.crt")}
-    with opened_link(place, federation) as link, ExitStack() as stack:
+    with ExitStack() as stack:
+        tried = stack.enter_context(explained(experiment.method.name))
+        prepared = prepare_server(folder, display)
+        tried.method, tried.samples = prepared.method, prepared.test.samples
+        identity = Identity(folder.federation["run"], experiment_id(experiment, prepared.method.task.encoder))
+        log = Log(place / FILE)
+        log.append("run", run=identity.run, experiment=identity.experiment)
+        names = [member.name for member in federation.parties]
+        shown = {"parties": names, "certificate_days": days_left(place / "server.crt")}
+        link = stack.enter_context(opened_link(place, federation))
         with held(place / ".begin"):
             authority = (place / "ca.crt").read_bytes()
             transport = stack.enter_context(flower().flower_run(link.address, authority, link.secret, link.nodes))

@@ -1,11 +1,16 @@
 """What went wrong in a method's own file, in one sentence for its author."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedvl.errors import FedVLError
+from fedvl.methods import FOLDER
 from fedvl.methods.base import Method, Samples
 
 # How PyTorch puts a breach of each of the three rules, and what to do instead.
@@ -26,7 +31,34 @@ LOSS = "loss must return one number that depends on the tensors of start through
 MOST_REASON = 200  # characters
 
 
-def mistake(error: Exception, file: Path, method: Method | None, samples: Samples | None) -> str:
+@dataclass
+class Tried:
+    """What a mistake is looked for in, once it is there."""
+
+    method: Method | None = None
+    samples: Samples | None = None
+
+
+@contextmanager
+def explained(name: str) -> Iterator[Tried]:
+    """Tell a method's author what is wrong in its file, and not where the engine failed by it.
+
+    Of a method in the package, whose author may be another, only what surely is its own mistake.
+    """
+    tried, packaged = Tried(), not name.endswith(".py")
+    try:
+        yield tried
+    except (FedVLError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        file = FOLDER / f"{name.replace('-', '_')}.py" if packaged else Path(name)
+        sentence = mistake(error, file, tried.method, tried.samples, packaged)
+        if sentence is None:
+            raise
+        raise FedVLError(sentence) from error
+
+
+def mistake(error: Exception, file: Path, method: Method | None, samples: Samples | None, packaged: bool) -> str | None:
     """Return the author's own line and the rule that it breaks, or the hook that is wrong."""
     reason = (str(error).strip() or "no reason given").splitlines()[0][:MOST_REASON].rstrip(".")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if same_file(frame.filename, file)]
@@ -37,6 +69,8 @@ def mistake(error: Exception, file: Path, method: Method | None, samples: Sample
     # what a hook returned may fail later, in code that is not the author's
     broken = broken_hook(method, samples) if method is not None and samples is not None else None
     if broken or not frames:
+        if packaged and not broken:
+            return None
         return f"{file.name} does not fit docs/contract.md: {broken or LOSS if method else reason}."
     return f"{where} fails with {type(error).__name__}: {reason}."
 
