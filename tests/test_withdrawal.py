@@ -15,6 +15,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
+from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
@@ -24,7 +25,6 @@ from fedvl.withdrawal import (
     compare,
     difference,
     find_client,
-    sentences,
     with_withdrawn,
     without_client,
 )

@@ -172,6 +172,7 @@ class Result(Content):
     notes: list[str] | None = None
     privacy: Budget | None = None
     backdoor_success: Number | None = None
+    backdoor_images: Count | None = None  # of other classes than the target
     config: dict[str, Setting | dict[str, Setting]] | None = None
     command: str | None = None
     party: str | None = None  # of whom this is the own model
@@ -218,6 +219,7 @@ class Measured(Content):
     folder: Path_
     state_sha256: Hash | None
     accuracy: Finite
+    interval: Interval | None = None
 
 
 class Withdrawal(Content):

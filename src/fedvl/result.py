@@ -195,7 +195,7 @@ def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -
     stamped = replace(judge.test, inputs=judge.test.inputs | triggered(inputs, experiment.seed))
     answers = replace(judge, test=stamped).judge(federation.shared, federation.last).answers
     others = (judge.test.labels.cpu().numpy() != TARGET) & (answers >= 0)
-    return {"backdoor_success": 100 * float((answers[others] == TARGET).mean())}
+    return {"backdoor_success": 100 * float((answers[others] == TARGET).mean()), "backdoor_images": int(others.sum())}
 
 
 def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> dict[str, Any]:

@@ -26,6 +26,9 @@ def test_a_run_is_made_again_without_a_client_and_measured_again_against_it(call
     again = call("withdraw", "run", "1", "--against", "run-without-1", "--quiet")
     assert f"Difference: {measured['difference']:+.2f} points" in again.output
     assert "run-without-1" in again.output
+    told_in = [page.read_text(encoding="utf-8") for page in (run / "report.html", other.path / "report.html")]
+    assert all(f"Difference: {measured['difference']:+.2f} points" in text for text in told_in)
+    assert all('id="withdrawals"' in text for text in told_in)
     assert call("withdraw", "run", "1", "--quiet").exception is not None  # the folder of the first is there
 
 

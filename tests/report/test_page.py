@@ -81,6 +81,14 @@ def test_headline_numbers_equal_the_result(sample, page_of):
     assert page.texts["test-images"] == f"{sum(map(sum, result['confusion'])):,}"
 
 
+def test_the_share_of_a_backdoor_has_its_interval(sample, page_of):
+    result, metrics = sample
+    low, high = binomtest(270, 900).proportion_ci(method="wilson")
+    page = page_of({**result, "backdoor_success": 30.0, "backdoor_images": 900}, metrics)
+    assert f"30.00 % ({100 * low:.1f} to {100 * high:.1f})" in page.texts["scores"]
+    assert "30.00 %" in page_of({**result, "backdoor_success": 30.0}, metrics).texts["scores"]  # of an older run
+
+
 def test_every_share_has_its_interval_and_its_images(sample, page_of):
     """Of 1,000 images 782 are right after training and 665 before: 150 only after, 33 only before."""
     result, metrics = sample

@@ -31,8 +31,10 @@ def withdraw(
 ) -> None:
     """Run an experiment again without one of its clients, and measure what that changes."""
     from fedvl.display import TerminalDisplay
+    from fedvl.report.page import write_report
+    from fedvl.report.withdrawals import sentences
     from fedvl.run_folder import RunFolder
-    from fedvl.withdrawal import check_comparable, compare, find_client, sentences, without_client
+    from fedvl.withdrawal import check_comparable, compare, find_client, without_client
 
     folder = RunFolder(run, trust_method)
     folder.tensors()  # refuses one that is not finished, or damaged
@@ -54,6 +56,8 @@ def withdraw(
             complete_run(other, quiet)
     with TerminalDisplay(quiet) as display:
         measured = compare(folder, other, number, party, display)
+    for each in (folder, other):
+        write_report(each.path)
     if as_json:
         print(json.dumps(measured))
     else:

@@ -80,10 +80,10 @@ def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int,
     if scheme == "only":  # in a real federation this machine has the samples of one client
         return _held_by_one(labels, int(value), clients, spec, seed)
     if clients > len(labels):
-        raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels)}); use fewer clients.")
+        raise FedVLError(f"There are more clients ({clients}) than samples ({len(labels):,}); use fewer clients.")
     generator = numpy_generator(seed, "partition", spec, clients)
     if scheme == "iid":
-        note = f"iid: {len(labels)} samples were split at random among {clients} clients in equal parts."
+        note = f"iid: {len(labels):,} samples were split at random among {clients} clients in equal parts."
         return _assign_evenly(labels, clients, generator, note, spec, seed)
     _need_labels(labels, spec)
     sizes = np.bincount(labels).astype(np.int64)
@@ -120,7 +120,7 @@ def partition_test(train: Partition, labels: npt.NDArray[np.int64]) -> Partition
     if scheme == "only":
         return _held_by_one(labels, int(value), clients, train.spec, train.seed)
     if scheme == "iid":
-        note = f"iid: {len(labels)} test samples were split at random among {clients} clients in equal parts."
+        note = f"iid: {len(labels):,} test samples were split at random among {clients} clients in equal parts."
         return _assign_evenly(labels, clients, generator, note, train.spec, train.seed)
     _need_labels(labels, train.spec)
     sizes = np.bincount(labels, minlength=train.counts.shape[1]).astype(np.int64)
@@ -184,7 +184,7 @@ def _need_labels(labels: Indices, spec: str) -> None:
     without = int((labels < 0).sum())
     if without:
         raise FedVLError(
-            f"Partition '{spec}' needs labels, but {without} samples have none; use iid (--partition iid)."
+            f"Partition '{spec}' needs labels, but {without:,} samples have none; use iid (--partition iid)."
         )
 
 
@@ -216,7 +216,7 @@ def _held_by_one(labels: Indices, client: int, clients: int, spec: str, seed: in
     return Partition(
         _by_owner(np.full(len(labels), client), clients),
         np.stack([np.bincount(labels[labels >= 0]) * (number == client) for number in range(clients)]),
-        f"{spec}: all {len(labels)} samples are client {client}'s.",
+        f"{spec}: all {len(labels):,} samples are client {client}'s.",
         spec,
         seed,
     )
@@ -253,7 +253,7 @@ def _dirichlet(
     moved = _repair(best, minimum)
     return best, (
         f"none of {draws} draws gave each of {clients} clients {minimum} samples{lowered}, "
-        f"so draw {best_draw} was repaired by moving {moved} of {total} samples from the largest clients"
+        f"so draw {best_draw} was repaired by moving {moved:,} of {total:,} samples from the largest clients"
     )
 
 

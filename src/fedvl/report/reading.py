@@ -78,6 +78,9 @@ def intervals(result: dict[str, Any]) -> dict[str, Interval]:
             found[f"{prefix}accuracy"] = bootstrap_mean(by_client)
         elif value is not None and count:
             found[f"{prefix}accuracy"] = wilson(value, count)
+    turned, others = number(result.get("backdoor_success")), count_of(result.get("backdoor_images"))
+    if turned is not None and others:
+        found["backdoor_success"] = wilson(turned, others)
     return found
 
 

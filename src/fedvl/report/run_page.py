@@ -31,6 +31,7 @@ from fedvl.report.tables import (
     spread,
     sure,
 )
+from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
 from fedvl.uncertainty import Paired, wilson
 
@@ -55,6 +56,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_protocol(run.result),
         **_troubles(run),
         **describe_federation(run),
+        "withdrawals": [" ".join(sentences(each)) for each in run.withdrawals],
         "examples": _examples(run.examples),
         "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
         **_rounds(run),
