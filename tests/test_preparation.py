@@ -5,6 +5,7 @@ import torch
 from helpers.runs import prepare
 from helpers.small import SIDE, small_fused_encoder
 from PIL import Image
+from torch.overrides import TorchFunctionMode
 
 import fedvl.preparation as preparation
 from fedvl.data.opener import Opener
@@ -131,3 +132,37 @@ def test_clients_hold_out_a_share_of_their_own_images_and_train_on_the_rest():
     assert left.validation is not None
     assert [len(part) for part in left.validation.parts] == [6, 0, 6, 6]
     assert torch.equal(left.rows[2], prepared.rows[2])
+
+
+class SecondGpu(TorchFunctionMode):
+    """A machine with a second GPU: what torch is asked to do there is noted, and done on the processor."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked: list[tuple[str, str]] = []  # function and GPU
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        named = {name: self.moved(function, value) for name, value in (kwargs or {}).items()}
+        return function(*(self.moved(function, each) for each in args), **named)
+
+    def moved(self, function, value):
+        if not isinstance(value, str | torch.device) or not str(value).startswith("cuda"):
+            return value
+        self.asked.append((function.__name__, str(value)))
+        return "cpu"
+
+
+def test_the_second_gpu_gets_the_model_and_the_samples():
+    """torch is asked for cuda:1 and for no other GPU; what was asked for cuda alone would land on the first."""
+    settings = {"method": {"name": "linear"}, "data": {"clients": 2, "shots": 2, "test_shots": 2, "partition": "iid"}}
+    asked = {}
+    for device in ("cuda:1", "cpu"):
+        with SecondGpu() as machine:
+            prepared = preparation.prepare(resolve_experiment({**settings, "device": device}), Silent())
+        assert sum(map(len, prepared.training.rows)) == 20
+        asked[device] = machine.asked
+    assert asked["cpu"] == []
+    functions = [function for function, _ in asked["cuda:1"]]
+    assert {device for _, device in asked["cuda:1"]} == {"cuda:1"}
+    assert functions[:2] == ["empty", "_parse_to"]  # whether there is such a device; then the model, by Module.to
+    assert functions.count("to") >= 2 + 2 + 2  # features, labels and rows, to train on and to test with
