@@ -1,0 +1,22 @@
+# FedVL for a server or a party of a federation; compose.yaml starts three hospitals with it.
+# No image, key, run or setting of anybody is in it: .dockerignore lets only the program in.
+FROM python:3.11-slim
+
+# For a GPU: --build-arg TORCH_INDEX=https://pypi.org/simple, and --device cuda in the settings.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+WORKDIR /opt/fedvl
+COPY constraints.txt ./
+RUN pip install --no-cache-dir torch==2.13.0 --index-url ${TORCH_INDEX}
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN pip install --no-cache-dir ".[flower,serve,privacy,parquet,heic]" -c constraints.txt
+COPY tools/three_hospitals.py tools/
+
+# /own is what a party or the server has, /post what travels between them; volumes take their owner from here.
+RUN useradd --create-home --uid 1000 fedvl && mkdir /own /post && chown fedvl:fedvl /own /post
+USER fedvl
+WORKDIR /own
+ENV FEDVL_CACHE=/own/cache
+ENTRYPOINT ["fedvl"]
+CMD ["--help"]
