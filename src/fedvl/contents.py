@@ -145,6 +145,8 @@ class Result(Content):
     best_round: Round | None = None
     per_client_accuracy: list[Number | None] | None = None
     zero_shot_per_client_accuracy: list[Number | None] | None = None
+    per_client_mix_accuracy: list[Number | None] | None = None  # expected, not tested
+    zero_shot_per_client_mix_accuracy: list[Number | None] | None = None
     trainable_parameters: Count | None = None
     private_parameters: Count | None = None
     bytes_up_per_client_round: Count | None = None

@@ -12,7 +12,7 @@ from fedvl.evaluation.calibration import MOST_IMAGES, fit_temperature
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
-from fedvl.evaluation.metrics import recall_by_class
+from fedvl.evaluation.metrics import accuracy_by_mix, recall_by_class
 from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.round import Federation, best_round
@@ -83,6 +83,7 @@ def describe(
         "model_fingerprint": prepared.method.task.encoder.fingerprint,
         "confusion": final.confusion.tolist() if final else [],
         "per_class_recall": recall_by_class(final.confusion) if final else [],
+        **mix_figures(prepared, {"": final, "zero_shot_": zero_shot}),
         "test_sha256": prepared.test.sha256,
         "right": right(prepared, final),
         "zero_shot_right": right(prepared, zero_shot),
@@ -113,6 +114,21 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
     with torch.no_grad():
         zero_shot = method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T
         return fit_temperature(method.predict(federation.shared, inputs), zero_shot.softmax(-1))
+
+
+def mix_figures(prepared: Prepared, judged: dict[str, Judged | None]) -> dict[str, Any]:
+    """Return the accuracy expected on each client's mix of classes, where clients are not tested.
+
+    Nothing if the tested classes are not the clients', or if it is not known what clients hold.
+    """
+    counts = prepared.training.counts
+    if prepared.test.parts or list(prepared.queried.task.class_names) != prepared.class_names or not counts.any():
+        return {}
+    return {
+        f"{prefix}per_client_mix_accuracy": accuracy_by_mix(recall_by_class(each.confusion), counts)
+        for prefix, each in judged.items()
+        if each is not None
+    }
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:

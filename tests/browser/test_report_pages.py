@@ -80,7 +80,8 @@ def federated(sample_of, save, folder):
     """The server's page of a federation of parties with long names."""
     result, rounds = sample_of(clients=3)
     parties = [{"name": f"hospital-of-the-town-{name}", "bytes_up": 1, "bytes_down": 1} for name in "abc"]
-    return write_report(save(folder, {**result, "parties": parties, "answers": []}, rounds))
+    answers = [{"round": 1, "client": client, "time": "2026-01-02T03:04:05.678+00:00"} for client in range(3)]
+    return write_report(save(folder, {**result, "parties": parties, "answers": answers}, rounds))
 
 
 def followed(save, folder):
@@ -113,6 +114,9 @@ def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample
         browser.open(page.as_uri())
         assert browser.evaluate("document.documentElement.scrollWidth") <= width, page
         assert browser.requests[before:] == [page.as_uri()]
+        # the tables of parties need no scrolling either
+        tables = "[...document.querySelectorAll('#parties .scroll')]"
+        assert browser.evaluate(f"{tables}.every(part => part.scrollWidth <= part.clientWidth)"), page
 
 
 def test_the_command_can_be_copied_and_print_unfolds_what_matters(browser, sample, save, tmp_path):

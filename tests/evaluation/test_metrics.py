@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvl.evaluation.metrics import confusion_matrix, paired_difference, proportion, recall_by_class, summary
+from fedvl.evaluation.metrics import (
+    accuracy_by_mix,
+    confusion_matrix,
+    paired_difference,
+    proportion,
+    recall_by_class,
+    summary,
+)
 
 pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
 
@@ -16,6 +23,20 @@ def test_by_hand():
     assert confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 0, 0]]
     assert summary(confusion)["accuracy"] == 60.0
     assert recall_by_class(confusion) == [50.0, 200 / 3, None]
+
+
+def test_the_accuracy_of_a_mix_of_classes():
+    """A quarter of 80 % and three of 40 %; a class without a recall is left out, and a client without images has none."""
+    counts = np.array([[1, 3, 0], [0, 2, 5], [0, 0, 7], [0, 0, 0]])
+    assert accuracy_by_mix([80.0, 40.0, None], counts) == [50.0, 40.0, None, None]
+
+
+@given(pairs=pairs)
+def test_the_mix_of_the_test_itself_gives_its_accuracy(pairs):
+    labels, predictions = (np.array(side) for side in zip(*pairs, strict=True))
+    confusion = confusion_matrix(labels, predictions, 5)
+    (found,) = accuracy_by_mix(recall_by_class(confusion), confusion.sum(axis=1)[None])
+    assert found == pytest.approx(summary(confusion)["accuracy"])
 
 
 @pytest.fixture(scope="module")

@@ -377,6 +377,19 @@ def test_the_missing_modality_protocol_shows_its_conditions_and_its_map(sample, 
     assert "image only" not in page.texts["map"]  # no sample lacks its text
 
 
+def test_where_clients_are_not_tested_the_accuracy_of_their_mix_is_told_as_an_estimate(sample, page_of):
+    result, metrics = sample
+    mixes = {"per_client_mix_accuracy": [70.5, None, 81.25], "zero_shot_per_client_mix_accuracy": [60.0, None, 66.0]}
+    page = page_of({**result, **mixes}, metrics)
+    assert "Accuracy expected for each client" in page.texts["clients"]
+    assert "an estimate" in page.texts["clients"]
+    assert all(text in page.texts["clients"] for text in ("client 0", "70.50 %", "client 2", "81.25 %"))
+    assert "client 1" not in page.texts["clients"]
+    assert "expected for each client" not in page_of({**result, **mixes, "party": "north"}, metrics).text
+    many = {"per_client_mix_accuracy": [50.0] * 41}
+    assert "expected for each client" not in page_of({**result, **many}, metrics).text
+
+
 def test_the_personal_protocol_shows_each_client_against_zero_shot(sample, page_of):
     result, metrics = sample
     result |= {"per_client_accuracy": [50.0, None, 75.0], "zero_shot_per_client_accuracy": [40.0, None, 80.0]}

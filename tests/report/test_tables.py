@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedvl.report.tables import MINUS, cost_rows, human_bytes, human_count, human_seconds, points, result_table
+from fedvl.report.tables import MINUS, cost_rows, human_bytes, human_count, human_seconds, moment, points, result_table
 
 
 @pytest.mark.parametrize(
@@ -139,3 +139,8 @@ def test_what_clients_keep_and_what_an_answer_costs_are_told_where_known():
     assert labels["Private parameters per client"] == human_count(4096)
     assert labels["Prediction for one image"] == human_seconds(0.0125)
     assert "Private parameters per client" not in {row.label for row in cost_rows({"private_parameters": 0})}
+
+
+def test_a_time_is_written_for_people():
+    assert moment("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04:05 UTC"
+    assert moment("yesterday") == "yesterday"

@@ -17,6 +17,16 @@ def recall_by_class(confusion: NDArray[np.int64]) -> list[float | None]:
     return [100 * float(confusion[c, c]) / int(n) if n else None for c, n in enumerate(support)]
 
 
+def accuracy_by_mix(recalls: list[float | None], counts: NDArray[np.int64]) -> list[float | None]:
+    """Return the accuracy expected on each row's own mix of classes; None for an empty row.
+
+    Classes without a recall are left out of the mix.
+    """
+    known = np.array([recall is not None for recall in recalls])
+    shares, rates = counts[:, known], np.array([recall for recall in recalls if recall is not None])
+    return [float(row @ rates / row.sum()) if row.any() else None for row in shares]
+
+
 def summary(confusion: NDArray[np.int64]) -> dict[str, float]:
     """Return accuracy and macro precision, recall and F1 in percent.
 

@@ -13,7 +13,7 @@ from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
 from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
-from fedvl.report.tables import MISSING, cell_of, points
+from fedvl.report.tables import MISSING, cell_of, moment, points
 
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
@@ -44,7 +44,10 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
         "figures": FIGURES[grid["kind"]](grid),
         "failures": [(f["row"], f["column"], f["seed"], f["error"]) for f in grid.get("failures") or []],
-        "facts": [("Date", grid.get("date", MISSING)), ("FedVL version", grid.get("fedvl_version", MISSING))],
+        "facts": [
+            ("Date", moment(str(grid.get("date", MISSING)))),
+            ("FedVL version", grid.get("fedvl_version", MISSING)),
+        ],
         "command": str(grid.get("command") or ""),
     }
 

@@ -24,6 +24,7 @@ from fedvl.report.tables import (
     cost_rows,
     human_bytes,
     human_seconds,
+    moment,
     p_value,
     percent,
     points,
@@ -44,6 +45,7 @@ PAIRS = 15
 NAMED = 10  # parties, whose names stand below the title
 ROUND_HEADS = ("round", "accuracy", "loss", "clients", "dropped", "refused", "up", "down", "time")
 SIGNIFICANT = 0.05
+MOST_EXPECTED = 40  # clients whose expected accuracy is drawn; result.json has all
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
@@ -87,7 +89,7 @@ def _headline(result: dict[str, Any]) -> dict[str, Any]:
     count, known, test = images_tested(result), intervals(result), gain(result)
     return {
         "method": str(result["method"]),
-        "dataset": str(result.get("dataset", MISSING)),
+        "dataset": str(result.get("dataset", MISSING)).rstrip("/").rpartition("/")[2],  # without its folders
         "model": str(result.get("model", MISSING)),
         "setting": [str(part) for part in setting if part],
         "accuracy": percent(result.get("accuracy")),
@@ -269,8 +271,12 @@ def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
 
 def _protocol(result: dict[str, Any]) -> dict[str, Any]:
     """Return what the personal and the missing-modality protocols add to the page."""
-    own, before = result.get("per_client_accuracy") or [], result.get("zero_shot_per_client_accuracy") or []
-    references = before if len(before) == len(own) else [None] * len(own)
+    tested = bool(result.get("per_client_accuracy"))
+    key = "per_client_accuracy" if tested else "per_client_mix_accuracy"
+    own, before = result.get(key) or [], result.get(f"zero_shot_{key}") or []
+    if not tested and (result.get("party") or len(own) > MOST_EXPECTED):
+        own, before = [], []
+    references = before if len(before) == len(own) and result["method"] != "zero-shot" else [None] * len(own)
     counts = result.get("per_client_test_images") or []
     counts = counts if len(counts) == len(own) else [0] * len(own)
     bars = [
@@ -280,6 +286,7 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "client_charts": [drawn(bar_chart([("", bars)], width, percent, "zero-shot")) for width in SIZES if bars],
+        "clients_tested": tested,
         "clients_compared": any(bar.mark is not None for bar in bars),
         "conditions": [
             {
@@ -393,7 +400,7 @@ def _facts(result: dict[str, Any]) -> list[Row]:
         "schema": "Schema of result.json",
         "state_sha256": "SHA-256 of what was trained",
     }
-    return [Row(label, str(result[key]), "") for key, label in keys.items() if result.get(key) is not None]
+    return [Row(label, moment(str(result[key])), "") for key, label in keys.items() if result.get(key) is not None]
 
 
 def _notes(run: RunFolder) -> list[str]:

@@ -1,5 +1,6 @@
 """Human-readable numbers, and the table that the terminal shows after a run."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,6 +93,11 @@ def sure(value: object, count: float) -> str:
     """Format a share of ``count`` images with its interval."""
     known = number(value)
     return percent(value) if known is None or not count else f"{percent(value)} ({spread(wilson(known, count))})"
+
+
+def moment(text: str) -> str:
+    """Return a time as a person writes it, and any other text as it is."""
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)\+00:00$", r"\1 \2 UTC", text)
 
 
 def p_value(p: float) -> str:
