@@ -122,7 +122,7 @@ def test_a_server_cannot_fill_the_disk_with_runs(client):
 def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_without_its_words(own_method, tmp_path):
     """The words of an error may hold what must not leave: the server learns that there was one."""
     mine = own_method("def loss(self, tensors, batch):\n        return batch.mask[f'secret {len(batch.mask)}']")
-    found = SmallClient.joined(0, tmp_path / "party")
+    found = SmallClient.joined(3, tmp_path / "party")
     found.ready[EXPERIMENT].prepared.method.__class__ = mine
     problem = found.problem()
     assert problem == "Its method failed; what it says is told there."
@@ -132,7 +132,7 @@ def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_withou
 
 
 def test_what_is_no_mistake_of_a_packaged_method_is_not_blamed_on_it(tmp_path, monkeypatch):
-    found = SmallClient.joined(0, tmp_path / "party")
+    found = SmallClient.joined(3, tmp_path / "party")
     monkeypatch.setattr("fedvl.federation.local.LocalEngine.train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         found.ask()

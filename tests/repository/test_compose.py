@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
+from helpers.command_line import parse
 from typer.testing import CliRunner
 
 from fedvl.cli import app
@@ -40,13 +40,10 @@ def volumes(service: str) -> dict[str, str]:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_command_is_one_of_fedvl(service):
     """Parsed as the command line does it: names, options and numbers of arguments."""
-    found = [shlex.split(line)[1:] for line in lines(service) if line.startswith("fedvl ")]
+    found = [line for line in lines(service) if line.startswith("fedvl ")]
     assert found
-    for words in found:
-        command = typer.main.get_command(app)
-        while isinstance(command, typer.core.TyperGroup):
-            command = command.commands[words.pop(0)]
-        command.make_context(command.name, words)
+    for line in found:
+        parse(line)
 
 
 def test_services_start_in_the_order_of_the_documentation():
