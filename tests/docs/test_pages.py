@@ -1,10 +1,13 @@
 """The documentation has what it promises: every method and recipe, valid code, paths that exist, nothing that is fetched."""
 
 import ast
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
+from click import MissingParameter
+from helpers.command_line import parse
 
 from fedvl.compare.grid import read_recipe, recipe_names
 from fedvl.methods import method_names
@@ -46,6 +49,44 @@ def test_pages_show_no_picture_from_elsewhere():
 def test_python_in_a_page_is_valid(page):
     for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         ast.parse(code)
+
+
+PATH = ["data", "models", "compare", "federate", "serve"]
+COMMANDS = re.compile(r"`(fedvl [^`]+)`|^(fedvl .+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["quick-start", "questions", "troubleshooting", *PATH])
+def test_every_command_of_a_page_is_one(name):
+    """As far as the command line can say without running it; text may name a command without all that it needs."""
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    found = [inline or line for inline, line in COMMANDS.findall(text)]
+    assert found
+    for command in found:
+        if "..." not in command:
+            with contextlib.suppress(MissingParameter):
+                parse(command)
+
+
+def test_the_path_leads_from_photos_to_a_service():
+    """Each step says which it is, how long it takes, and which is the next."""
+    start = (PAGES / "quick-start.md").read_text(encoding="utf-8")
+    for number, name in enumerate(PATH, 1):
+        assert re.search(rf"^\| {number}\. .*\({name}\.md\)", start, re.MULTILINE)
+        head = (PAGES / f"{name}.md").read_text(encoding="utf-8").split("\n## ")[0]
+        assert f"*Step {number} of 5" in head
+        assert re.search(r"\b(second|minute)s?\b", head)
+        assert number == len(PATH) or f"({PATH[number]}.md).*" in head
+
+
+def test_every_thread_of_a_question_has_its_address():
+    rows = [line for line in (PAGES / "questions.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    asked = [row.split(" | ") for row in rows if "asked in" not in row and "---" not in row]
+    assert len(asked) >= 12
+    for _, threads, answer in asked:
+        assert (
+            re.sub(r"\[[^]]+\]\(https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\)", "", threads).strip(" ,") == ""
+        )
+        assert "`fedvl " in answer or "`federation." in answer
 
 
 @every_page
