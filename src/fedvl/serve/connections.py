@@ -25,6 +25,7 @@ class Connection(H11Protocol):
         app: Any = self.config.app
         self._limits: Limits = app.state.limits
         self._tls: ssl.SSLContext | None = app.state.tls
+        self._early: list[bytes] | None = [] if self._tls else None  # what came together with the end of a handshake
         self._timer: asyncio.TimerHandle | None = None
         self.since = self.loop.time()  # when it began to wait for a request
 
@@ -53,13 +54,22 @@ class Connection(H11Protocol):
             secured = await self.loop.start_tls(self.transport, self, tls, server_side=True)
         except OSError:  # that of ssl too
             secured = None
-        if secured is None:
+        if secured is None or secured.is_closing():
             self.transport.abort()
             self.connections.discard(self)
             self._end_watch()
             return
         super().connection_made(secured)
         self._watch()
+        early, self._early = self._early or [], None
+        for data in early:
+            super().data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        if self._early is None:
+            super().data_received(data)
+        else:
+            self._early.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_watch()
