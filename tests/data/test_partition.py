@@ -110,7 +110,7 @@ def test_cifar_at_alpha_005_ends_by_a_small_repair(seed):
     # About 1 draw in 15,000 would have been accepted; the best of 200 lacks little.
     assert "none of 200 draws" in result.note
     assert "was repaired by moving" in result.note
-    moved = int(result.note.split("by moving ")[1].split(" of 50000")[0])
+    moved = int(result.note.split("by moving ")[1].split(" of 50,000")[0])
     assert 0 < moved < 60
 
 

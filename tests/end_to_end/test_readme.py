@@ -13,7 +13,7 @@ from fedvl.data.sources import open_dataset
 
 ROOT = Path(__file__).parents[2]
 # Rows that are not run here as written, and why; the words that are added make a small run of them where that is possible.
-SMALL = "--rounds 1 --shots 2 --clients 2 --partition iid --set data.test_shots=2 --quiet"
+SMALL = "--rounds 1 --shots 2 --clients 2 --partition iid --set data.test_shots=2 --set training.local_epochs=1 --quiet"
 SLOW = {
     "fedvl run --method fedpp --set method.visual_prompts=false": SMALL,
     "fedvl run --method fed-prime": SMALL,
@@ -67,7 +67,7 @@ def lay_out(place: Path) -> None:
     names = open_dataset("cifar10-mini").class_names
     for name in ("cat", "dog", "ship"):
         (place / "photos" / name).mkdir(parents=True)
-        for number, row in enumerate([row for row, label in enumerate(labels) if names[label] == name][:30]):
+        for number, row in enumerate([row for row, label in enumerate(labels) if names[label] == name][:20]):
             (place / "photos" / name / f"{number}.png").write_bytes(png(row))
     page = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
     code = re.search(r"Write this as `mine.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
