@@ -17,6 +17,6 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         file = tmp_path / "linear.py"
         file.write_text(f"from fedvl.methods.linear import Linear\n\n\nclass Mine(Linear):\n    {hook}\n")
         monkeypatch.setattr("fedvl.methods.mistakes.FOLDER", tmp_path)
-        return load_file(file).Mine  # type: ignore[no-any-return]
+        return load_file(file).Mine
 
     return make

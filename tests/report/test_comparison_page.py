@@ -158,6 +158,7 @@ def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path)
     assert str(bars["charts"][0]).count('class="seed"') == 4
     assert str(bars["charts"][0]).count('class="whisker"') == 6
     assert "Round 2: a 70.0" in str(curves["charts"][0])
+    assert "zero-shot 50.0" in str(curves["charts"][0])
 
 
 def test_what_may_be_chance_and_what_does_not_compare_is_said():

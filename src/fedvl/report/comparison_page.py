@@ -11,7 +11,7 @@ from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
-from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening
+from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening, zero_shot
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.tables import MISSING, cell_of, moment, points
 
@@ -167,7 +167,7 @@ def _over_rounds(grid: Summary) -> list[PageFigure]:
         known = {one["row"]: one["values"] for one in grid.get("curves") or () if one["column"] == column}
         curves = [Series(row, list(enumerate(known.get(row, ()), 1))) for row in grid["rows"]]
         if any(len(curve.points) > 1 for curve in curves):
-            charts = [line_chart(curves, None, width, 320, "accuracy, %", form=".1f") for width in SIZES]
+            charts = [line_chart(curves, zero_shot(grid), width, 320, "accuracy, %", form=".1f") for width in SIZES]
             title = ": ".join(filter(None, ("Accuracy over rounds", _heading(column, grid))))
             figures.append(_figure(title, charts, (), _averaged(grid)))
     return figures

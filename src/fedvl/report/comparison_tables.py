@@ -112,8 +112,8 @@ def opening(summary: Summary) -> str:
     if not judged:
         return ""
     if len(summary["columns"]) == 1:
-        reference = list((summary.get("facts") or {}).get("zero_shot_accuracy") or ())
-        beside = f" Zero-shot has {reference[0]:.1f} %." if len(reference) == 1 else ""
+        reference = zero_shot(summary)
+        beside = "" if reference is None else f" Zero-shot has {reference:.1f} %."
         return _lead(summary, judged[0]) + beside
     wins: dict[str, list[GridCell]] = {}
     for cell in judged:
@@ -125,6 +125,12 @@ def opening(summary: Summary) -> str:
         f"Best of {len(summary['rows'])} rows in {len(judged)} columns: {'; '.join(told)} "
         "(sure: the interval of 95 % of the lead over the next, paired over the test images, is above 0)."
     )
+
+
+def zero_shot(summary: Summary) -> float | None:
+    """Return the zero-shot accuracy of all runs; None unless they share it."""
+    found = list((summary.get("facts") or {}).get("zero_shot_accuracy") or ())
+    return float(found[0]) if len(found) == 1 and len(summary["columns"]) == 1 else None
 
 
 def _sure(cell: GridCell) -> bool:

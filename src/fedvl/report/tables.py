@@ -140,7 +140,7 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(rate(label, f"macro_{key}"))
     if result.get("backdoor_success") is not None:
-        rows.append(rate("Other classes turned by the backdoor", "backdoor_success"))
+        rows.append(rate("Turned by the backdoor", "backdoor_success"))
     return rows
 
 

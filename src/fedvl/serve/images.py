@@ -53,7 +53,7 @@ def png_of(image: Any) -> bytes:
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as given; of folders, all images in them by name, and HEIC photos, to be refused if need be."""
+    """Files as given; of folders, all images by name, and HEIC photos, to be refused if need be."""
     found: list[Path] = []
     wanted = EXTENSIONS | HEIC
     for path in paths:
