@@ -145,10 +145,15 @@ class PrivacyConfig(Section):
     subspace: int | None = Field(None, ge=1, le=4096)
 
 
+BY_CLIENT = ("personal", "base-to-new")  # protocols whose accuracy is a mean over clients
+
+
 class EvaluationConfig(Section):
     # open: a new user queries classes that no client has; personal: every client queries its own test part;
-    # missing: the test has the missing modalities of training, and is repeated under six further conditions
-    protocol: Literal["closed", "open", "personal", "missing"] = "closed"
+    # missing: the test has the missing modalities of training, and is repeated under six further conditions;
+    # base-to-new: clients train on disjoint parts of the first half of the classes and query these, all of that half,
+    # and the other half
+    protocol: Literal["closed", "open", "personal", "missing", "base-to-new"] = "closed"
     # share of each client's training images held out to choose the best round by; the test is then looked at once
     validation: float | None = Field(None, gt=0, lt=1)
     test: bool = True  # whether the test is looked at; a sweep does so for the chosen setting only

@@ -95,6 +95,16 @@ class Condition(Content):
     macro_f1_interval: Bounds | None = None
 
 
+class SetFigure(Content):
+    """A figure of the base-to-new protocol: of a candidate set, or a mean of several."""
+
+    name: Literal["own", "base", "new", "hm3", "hm2", "cm"]
+    accuracy: Finite
+    interval: Bounds
+    zero_shot_accuracy: Finite | None = None
+    zero_shot_interval: Bounds | None = None
+
+
 class Skipped(Content):
     image: str
     reason: str
@@ -166,6 +176,8 @@ class Result(Content):
     zero_shot_right: Right | None = None
     per_client_test_images: list[Count] | None = None
     conditions: list[Condition] | None = None
+    candidate_sets: dict[Literal["own", "base", "new"], list[Names]] | None = None
+    base_to_new: Annotated[list[SetFigure], Field(max_length=6)] | None = None
     embedding: Embedding | None = None
     partition_counts: list[list[Count]] | None = None
     partition_class_names: Names | None = None

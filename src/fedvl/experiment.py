@@ -97,6 +97,9 @@ def make_judge(prepared: Prepared, engine: Engine) -> Judge:
         prepared.test.parts,
         prepared.test.conditions,
         lambda client: engine.private_of(0 if pooled else client),
+        prepared.test.candidates,
+        prepared.for_new,
+        prepared.test.new,
     )
 
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedvl.config import Experiment
+from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.imported import ImportedEncoder
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.partition import few_shot
-from fedvl.data.protocols import PROTOCOLS, Assignment, Labels, number_domains, only_test, renumbered
+from fedvl.data.protocols import PROTOCOLS, Assignment, Labels, Queries, number_domains, only_test, renumbered
 from fedvl.data.stores import Dataset
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -69,7 +69,7 @@ class Validation:
     """Training images that clients hold out, to choose a round or a setting by."""
 
     samples: Samples
-    parts: list[Tensor]  # rows of each client; none unless the protocol is personal
+    parts: list[Tensor]  # rows of each client; none unless it has its own test
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,11 @@ class Test:
 
     samples: Samples
     read: Callable[[int], Image.Image]  # the image of a row
-    parts: list[Tensor]  # rows that each client queries; none unless the protocol is personal
+    parts: list[Tensor]  # rows that each client queries; none unless it has its own test
     conditions: dict[str, Samples]  # of the missing-modality protocol; none in another
     sha256: str = ""  # of the images in their order, so that runs on the same can be compared image by image
+    candidates: list[Tensor] = field(default_factory=list)  # classes among which each client is asked; none: among all
+    new: Samples | None = None  # of classes that nobody trains on, in the base-to-new protocol
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Prepared:
     experiment: Experiment
     method: Method
     queried: Method  # the method for the queried classes; that of training in a closed set
+    for_new: Method | None  # the method for the new classes of the base-to-new protocol
     training: Training
     test: Test
     class_names: list[str]  # of the dataset
@@ -155,7 +158,7 @@ def prepare(
     encode_seconds = time.perf_counter() - began
     assignment = assign(sources, encoded, experiment)
     test = take_test(sources, encoded, assignment, experiment)
-    method, queried = make_methods(sources, encoded, assignment, experiment, display)
+    method, queried, for_new = make_methods(sources, encoded, assignment, experiment, display)
     check_secure_sum(method, experiment)
     check_robust(method, experiment)
     check_sequential(experiment)
@@ -164,6 +167,7 @@ def prepare(
         experiment=experiment,
         method=method,
         queried=queried,
+        for_new=for_new,
         training=take_training(sources, encoded, assignment, experiment, method),
         test=test,
         class_names=list(sources.dataset.class_names),
@@ -229,8 +233,8 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
 
 def make_methods(
     sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, display: Display
-) -> tuple[Method, Method]:
-    """Make the method for the trained classes, and for the queried ones."""
+) -> tuple[Method, Method, Method | None]:
+    """Make the method for the trained classes, for the queried ones, and for further new ones."""
     target = None
     if sources.method.uses_target and len(assignment.validation):
         target = encoded.inputs(list(encoded.read["test"].forms), assignment.validation)
@@ -258,7 +262,12 @@ def make_methods(
         )
         return sources.method(sources.options, task)
 
-    return make(assignment.trained_classes), make(assignment.queried_classes)
+    new = assignment.new
+    return (
+        make(assignment.trained_classes),
+        make(assignment.queried_classes),
+        None if new is None else make(new.classes),
+    )
 
 
 def take_training(
@@ -322,7 +331,7 @@ def take_validation(samples: Samples, held: list[Integers], experiment: Experime
         raise FedVLError(
             "Validation needs labelled training images, two at least at some client; leave out evaluation.validation."
         )
-    if experiment.evaluation.protocol != "personal":
+    if experiment.evaluation.protocol not in BY_CLIENT:
         return Validation(chosen, [])
     places = np.split(np.arange(len(chosen)), np.cumsum([len(rows) for rows in present])[:-1])
     return Validation(chosen, [torch.from_numpy(part).to(chosen.labels.device) for part in places])
@@ -385,4 +394,15 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         ],
         conditions if experiment.evaluation.protocol == "missing" else {},
         hashlib.sha256(json.dumps([identities, places]).encode()).hexdigest(),
+        [
+            torch.from_numpy(np.searchsorted(assignment.queried_classes, own)).to(device)
+            for own in assignment.candidates
+        ],
+        None if assignment.new is None else take_queries(sources, encoded, assignment.new),
     )
+
+
+def take_queries(sources: Sources, encoded: Encoded, queries: Queries) -> Samples:
+    """Take rows of the test split, labelled by their place among the candidates."""
+    labels = renumbered(encoded.labels_of("test")[queries.rows], queries.classes)
+    return Samples(encoded.inputs(sources.wanted, queries.rows), torch.from_numpy(labels).to(sources.device))

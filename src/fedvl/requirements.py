@@ -96,7 +96,9 @@ def check_robust(method: Method, experiment: Experiment) -> None:
     kind = (federation.attack or "").partition(":")[0]
     if kind in ("label-flip", "backdoor") and method.labels == "none":
         raise FedVLError(f"Method '{name}' trains without labels, so that none can be flipped; use another attack.")
-    if kind == "backdoor" and (experiment.evaluation.protocol == "open" or not TRIGGERED.issuperset(method.inputs)):
+    if kind == "backdoor" and (
+        experiment.evaluation.protocol in ("open", "base-to-new") or not TRIGGERED.issuperset(method.inputs)
+    ):
         raise FedVLError(
             "A backdoor is planted in images, for a class that is queried; use --protocol closed and a method on images, "
             "such as linear or cachefl, or another attack."
@@ -246,6 +248,11 @@ def check_labels(
         raise FedVLError(
             f"Some test images of '{dataset.name}' have no label, so that no accuracy can be measured; "
             "label them or leave them out."
+        )
+    if experiment.evaluation.protocol == "base-to-new" and method.vocabulary != "any":
+        raise FedVLError(
+            f"Method '{name}' cannot name classes that it was not trained on; use --protocol closed, or promptfl, fedtpg, "
+            "fedclip or another that answers any names."
         )
     if experiment.evaluation.protocol == "open" and method.vocabulary == "trained":
         raise FedVLError(

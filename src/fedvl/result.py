@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedvl.evaluation.base_to_new import described
 from fedvl.evaluation.calibration import MOST_IMAGES, fit_temperature
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
@@ -88,6 +89,7 @@ def describe(
         "right": right(prepared, final),
         "zero_shot_right": right(prepared, zero_shot),
         **(missing_figures(judge, federation) if final else {}),
+        **(set_figures(prepared, judge, federation, final, zero_shot) if final else {}),
         **(backdoor_figures(prepared, judge, federation) if final else {}),
         "partition_counts": prepared.training.counts.tolist(),
         "partition_class_names": prepared.class_names,
@@ -199,6 +201,24 @@ def missing_figures(judge: Judge, federation: Federation) -> dict[str, Any]:
     return {
         "conditions": judge.judge_conditions(federation.shared, federation.last),
         "embedding": embedding_map(vectors, judge.test),
+    }
+
+
+def set_figures(
+    prepared: Prepared, judge: Judge, federation: Federation, final: Judged, zero_shot: Judged | None
+) -> dict[str, Any]:
+    """Return the candidate sets of the base-to-new protocol by name, and the figures of each."""
+    if judge.for_new is None:
+        return {}
+    base, new = (method.task.class_names for method in (judge.method, judge.for_new))
+    before = judge.judge_sets_zero_shot(zero_shot) if zero_shot else None
+    return {
+        "candidate_sets": {
+            "own": [[base[index] for index in own.tolist()] for own in judge.candidates],
+            "base": [list(base)],
+            "new": [list(new)],
+        },
+        "base_to_new": described(judge.judge_sets(final, federation.shared, federation.last), before),
     }
 
 

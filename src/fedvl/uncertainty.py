@@ -1,7 +1,7 @@
 """How sure a percentage is: intervals of 95 %, and tests of differences on the same images."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,19 @@ def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
         ):
             ratios = np.divide(above, below, out=np.zeros(classes), where=below > 0)
             found[name].append(100 * float(ratios[occurring].mean()))
+    return {name: _bounds(np.array(values)) for name, values in found.items()}
+
+
+def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str, float]]) -> dict[str, Interval]:
+    """Return intervals of figures of several sets of images, each of which is drawn again.
+
+    ``figures`` takes the rows that were drawn of each set.
+    """
+    generator = np.random.default_rng(SEED)
+    found: dict[str, list[float]] = {}
+    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // sum(images)))):
+        for name, value in figures(*(generator.integers(0, count, count) for count in images)).items():
+            found.setdefault(name, []).append(value)
     return {name: _bounds(np.array(values)) for name, values in found.items()}
 
 

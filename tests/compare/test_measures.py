@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.small import encoder_of
 
-from fedvl.compare.measures import MEASURES, Reopened
+from fedvl.compare.measures import MEASURES, Reopened, measured
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
@@ -55,3 +55,14 @@ def test_the_best_and_the_worst_client_answer_alone() -> None:
     run.reopened = Reopened(prepared, last[0], {})
     with pytest.raises(FedVLError, match="none can answer alone"):
         MEASURES["best_client_alone"](run)
+
+
+def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:
+    result = {
+        "conditions": [{"condition": "full", "accuracy": 50.0}],
+        "base_to_new": [{"name": "base", "accuracy": 60.0}, {"name": "hm3", "accuracy": 40.0}],
+    }
+    run: Any = SimpleNamespace(result=result, rounds=[], folder=SimpleNamespace(path="run"))
+    assert [measured(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
+    with pytest.raises(FedVLError, match="no 'accuracy@new' to measure"):
+        measured("accuracy@new", run)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedvl.config import DataConfig
-from fedvl.data.protocols import Labels, closed, number_domains, open_vocabulary, personal
+from fedvl.data.protocols import Labels, base_to_new, closed, number_domains, open_vocabulary, personal
 from fedvl.errors import FedVLError
 
 CLASSES = 12
@@ -73,6 +73,39 @@ def test_a_quicker_look_asks_about_a_few_of_each_class():
     assignment = opened(test_shots=5)
     asked = BOTH[np.concatenate([assignment.validation, assignment.queried])]
     assert np.bincount(asked)[assignment.queried_classes].tolist() == [5, 5, 5]
+
+
+def halved(seed=0, classes=5, train=None, test=None, **data):
+    train = np.repeat(np.arange(classes), 6) if train is None else train
+    test = np.tile(np.arange(classes), 2) if test is None else test
+    return base_to_new(Labels(train, test, classes), DataConfig(**{"clients": 2, **data}), seed), train, test
+
+
+def test_the_first_half_of_the_classes_is_dealt_and_the_rest_is_new():
+    assignment, train, test = halved()
+    assert assignment.trained_classes.tolist() == assignment.queried_classes.tolist() == [0, 1, 2]  # 3 of 5, as CoOp
+    assert assignment.new is not None
+    assert assignment.new.classes.tolist() == [3, 4]
+    assert test[assignment.new.rows].tolist() == [3, 4, 3, 4]
+    assert test[assignment.queried].tolist() == [0, 1, 2, 0, 1, 2]
+    assert sorted(np.concatenate(assignment.candidates)) == [0, 1, 2]
+    for rows, part, own in zip(assignment.clients, assignment.parts, assignment.candidates, strict=True):
+        assert set(train[rows]) == set(test[assignment.queried][part]) == set(own)
+        assert len(rows) == 6 * len(own)
+
+
+def test_classes_are_dealt_by_the_seed():
+    deals = {tuple(map(tuple, halved(seed, classes=12, clients=3)[0].candidates)) for seed in range(6)}
+    assert len(deals) > 1
+    assert [len(own) for own in halved(classes=14, clients=3)[0].candidates] == [3, 2, 2]
+    assert [len(rows) for rows in halved(classes=12, clients=3, shots=4)[0].clients] == [8, 8, 8]
+
+
+def test_base_to_new_needs_classes_for_all_and_images_of_both_halves():
+    with pytest.raises(FedVLError, match="use at most 3 clients and two classes or more"):
+        halved(clients=4)
+    with pytest.raises(FedVLError, match="A half of the classes has no test image"):
+        halved(test=np.array([0, 1, 2]))
 
 
 def test_closed_asks_the_whole_test_about_all_classes():

@@ -4,7 +4,17 @@ import re
 import pytest
 from rich.console import Console
 
-from fedvl.report.tables import MINUS, cost_rows, human_bytes, human_count, human_seconds, moment, points, result_table
+from fedvl.report.tables import (
+    MINUS,
+    cost_rows,
+    human_bytes,
+    human_count,
+    human_seconds,
+    moment,
+    points,
+    result_table,
+    set_rows,
+)
 
 
 @pytest.mark.parametrize(
@@ -144,3 +154,21 @@ def test_what_clients_keep_and_what_an_answer_costs_are_told_where_known():
 def test_a_time_is_written_for_people():
     assert moment("2026-01-02T03:04:05+00:00") == "2026-01-02 03:04:05 UTC"
     assert moment("yesterday") == "yesterday"
+
+
+def test_candidate_sets_are_named_with_what_they_were_asked_among():
+    rows = [
+        {
+            "name": "own",
+            "accuracy": 90.0,
+            "interval": [85.0, 94.0],
+            "zero_shot_accuracy": 80.0,
+            "zero_shot_interval": [74.0, 85.5],
+        },
+        {"name": "hm2", "accuracy": 48.0, "interval": [40.25, 55.0]},
+    ]
+    own, mean = set_rows({"method": "promptfl", "base_to_new": rows})
+    assert own.label == "A client's own classes, among these"
+    assert own.text == "90.00 % (85.0 to 94.0); zero-shot 80.00 % (74.0 to 85.5)"
+    assert (mean.label, mean.text) == ("Harmonic mean of base and new (HM2)", "48.00 % (40.2 to 55.0)")
+    assert set_rows({"method": "linear"}) == []

@@ -258,7 +258,7 @@ def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, SPLITS, display)
     assignment = assign(sources, encoded, experiment)
-    method, _ = make_methods(sources, encoded, assignment, experiment, display)
+    method, *_ = make_methods(sources, encoded, assignment, experiment, display)
     for check in (check_secure_sum, check_robust, check_privacy):
         check(method, experiment)
     training = take_training(sources, encoded, assignment, experiment, method)

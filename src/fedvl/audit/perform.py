@@ -60,7 +60,9 @@ def audit(
         "method": experiment.method.label,
         "dataset": experiment.data.dataset,
         "model": experiment.model.name,
-        "partition": "by classes" if experiment.evaluation.protocol == "open" else experiment.data.partition,
+        "partition": "by classes"
+        if experiment.evaluation.protocol in ("open", "base-to-new")
+        else experiment.data.partition,
         "clients": len(evidence.training.rows),
         "audited_clients": len(evidence.clients),
         "images_per_client": evidence.typical_size if evidence.messages else 0,

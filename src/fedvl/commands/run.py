@@ -79,7 +79,8 @@ def run(
         str | None,
         typer.Option(
             help="What is tested: closed (the trained classes), open (classes nobody trained on), personal (each "
-            "client's own test images) or missing (samples without text or image)."
+            "client's own test images), missing (samples without text or image) or base-to-new (a client's own classes, "
+            "all trained ones, and new ones, each asked among these)."
         ),
     ] = None,
     missing: Annotated[

@@ -1,7 +1,8 @@
 """Measures of a finished run: a number, a list (one value per step) or points to draw.
 
 A name that is not in ``MEASURES`` is a metric of ``result.json``; ``rounds.NAME`` is that metric in
-every round, and ``NAME@CONDITION`` that of one condition of the missing-modality protocol.
+every round, and ``NAME@PART`` that of one condition of the missing-modality protocol or of one
+figure of the base-to-new protocol (``accuracy@hm3``).
 """
 
 import math
@@ -52,11 +53,12 @@ class MeasuredRun:
 def measured(name: str, run: MeasuredRun) -> Figure:
     if name in MEASURES:
         return MEASURES[name](run)
-    key, _, condition = name.partition("@")
+    key, _, part = name.partition("@")
     if key.startswith("rounds."):
         found: Any = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
-    elif condition:
-        found = next((row.get(key) for row in run.result.get("conditions", ()) if row["condition"] == condition), None)
+    elif part:
+        rows = [*run.result.get("conditions", ()), *run.result.get("base_to_new", ())]
+        found = next((row.get(key) for row in rows if part in (row.get("condition"), row.get("name"))), None)
     else:
         found = run.result.get(key)
     if found is None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedvl.compare.grid import Grid, Settings, layered
 from fedvl.compare.run import Outcome, perform_grid, shown, summarise
-from fedvl.config import nested, parse_assignment
+from fedvl.config import BY_CLIENT, nested, parse_assignment
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
@@ -130,7 +130,7 @@ def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, 
     for cell in summary["cells"]:
         result = RunFolder(runs / cell["runs"][0]).result
         cell["images"] = result["validation_images"]
-        if cell["n"] == 1 and result["protocol"] != "personal":  # there it is a mean over clients
+        if cell["n"] == 1 and result["protocol"] not in BY_CLIENT:  # there it is a mean over clients
             cell["interval"] = wilson(cell["mean"], cell["images"])
     whole = [cell for cell in summary["cells"] if cell["n"] == grid.seeds]
     if not whole:
@@ -166,7 +166,7 @@ def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcom
     mean = sum(accuracies) / len(accuracies)
     count = sum(map(sum, results[0]["confusion"]))
     text += f". On {count:,} test images, looked at once, it has {mean:.1f} %"
-    if len(results) == 1 and results[0]["protocol"] != "personal":
+    if len(results) == 1 and results[0]["protocol"] not in BY_CLIENT:
         low, high = wilson(mean, count)
         text += f" ({low:.1f} to {high:.1f})"
     reference = results[0]["zero_shot_accuracy"]

@@ -40,6 +40,13 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
     return Domains(*np.split(numbers.astype(np.int64), [len(train)]))
 
 
+class Queries(NamedTuple):
+    """Rows of the test split, and the classes that are candidates for them."""
+
+    rows: Integers
+    classes: Integers
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Rows and classes for training and for the test queries; classes are numbers."""
@@ -55,6 +62,8 @@ class Assignment:
     parts: list[Integers] = field(
         default_factory=list
     )  # rows of ``queried`` by client, if each has its own test images
+    candidates: list[Integers] = field(default_factory=list)  # classes of those rows, if not all are asked among
+    new: Queries | None = None  # what is asked besides, about classes that nobody trains on
 
 
 def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
@@ -110,6 +119,34 @@ def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     return Assignment(rows, np.sort(np.concatenate(owned)), queried, np.sort(queried_classes), validation, note)
 
 
+def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
+    """Deal the first half of the classes to the clients; they query their own, all these, the rest.
+
+    The classes are halved in the order of their labels (CoOp) and dealt by the seed (FedPGP).
+    """
+    half = -(-labels.classes // 2)
+    base, new = np.arange(half), np.arange(half, labels.classes)
+    if data.clients > half or not len(new):
+        raise FedVLError(
+            f"The base-to-new protocol deals {half} of {labels.classes} classes to the clients, one each at least, and "
+            f"there are {data.clients} clients; use at most {half} clients and two classes or more."
+        )
+    dealt = numpy_generator(seed, "base-to-new", half, data.clients).permutation(half)
+    owned = [np.sort(mine) for mine in np.array_split(dealt, data.clients)]
+    kept = _kept(labels, data, seed)
+    rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
+    queried, asked_new = (np.flatnonzero(np.isin(labels.test, classes)) for classes in (base, new))
+    if not len(queried) or not len(asked_new):
+        raise FedVLError("A half of the classes has no test image, so that nothing can be asked about it; add some.")
+    parts = [np.flatnonzero(np.isin(labels.test[queried], mine)) for mine in owned]
+    note = (
+        f"base-to-new: the first {half} of {labels.classes} classes are dealt to {data.clients} clients, "
+        f"{min(map(len, owned))} or more to each; no client holds the other {len(new)}"
+    )
+    nothing = np.array([], dtype=np.int64)
+    return Assignment(rows, base, queried, base, nothing, note, parts, owned, Queries(asked_new, new))
+
+
 def renumbered(labels: Integers, classes: Integers) -> Integers:
     """Return labels as positions in ``classes``; -1 for one that is not there."""
     position = np.full(max(int(labels.max(initial=0)), int(classes.max())) + 2, -1)
@@ -124,4 +161,10 @@ def only_test(labels: Labels, clients: int) -> Assignment:
 
 
 # Missing modalities do not change which client holds a sample.
-PROTOCOLS = {"closed": closed, "open": open_vocabulary, "personal": personal, "missing": closed}
+PROTOCOLS = {
+    "closed": closed,
+    "open": open_vocabulary,
+    "personal": personal,
+    "missing": closed,
+    "base-to-new": base_to_new,
+}

@@ -96,9 +96,10 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
         raise FedVLError(
             "data.labels=cps needs all clients at once; use --method fedpp, which does it by messages, or fpl."
         )
-    if experiment.evaluation.protocol == "open":
+    if experiment.evaluation.protocol in ("open", "base-to-new"):
         raise FedVLError(
-            "The open protocol assigns classes to clients, which real parties bring along; use --protocol closed."
+            f"The {experiment.evaluation.protocol} protocol assigns classes to clients, which real parties bring along; "
+            "use --protocol closed."
         )
     if experiment.evaluation.protocol == "personal":  # its private tensors stay home, and so does that query
         experiment = experiment.model_copy(

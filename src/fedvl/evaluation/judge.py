@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedvl.evaluation.base_to_new import Hits, share_right
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.evaluation.predict import predict_classes
@@ -15,6 +16,8 @@ from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.tensors import ByClient, Tensors
 from fedvl.uncertainty import bootstrap_macro
+
+Models = tuple[Method, Sequence[Tensors]]  # a method for some classes, and the tensors of each model
 
 
 class Judged(NamedTuple):
@@ -32,9 +35,12 @@ class Judge:
     method: Method  # for the queried classes
     test: Samples
     batch_size: int
-    parts: Sequence[Tensor] = ()  # rows of ``test`` that each client queries; none unless the protocol is personal
+    parts: Sequence[Tensor] = ()  # rows of ``test`` that each client queries; none unless it has its own test
     conditions: Mapping[str, Samples] = field(default_factory=dict)  # of the missing-modality protocol
     private_of: Callable[[int], Tensors] = lambda client: {}
+    candidates: Sequence[Tensor] = ()  # classes among which each client is asked; none: among all
+    for_new: Method | None = None  # for classes that nobody trained on, and images of these
+    new: Samples | None = None
 
     def judge(self, shared: Tensors, last: ByClient) -> Judged:
         """Judge the model that these tensors make; in the personal protocol, each client's own."""
@@ -62,12 +68,47 @@ class Judge:
         }
         return [{"condition": condition, **figures[id(samples)]} for condition, samples in self.conditions.items()]
 
+    def judge_sets(self, judged: Judged, shared: Tensors, last: ByClient) -> Hits:
+        """Return who is right about own, base and new classes; ``judged`` has the own ones."""
+        assert self.for_new is not None
+        lasting = [self._lasting(client) for client, rows in enumerate(self.parts) if len(rows)]
+        different = lasting if any(lasting) else [{}]  # where clients keep nothing, all have one model
+        return self._hits(
+            judged,
+            (self.method, [{**self.method.tailor(shared, last), **own} for own in different]),
+            (self.for_new, [{**self.for_new.tailor(shared, last), **own} for own in different]),
+        )
+
+    def judge_sets_zero_shot(self, judged: Judged) -> Hits:
+        """Return the same of the pretrained model."""
+        assert self.for_new is not None
+        base, new = (ZeroShot(Options(), method.task) for method in (self.method, self.for_new))
+        return self._hits(judged, (base, [{}]), (new, [{}]))
+
+    def _hits(self, judged: Judged, base: Models, new: Models) -> Hits:
+        assert self.new is not None
+        labels = self.test.labels.cpu().numpy()
+        owner = np.full(len(labels), -1)
+        for client, rows in enumerate(self.parts):
+            owner[rows.cpu().numpy()] = client
+        return Hits(
+            owner,
+            (judged.answers == labels).astype(float),
+            share_right(*base, self.test, self.batch_size),
+            share_right(*new, self.new, self.batch_size),
+        )
+
+    def _lasting(self, client: int) -> Tensors:
+        """Return what a client's model has of its own; what follows from its data is left out."""
+        role = self.method.role
+        return {name: tensor for name, tensor in self.private_of(client).items() if role.private(name).lasts}
+
     def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
         classes = len(method.task.class_names)
         if not self.parts:
             answers = predict_classes(method, for_all, self.test, self.batch_size)
             matrix = confusion_matrix(self.test.labels.cpu().numpy(), answers, classes)
             return Judged(matrix, summary(matrix), answers)
-        answers = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size)
+        answers = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size, self.candidates)
         matrices = personal_confusions(self.test, self.parts, answers, classes)
         return Judged(np.sum(matrices, axis=0), personal_figures(matrices), answers)

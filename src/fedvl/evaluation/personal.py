@@ -1,4 +1,4 @@
-"""The personal protocol: evaluate each client's own model on its own part of the test data."""
+"""Evaluate each client's own model on its own part of the test data."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,12 +21,18 @@ def personal_answers(
     test: Samples,
     parts: Sequence[torch.Tensor],
     batch_size: int,
+    candidates: Sequence[torch.Tensor] = (),
 ) -> Integers:
-    """Predict each test row with its client's model; -1 for a row that belongs to no client."""
+    """Predict each test row with its client's model; -1 for a row that belongs to no client.
+
+    ``candidates`` are the classes among which each client is asked; if absent, all.
+    """
     answers = np.full(len(test), -1)
     for client, rows in enumerate(parts):
         if len(rows):
-            answers[rows.cpu().numpy()] = predict_classes(method, tensors_of(client), test.take(rows), batch_size)
+            among = candidates[client] if candidates else None
+            found = predict_classes(method, tensors_of(client), test.take(rows), batch_size, among)
+            answers[rows.cpu().numpy()] = found
     return answers
 
 

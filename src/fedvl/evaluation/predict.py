@@ -27,20 +27,29 @@ class Conversation:
         return answer
 
 
-def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
-    """Predict the class of each row in one session; the first class wins a tie."""
+def answer_all(
+    method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
+) -> NDArray[np.int64]:
+    """Predict the class of each row in one session; the first class wins a tie.
+
+    Candidates are all classes, or those ``among`` which is asked.
+    """
     conversation = Conversation(method, tensors)
     answers = []
     for first in range(0, len(samples), batch_size):
         inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
-        answers.append(conversation.ask(inputs).scores.argmax(dim=-1).cpu())
+        scores = conversation.ask(inputs).scores
+        found = scores.argmax(dim=-1) if among is None else among[scores[:, among].argmax(dim=-1)]
+        answers.append(found.cpu())
     return torch.cat(answers).numpy()
 
 
-def predict_classes(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
+def predict_classes(
+    method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
+) -> NDArray[np.int64]:
     """Predict the class of each row; a method that clusters is matched to the true labels."""
     if not method.clusters:
-        return answer_all(method, tensors, samples, batch_size)
+        return answer_all(method, tensors, samples, batch_size, among)
     classes = len(method.task.class_names)
     found = cluster(represent_all(method, tensors, samples, batch_size), classes)
     return name_clusters(found, samples.labels.cpu().numpy(), classes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedvl.config import BY_CLIENT
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
 from fedvl.evaluation.metrics import proportion
@@ -123,7 +124,7 @@ def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
         "protocol": result.get("protocol"),
         "images": images,
         **found,
-        "mean_over_clients": result["accuracy"] if result.get("protocol") == "personal" else None,
+        "mean_over_clients": result["accuracy"] if result.get("protocol") in BY_CLIENT else None,
         "zero_shot": share(round(zero_shot * images / 100), images) if zero_shot is not None else None,
     }
 

@@ -81,6 +81,10 @@ def intervals(result: dict[str, Any]) -> dict[str, Interval]:
     turned, others = number(result.get("backdoor_success")), count_of(result.get("backdoor_images"))
     if turned is not None and others:
         found["backdoor_success"] = wilson(turned, others)
+    for row in result.get("base_to_new") or ():
+        if row["name"] == "own":  # the accuracy of this protocol; its images are drawn again
+            kinds = (("accuracy", "interval"), ("zero_shot_accuracy", "zero_shot_interval"))
+            found |= {name: Interval(*row[bounds]) for name, bounds in kinds if row.get(bounds)}
     return found
 
 

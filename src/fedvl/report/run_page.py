@@ -29,6 +29,7 @@ from fedvl.report.tables import (
     percent,
     points,
     privacy_rows,
+    set_rows,
     spread,
     sure,
 )
@@ -301,6 +302,11 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
                 ],
             }
             for row in result.get("conditions") or []
+        ],
+        "sets": set_rows(result),
+        "set_classes": [
+            (name, ", ".join(f"{len(classes)}" for classes in lists))
+            for name, lists in (result.get("candidate_sets") or {}).items()
         ],
         **_map(result),
     }

@@ -171,6 +171,31 @@ def condition_f1(row: dict[str, Any]) -> str:
     return f"{percent(row['macro_f1'])} ({spread(Interval(*bounds))})" if bounds else percent(row["macro_f1"])
 
 
+SET_LABELS = {
+    "own": "A client's own classes, among these",
+    "base": "Base classes, among all of them",
+    "new": "New classes, among all of them",
+    "hm3": "Harmonic mean of own, base and new (HM3)",
+    "hm2": "Harmonic mean of base and new (HM2)",
+    "cm": "Mean of own and HM2 (CM)",
+}
+
+
+def set_rows(result: dict[str, Any]) -> list[Row]:
+    """Return the figures of the base-to-new protocol, each beside that of zero-shot."""
+    rows = []
+    for row in result.get("base_to_new") or []:
+        text = known_spread(row["accuracy"], row["interval"])
+        if row.get("zero_shot_interval") and result["method"] != "zero-shot":
+            text += f"; zero-shot {known_spread(row['zero_shot_accuracy'], row['zero_shot_interval'])}"
+        rows.append(Row(SET_LABELS[row["name"]], text, _exact(row["accuracy"])))
+    return rows
+
+
+def known_spread(value: float, bounds: Sequence[float]) -> str:
+    return f"{percent(value)} ({spread(Interval(*bounds))})"
+
+
 def privacy_rows(result: dict[str, Any]) -> list[Row]:
     """Return what was spent of a privacy budget, of which unit and under what sampling."""
     spent = result.get("privacy")
@@ -217,7 +242,7 @@ def result_table(result: dict[str, Any]) -> Table:
         style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
     table.add_section()
-    for row in condition_rows(result):
+    for row in (*condition_rows(result), *set_rows(result)):
         table.add_row(Text(row.label), Text(row.text))
     table.add_section()
     for row in (*privacy_rows(result), *cost_rows(result)):

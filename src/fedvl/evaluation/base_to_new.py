@@ -1,0 +1,76 @@
+"""The base-to-new protocol: candidate sets of own, base and new classes, and their means.
+
+A client's model is asked about test images of its own classes among these, about all base classes
+among these, and about the new ones among these. Accuracies are means over clients. HM3 is the
+harmonic mean of the three (FedPGP), HM2 that of base and new, CM the mean of own and HM2 (FedMGP).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvl.evaluation.predict import predict_classes
+from fedvl.methods.base import Method, Samples
+from fedvl.tensors import Tensors
+from fedvl.uncertainty import bootstrap_figures
+
+Integers = NDArray[np.int64]
+Shares = NDArray[np.float64]
+SETS = ("own", "base", "new", "hm3", "hm2", "cm")
+
+
+class Hits(NamedTuple):
+    """What was answered rightly, image by image."""
+
+    owner: Integers  # the client whose class a base image shows; -1 if it takes no part
+    own: Shares  # of each base image: whether its owner is right, asked among the owner's classes
+    base: Shares  # of each base image: the share of clients that are right, asked among all base classes
+    new: Shares  # of each new image: the share of clients that are right, asked among all new classes
+
+
+def harmonic_mean(*values: float) -> float:
+    return len(values) / sum(1 / value for value in values) if all(value > 0 for value in values) else 0.0
+
+
+def set_figures(own: float, base: float, new: float) -> dict[str, float]:
+    """Return the accuracies of the three candidate sets, HM3, HM2 and CM."""
+    both = harmonic_mean(base, new)
+    means = {"hm3": harmonic_mean(own, base, new), "hm2": both, "cm": (own + both) / 2}
+    return {"own": own, "base": base, "new": new, **means}
+
+
+def figures(hits: Hits) -> dict[str, float]:
+    """Return the figures in percent."""
+    owned = hits.owner >= 0
+    count = np.bincount(hits.owner[owned])
+    right = np.bincount(hits.owner[owned], hits.own[owned])
+    by_client = right[count > 0] / count[count > 0]
+    return set_figures(*(100 * float(shares.mean()) for shares in (by_client, hits.base, hits.new)))
+
+
+def described(hits: Hits, zero_shot: Hits | None) -> list[dict[str, Any]]:
+    """Return a row for each figure, with its interval: the test images are drawn again."""
+    columns = [("accuracy", "interval", hits)]
+    columns += [("zero_shot_accuracy", "zero_shot_interval", zero_shot)] if zero_shot is not None else []
+    rows: list[dict[str, Any]] = [{"name": name} for name in SETS]
+    for value, interval, found in columns:
+        known, sure = figures(found), intervals(found)
+        for row in rows:
+            row.update({value: known[row["name"]], interval: list(sure[row["name"]])})
+    return rows
+
+
+def intervals(hits: Hits) -> dict[str, Any]:
+    def drawn(base: Integers, new: Integers) -> dict[str, float]:
+        return figures(Hits(hits.owner[base], hits.own[base], hits.base[base], hits.new[new]))
+
+    return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
+
+
+def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> Shares:
+    """Return for each image the share of models that name it rightly."""
+    labels = samples.labels.cpu().numpy()
+    right = [predict_classes(method, model, samples, batch_size) == labels for model in models]
+    return np.asarray(np.mean(right, axis=0), dtype=np.float64)

@@ -1,0 +1,132 @@
+"""Own, base and new classes: candidate sets and means, against values computed by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import OPENER, prepare
+from helpers.small import small_task
+
+from fedvl.display import Silent
+from fedvl.errors import FedVLError
+from fedvl.evaluation.base_to_new import Hits, described, figures, harmonic_mean, set_figures
+from fedvl.evaluation.judge import Judge
+from fedvl.experiment import complete
+from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.roles import Private
+from fedvl.run_folder import RunFolder
+from fedvl.settings import resolve_experiment
+
+
+def test_means_of_the_three_accuracies() -> None:
+    found = set_figures(90.0, 60.0, 40.0)
+    assert found["hm3"] == pytest.approx(3 / (1 / 90 + 1 / 60 + 1 / 40))  # 56.84
+    assert found["hm2"] == pytest.approx(48.0)
+    assert found["cm"] == pytest.approx((90 + 48) / 2)
+    assert harmonic_mean(100.0, 0.0) == 0.0
+
+
+def test_published_rows_follow_from_their_own_accuracies() -> None:
+    """FedMGP's CM of FedTPG from its rounded Local, Base and Novel; pFedMMA's paper averages HM over datasets."""
+    assert set_figures(71.62, 71.91, 68.32)["cm"] == pytest.approx(70.66, abs=0.3)
+    assert set_figures(92.53, 16.84, 31.66)["cm"] == pytest.approx(57.10, abs=0.6)
+
+
+class Scored(Method):
+    """Scores that an image brings along, moved by what a client keeps."""
+
+    inputs = ("features",)
+    vocabulary = "any"
+
+    def roles(self) -> dict[str, Any]:
+        return {"seen": Private(lasts=False)}
+
+    def predict(self, tensors: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert "seen" not in tensors or len(tensors["seen"]) == len(self.task.class_names)
+        return inputs["features"] + tensors.get("favour", torch.zeros(4))
+
+
+def test_each_set_is_asked_among_its_own_candidates() -> None:
+    """Two clients own the base classes 0, 1 and 2, 3; client 0 adds 5 to class 0, client 1 nothing."""
+    scores = torch.tensor(
+        [
+            [2.0, 1.0, 9.0, 0.0],  # class 0: right among 0, 1; among all, client 0 says 2 (9 > 7), client 1 too
+            [1.0, 3.0, 0.0, 0.0],  # class 1: client 0 says 0 among its own (6 > 3) and among all; client 1 is right
+            [9.0, 0.0, 2.0, 1.0],  # class 2: right among 2, 3; among all, both say 0
+            [0.0, 0.0, 7.0, 1.0],  # class 3: client 1 says 2 among its own; both say 2 among all
+            [0.0, 0.0, 0.0, 6.0],  # class 3: right in all ways
+        ]
+    )
+    test = Samples({"features": scores}, torch.tensor([0, 1, 2, 3, 3]))
+    new = Samples({"features": torch.tensor([[0.0, 3.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]])}, torch.tensor([1, 0]))
+    kept = [{"favour": torch.tensor([5.0, 0, 0, 0])}, {"favour": torch.zeros(4)}]
+    judge = Judge(
+        Scored(Options(), small_task()),
+        test,
+        2,
+        parts=[torch.tensor([0, 1]), torch.tensor([2, 3, 4])],
+        private_of=lambda client: {**kept[client], "seen": torch.zeros(4)},
+        candidates=[torch.tensor([0, 1]), torch.tensor([2, 3])],
+        for_new=Scored(Options(), small_task()),
+        new=new,
+    )
+    judged = judge.judge({}, {})
+    assert judged.answers.tolist() == [0, 0, 2, 2, 3]
+    assert judged.figures["per_client_accuracy"] == pytest.approx([50.0, 100 * 2 / 3])
+    hits = judge.judge_sets(judged, {}, {})
+    assert hits.owner.tolist() == [0, 0, 1, 1, 1]
+    assert hits.base.tolist() == [0.0, 0.5, 0.0, 0.0, 1.0]  # client 0 favours class 0: 5 < 6
+    assert hits.new.tolist() == [0.5, 1.0]  # client 0 says 0 for the first, 5 > 3
+    found = figures(hits)
+    assert found["own"] == pytest.approx((50 + 200 / 3) / 2) == judged.figures["accuracy"]
+    assert found["base"] == pytest.approx(30.0)
+    assert found["new"] == pytest.approx(75.0)
+
+
+def test_intervals_draw_images_again_and_hold_the_figure() -> None:
+    generator = np.random.default_rng(1)
+    owner = np.arange(400) % 4
+    hits = Hits(owner, *((generator.random(400) < share).astype(float) for share in (0.9, 0.6, 0.4)))
+    for row in described(hits, None):
+        low, high = row["interval"]
+        assert low < row["accuracy"] < high
+        assert "zero_shot_accuracy" not in row
+    own, base, new, *_ = described(hits, None)
+    # A share of 400 images has a standard error of about 100 sqrt(p (1 - p) / 400).
+    for row, share in ((own, 0.9), (base, 0.6), (new, 0.4)):
+        width = row["interval"][1] - row["interval"][0]
+        assert width == pytest.approx(2 * 1.96 * 100 * np.sqrt(share * (1 - share) / 400), rel=0.25)
+
+
+def settings(method: str, **options: Any) -> dict[str, Any]:
+    return {
+        "method": {"name": method, **options},
+        "data": {"clients": 3, "shots": 8, "test_shots": 10},
+        "federation": {"rounds": 1},
+        "evaluation": {"protocol": "base-to-new"},
+    }
+
+
+@pytest.mark.parametrize("method", ["fedtpg", "fedotp"])
+def test_a_run_states_candidates_and_figures(tmp_path: Any, method: str) -> None:
+    with RunFolder.create(tmp_path / "run", resolve_experiment(settings(method))) as folder:
+        result = complete(folder, Silent(), OPENER)
+    sets = result["candidate_sets"]
+    assert sets["base"] == [["airplane", "automobile", "bird", "cat", "deer"]]
+    assert sets["new"] == [["dog", "frog", "horse", "ship", "truck"]]
+    assert sorted(name for own in sets["own"] for name in own) == sets["base"][0]
+    assert [len(own) for own in sets["own"]] == [2, 2, 1]
+    rows = {row["name"]: row for row in result["base_to_new"]}
+    assert result["accuracy"] == pytest.approx(rows["own"]["accuracy"])
+    assert set_figures(*(rows[name]["accuracy"] for name in ("own", "base", "new"))) == pytest.approx(
+        {name: row["accuracy"] for name, row in rows.items()}
+    )
+    assert rows["base"]["zero_shot_accuracy"] > 20
+    assert sum(map(sum, result["confusion"])) == 50
+    assert folder.result == result  # as it is read back, checked
+
+
+def test_a_method_that_knows_its_classes_alone_is_refused() -> None:
+    with pytest.raises(FedVLError, match="'linear' cannot name classes that it was not trained on"):
+        prepare(settings("linear"))
