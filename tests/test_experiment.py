@@ -10,6 +10,7 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.federation.round import best_round
+from fedvl.result import target_figures
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
 
@@ -98,3 +99,48 @@ def test_without_the_test_nothing_of_it_is_judged(tmp_path: Path) -> None:
 def test_what_cannot_be_validated_is_refused(tmp_path: Path, section: dict[str, Any], told: str) -> None:
     with pytest.raises(FedVLError, match=told):
         completed(tmp_path / "refused", STEEP | section)
+
+
+def test_what_it_takes_to_reach_a_target(tmp_path: Path) -> None:
+    settings = {
+        "data": STEEP["data"],
+        "training": {"learning_rate": 0.3},
+        "federation": {"rounds": 4},
+        "evaluation": {"target_accuracy": 20.0},
+    }
+    folder, result = completed(tmp_path / "run", settings)
+    accuracies, rounds = result["per_round"], folder.rounds
+    assert result["round_to_target"] == 1
+    best = target_figures(max(accuracies), rounds, 5)
+    at = 1 + accuracies.index(max(accuracies))
+    assert best["round_to_target"] == at
+    assert best["bytes_to_target"] == sum(record["bytes_up"] + record["bytes_down"] for record in rounds[:at])
+    assert best["flops_to_target"] == 5 * at
+    assert best["seconds_to_target"] == pytest.approx(sum(record["seconds"] for record in rounds[:at]))
+    assert target_figures(100.0, rounds, 5)["round_to_target"] is None
+    assert target_figures(None, rounds, 5) == {}
+    assert result["ece_interval"][0] < result["ece"] < result["ece_interval"][1]
+
+
+def test_newcomers_take_no_part_and_are_then_tested_before_and_after_a_round_of_their_own(tmp_path: Path) -> None:
+    data = {"clients": 5, "shots": 20, "test_shots": 10, "partition": "disjoint"}
+    settings: dict[str, Any] = {
+        "method": {"name": "linear"},
+        "data": {**data, "newcomers": 2},
+        "training": {"learning_rate": 0.5},
+        "federation": {"rounds": 2},
+        "evaluation": {"protocol": "personal"},
+    }
+    folder, result = completed(tmp_path / "run", settings)
+    assert all(record["cohort"] == [0, 1, 2] and record["dropped"] == [] for record in folder.rounds)
+    assert result["per_client_test_images"] == [20, 20, 20, 0, 0]
+    assert result["newcomers_per_client_accuracy"][:3] == [None] * 3
+    assert result["newcomers_trained_accuracy"] > result["newcomers_accuracy"]  # of classes that nobody else has
+    without = {**settings, "data": data, "federation": {"rounds": 2, "withdrawn": [3, 4]}}
+    _, other = completed(tmp_path / "other", without)
+    assert result["state_sha256"] == other["state_sha256"]
+    assert "newcomers_accuracy" not in other
+    with pytest.raises(FedVLError, match="use --protocol personal"):
+        completed(tmp_path / "closed", {**settings, "evaluation": {"protocol": "closed"}})
+    with pytest.raises(FedVLError, match=r"lower data\.newcomers"):
+        completed(tmp_path / "all", {**settings, "data": {**data, "newcomers": 5}})

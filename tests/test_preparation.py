@@ -1,16 +1,18 @@
 """What a method is handed before the first round."""
 
 import numpy as np
+import pytest
 import torch
-from helpers.runs import prepare
+from helpers.runs import prepare, run
 from helpers.small import SIDE, small_fused_encoder
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.overrides import TorchFunctionMode
 
 import fedvl.preparation as preparation
 from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
+from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.models.checkpoint import load_model
@@ -166,3 +168,70 @@ def test_the_second_gpu_gets_the_model_and_the_samples():
     assert {device for _, device in asked["cuda:1"]} == {"cuda:1"}
     assert functions[:2] == ["empty", "_parse_to"]  # whether there is such a device; then the model, by Module.to
     assert functions.count("to") >= 2 + 2 + 2  # features, labels and rows, to train on and to test with
+
+
+STYLES = {
+    "negative": ImageOps.invert,
+    "plain": lambda image: image,
+    "pale": lambda image: image.point(lambda v: 128 + v // 2),
+}
+
+
+def write_styles(folder, each=10):
+    """Write embedded emoji of three classes in three styles, the domains, with a manifest of them."""
+    (folder / "images").mkdir(parents=True)
+    split, lines = open_dataset("emoji-mini").splits["train"], ["path,label,split,domain"]
+    for label, name in enumerate(("activities", "animals", "flags")):
+        for number, row in enumerate(np.flatnonzero(split.labels == label)[:each]):
+            for style, change in STYLES.items():
+                path = f"images/{style}-{label}-{number}.png"
+                change(split.read(int(row)).convert("RGB")).resize((64, 64)).save(folder / path)
+                lines.append(f"{path},{name},{'test' if number % 4 == 3 else 'train'},{style}")
+    (folder / "styles.csv").write_text("\n".join(lines))
+    return str(folder / "styles.csv")
+
+
+def test_a_domain_that_nobody_has_is_asked_about(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    settings = {
+        "data": {
+            "dataset": write_styles(tmp_path / "styles"),
+            "partition": "iid",
+            "clients": 4,
+            "target_domain": "plain",
+        },
+        "federation": {"rounds": 8},
+        "training": {"learning_rate": 0.3},
+        "evaluation": {"protocol": "leave-one-domain-out"},
+    }
+    finished = run(settings)
+    assert len(finished.prepared.test.samples) == 24  # four fifths of 30
+    assert [len(rows) for rows in finished.prepared.training.rows] == [12, 12, 12, 12]  # two of each other style
+    assert finished.prepared.training.note.startswith("Domain plain is left out for the test.")
+    assert finished.accuracy > finished.zero_shot_accuracy
+    settings["data"] |= {"partition": "dirichlet:0.3", "client_shots": 1, "minimum": 1}
+    prepared = prepare({**settings, "method": {"name": "fedka", "width": 4}})
+    assert all(len(rows) <= 3 for rows in prepared.training.rows)  # one of each class
+    assert prepared.method.task.target is not None
+    assert prepared.method.task.target["pixels"].shape[0] == 6  # the other fifth, unlabelled
+
+
+def test_wrong_labels_are_trained_on_and_true_ones_are_kept():
+    data = {"clients": 2, "shots": 10, "partition": "iid", "label_noise": "pair:0.3"}
+    prepared = prepare({"data": data, "evaluation": {"validation": 0.2}})
+    rows = torch.cat(prepared.training.rows)
+    given, true = prepared.training.samples.labels[rows], prepared.training.true_labels[rows]
+    assert int((given != true).sum()) == 24  # 30 % of each client's 40
+    assert torch.equal(given[given != true], (true[given != true] + 1) % 10)
+    held = prepared.training.validation
+    assert held is not None
+    plain = prepare({"data": data | {"label_noise": None}, "evaluation": {"validation": 0.2}}).training.validation
+    assert plain is not None
+    assert torch.equal(held.samples.labels, plain.samples.labels)
+    with pytest.raises(FedVLError, match="none can be wrong from outside"):
+        prepare({"method": {"name": "fst-cbdg"}, "data": data})
+
+
+def test_a_long_tail_is_shared_by_the_clients():
+    prepared = prepare({"data": {"clients": 2, "long_tail": 10, "partition": "iid"}})
+    assert prepared.training.counts.sum(0).tolist() == [200, 155, 120, 93, 72, 56, 43, 33, 26, 20]

@@ -61,11 +61,20 @@ class DataConfig(Section):
     templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     partition: str = "dirichlet:0.5"
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
+    newcomers: int = Field(0, ge=0, le=MOST_CLIENTS)  # clients, the last ones, that join only when training is over
     minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
     shots: int | None = Field(None, ge=1, le=MANY)  # training images kept per class, drawn before the partition
+    client_shots: int | None = Field(None, ge=1, le=MANY)  # of each class at each client, drawn after the partition
+    # how many times more training images the first class keeps than the last, with those between on a geometric scale
+    long_tail: float | None = Field(None, ge=1, le=MANY)
+    # wrong training labels of each client, as KIND:SHARE: symmetric (any other class) or pair (the next class)
+    label_noise: str | None = None
     test_shots: int | None = Field(
         None, ge=1, le=MANY
     )  # test images kept per class, the same for every seed: a quicker look
+    # the domain that leave-one-domain-out tests on; if absent, seed 0 leaves out the first in the order of names, seed 1
+    # the second and so on
+    target_domain: str | None = None
     missing: str | None = None  # missing modalities, as text:RATE, image:RATE or both:RATE; none if absent
     # whether RATE is of all training samples, of each client's, or of the clients, who then miss it in every sample
     missing_by: Literal["all", "client", "whole-client"] = "all"
@@ -152,10 +161,12 @@ class EvaluationConfig(Section):
     # open: a new user queries classes that no client has; personal: every client queries its own test part;
     # missing: the test has the missing modalities of training, and is repeated under six further conditions;
     # base-to-new: clients train on disjoint parts of the first half of the classes and query these, all of that half,
-    # and the other half
-    protocol: Literal["closed", "open", "personal", "missing", "base-to-new"] = "closed"
+    # and the other half; leave-one-domain-out: a user queries images of a domain that no client has
+    protocol: Literal["closed", "open", "personal", "missing", "base-to-new", "leave-one-domain-out"] = "closed"
     # share of each client's training images held out to choose the best round by; the test is then looked at once
     validation: float | None = Field(None, gt=0, lt=1)
+    # accuracy of a round in percent; the result says what it took to reach it
+    target_accuracy: float | None = Field(None, gt=0, le=100)
     test: bool = True  # whether the test is looked at; a sweep does so for the chosen setting only
     batch_size: int = Field(4096, ge=1, le=MANY)  # images predicted together
     every: int = Field(1, ge=1, le=MOST_ROUNDS)  # rounds between evaluations; the last round is always evaluated
@@ -174,6 +185,12 @@ class Experiment(Section):
     federation: FederationConfig = FederationConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """Clients that take no part in training: those who withdrew, and newcomers."""
+        clients = self.data.clients
+        return (*self.federation.withdrawn, *range(clients - self.data.newcomers, clients))
 
     def to_toml(self) -> str:
         return write_toml(self.model_dump(mode="json", exclude_none=True))

@@ -111,6 +111,31 @@ def make_validator(prepared: Prepared, judge: Judge) -> Judge | None:
     return replace(judge, method=prepared.method, test=held.samples, parts=held.parts, conditions={})
 
 
+def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -> dict[str, Any]:
+    """Return the accuracy of clients that join last: as they come, and after a round of their own."""
+    rows, experiment = prepared.training.newcomers, prepared.experiment
+    clients = [client for client, own in enumerate(rows) if len(own)]
+    if not clients or not any(map(len, prepared.test.newcomers)):
+        return {}
+    engine = LocalEngine(
+        prepared.method, prepared.training.samples, rows, experiment.training, experiment.federation, experiment.seed
+    )
+    asked = replace(judge, parts=prepared.test.newcomers, private_of=engine.private_of)
+    shared, last, method = federation.shared, federation.last, prepared.method
+    handed = {client: method.hand_out(shared, last, client) for client in clients}
+    begun = len(federation.records)  # as if they were chosen in the next round
+    trained = {result.update.client: result for result in engine.train(begun, clients, shared, handed)}
+    own = {client: {**result.update.tensors, **result.private} for client, result in trained.items()}
+    found = {"": asked.judge(shared, last), "trained_": asked.judge_models(lambda client: own.get(client, shared))}
+    if zero_shot := asked.judge_zero_shot():
+        found["zero_shot_"] = zero_shot
+    return {
+        f"newcomers_{kind}{key}": judged.figures[key]
+        for kind, judged in found.items()
+        for key in ("accuracy", "per_client_accuracy")
+    }
+
+
 def check_restored(federation: Federation, start: Tensors, folder: RunFolder) -> None:
     """Refuse tensors of a journal that are not those that the method makes."""
     role = federation.method.role
@@ -152,7 +177,7 @@ def run_rounds(
     federation = Federation(
         method,
         engine,
-        experiment.federation,
+        experiment.federation.model_copy(update={"withdrawn": experiment.absent}),
         experiment.seed,
         start,
         journal=folder.journal,
@@ -198,7 +223,11 @@ def run_rounds(
             check_restored(federation, start, folder)
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
-    result = {**describe(prepared, federation, judge, zero_shot, judged), **told()}
+    result = {
+        **describe(prepared, federation, judge, zero_shot, judged),
+        **newcomer_figures(prepared, federation, judge),
+        **told(),
+    }
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
     folder.finish(result, examples, federation.shared, federation.last)
     return result

@@ -21,9 +21,19 @@ from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.imported import ImportedEncoder
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
+from fedvl.data.noise import Noise, with_wrong_labels
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.partition import few_shot
-from fedvl.data.protocols import PROTOCOLS, Assignment, Labels, Queries, number_domains, only_test, renumbered
+from fedvl.data.protocols import (
+    PROTOCOLS,
+    Assignment,
+    Labels,
+    Queries,
+    number_domains,
+    only_test,
+    renumbered,
+    with_client_shots,
+)
 from fedvl.data.stores import Dataset
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -61,6 +71,7 @@ class Training:
     counts: Integers  # clients x classes of the dataset
     note: str  # on the partition
     root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
+    newcomers: list[Tensor] = field(default_factory=list)  # rows of clients that join when training is over
     validation: "Validation | None" = None
 
 
@@ -83,6 +94,7 @@ class Test:
     sha256: str = ""  # of the images in their order, so that runs on the same can be compared image by image
     candidates: list[Tensor] = field(default_factory=list)  # classes among which each client is asked; none: among all
     new: Samples | None = None  # of classes that nobody trains on, in the base-to-new protocol
+    newcomers: list[Tensor] = field(default_factory=list)  # rows that clients query who join when training is over
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,8 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     known = Labels(encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains)
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
-    return PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
+    found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
+    return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
 
 
 def make_methods(
@@ -257,6 +270,7 @@ def make_methods(
             experiment.seed,
             protocol=experiment.evaluation.protocol,
             target=target,
+            templates=tuple(sources.dataset.templates.get(experiment.data.templates, ())),
             stage=display.stage,
             **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
         )
@@ -281,7 +295,8 @@ def take_training(
     rows = [torch.from_numpy(client).to(device) for client in kept]
     withdrawn = list(experiment.federation.withdrawn)
     counts[withdrawn] = 0
-    left = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(rows[client] for client in withdrawn)])
+    left = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(rows[client] for client in experiment.absent)])
+    newcomers = of_newcomers(rows, experiment)
     own = torch.from_numpy(renumbered(labels, assignment.trained_classes)).to(device)
     if "train" not in encoded.read:
         return Training(Samples({}, own), rows, own, counts, assignment.note)
@@ -295,6 +310,10 @@ def take_training(
         )
         samples = Samples(inputs, own)
     validation = take_validation(samples, held, experiment)
+    if data.label_noise is not None:
+        noise, count = Noise.parse(data.label_noise), len(assignment.trained_classes)
+        noisy = with_wrong_labels(own.cpu().numpy(), kept, count, noise, experiment.seed)
+        samples = Samples(samples.inputs, torch.from_numpy(noisy).to(device))
     if data.labels != "true":
         texts, scale = method.task.text_features, method.task.clip.logit_scale
         rows = without(rows, left)  # they have no say in the labels of others
@@ -306,7 +325,13 @@ def take_training(
     if experiment.federation.robust == "root" or experiment.privacy.subspace is not None:
         root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
     (root,) = without([root], left)
-    return Training(samples, without(rows, left), own, counts, assignment.note, root, validation)
+    return Training(samples, without(rows, left), own, counts, assignment.note, root, newcomers, validation)
+
+
+def of_newcomers(rows: list[Tensor], experiment: Experiment) -> list[Tensor]:
+    """Return what newcomers have, and nothing of the others; nothing at all if there are none."""
+    first = experiment.data.clients - experiment.data.newcomers
+    return [own if client >= first else own[:0] for client, own in enumerate(rows)] if experiment.data.newcomers else []
 
 
 def hold_out(clients: list[Integers], experiment: Experiment) -> tuple[list[Integers], list[Integers]]:
@@ -325,7 +350,7 @@ def take_validation(samples: Samples, held: list[Integers], experiment: Experime
     """Take the images that clients have held out, with their true labels."""
     if experiment.evaluation.validation is None:
         return None
-    present = [rows[:0] if client in experiment.federation.withdrawn else rows for client, rows in enumerate(held)]
+    present = [rows[:0] if client in experiment.absent else rows for client, rows in enumerate(held)]
     chosen = samples.take(torch.from_numpy(np.concatenate(present)).to(samples.labels.device))
     if not len(chosen) or bool((chosen.labels < 0).any()):
         raise FedVLError(
@@ -338,7 +363,7 @@ def take_validation(samples: Samples, held: list[Integers], experiment: Experime
 
 
 def without(rows: list[Tensor], left: Tensor) -> list[Tensor]:
-    """Take the images of those who have withdrawn out of everyone's rows."""
+    """Take the images of those who take no part out of everyone's rows."""
     return [own[~torch.isin(own, left)] for own in rows] if len(left) else rows
 
 
@@ -383,15 +408,13 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         split, place = place_of(row)
         return sources.dataset.splits[split].read(place)
 
+    parts = [torch.from_numpy(part).to(device) for part in assignment.parts]
     places = [place_of(row) for row in range(len(rows))]
     identities = [sources.dataset.splits[name].identity for name in sorted({name for name, _ in places})]
     return Test(
         samples,
         picture,
-        [
-            torch.from_numpy(part[:0] if client in experiment.federation.withdrawn else part).to(device)
-            for client, part in enumerate(assignment.parts)
-        ],
+        [part[:0] if client in experiment.absent else part for client, part in enumerate(parts)],
         conditions if experiment.evaluation.protocol == "missing" else {},
         hashlib.sha256(json.dumps([identities, places]).encode()).hexdigest(),
         [
@@ -399,6 +422,7 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
             for own in assignment.candidates
         ],
         None if assignment.new is None else take_queries(sources, encoded, assignment.new),
+        of_newcomers(parts, experiment),
     )
 
 

@@ -62,7 +62,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"With these options method '{name}' needs the report of each client; use --set method.counts=summed."
         )
-    clients = experiment.data.clients - len(federation.withdrawn)
+    clients = experiment.data.clients - len(experiment.absent)
     if clients < federation.least_clients:
         raise FedVLError(
             f"A sum of {clients} clients is too few to hide one of them; "
@@ -79,6 +79,15 @@ def check_withdrawn(experiment: Experiment) -> None:
         raise FedVLError("federation.withdrawn names a client twice; name it once.")
     if len(withdrawn) == clients:
         raise FedVLError("All clients have withdrawn, so that there is nothing to train on; keep one at least.")
+    newcomers = experiment.data.newcomers
+    if len(withdrawn) + newcomers >= clients:
+        raise FedVLError(f"Of {clients} clients {newcomers} newcomers leave none to train with; lower data.newcomers.")
+    if newcomers and experiment.evaluation.protocol != "personal":
+        raise FedVLError(
+            "Newcomers are tested on their own images; use --protocol personal, or leave data.newcomers out."
+        )
+    if newcomers and max(withdrawn, default=-1) >= clients - newcomers:
+        raise FedVLError("A newcomer cannot have withdrawn before it came; leave it out of federation.withdrawn.")
 
 
 def check_robust(method: Method, experiment: Experiment) -> None:
@@ -235,6 +244,10 @@ def check_labels(
     name, nothing = experiment.method.name, np.array([], np.int64)
     if experiment.data.labels != "true" and method.labels == "none":
         raise FedVLError(f"Method '{name}' takes no labels from elsewhere; leave data.labels as it is.")
+    if experiment.data.label_noise is not None and (method.labels == "none" or experiment.data.labels != "true"):
+        raise FedVLError(
+            f"With pseudo-labels, or without labels as in '{name}', none can be wrong from outside; leave data.label_noise out."
+        )
     if experiment.data.labels == "cpl" and method.labels != "candidates":
         raise FedVLError(
             f"Method '{name}' cannot learn from CPL's several candidates an image; use fpl, cps, or a prompt method."

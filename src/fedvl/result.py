@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedvl.evaluation.base_to_new import described
-from fedvl.evaluation.calibration import MOST_IMAGES, fit_temperature
+from fedvl.evaluation.calibration import MOST_IMAGES, calibration_error, calibration_interval, fit_temperature
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
@@ -38,8 +39,9 @@ def describe(
     """Describe a run; ``judged`` are this process's evaluations and their seconds."""
     experiment, records, engine = prepared.experiment, federation.records, federation.engine
     final, final_seconds = judged[-1] if judged else (None, 0.0)
-    answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     handed = prepared.method.hand_out(federation.shared, federation.last, 0)
+    local_flops = engine.local_flops(handed) if federation.trains else 0
+    answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
     return {
         "schema": RESULT_SCHEMA,
         "fedvl_version": __version__,
@@ -48,7 +50,7 @@ def describe(
         "preset": experiment.method.preset,
         "dataset": experiment.data.dataset,
         "model": experiment.model.name,
-        "partition": experiment.data.partition,
+        "partition": "by classes" if judge.for_new else experiment.data.partition,
         "clients": experiment.data.clients,
         "rounds": len(records),
         "seed": experiment.seed,
@@ -57,7 +59,9 @@ def describe(
         **zero_shot_figures(zero_shot),
         **validation_figures(prepared, records),
         **pseudo_label_figures(prepared, federation),
-        "temperature": temperature(prepared, federation),
+        "temperature": (fitted := temperature(prepared, federation)),
+        **(calibration_figures(prepared, final, zero_shot) if fitted is None else {}),
+        **target_figures(experiment.evaluation.target_accuracy, records, local_flops),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
@@ -67,7 +71,7 @@ def describe(
         "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
         "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
         // max(sum(len(r["cohort"]) for r in records), 1),
-        "local_flops": engine.local_flops(handed) if federation.trains else 0,
+        "local_flops": local_flops,
         "seconds": {
             "encode": prepared.encode_seconds,
             "train": sum(record["seconds"] for record in records),
@@ -131,6 +135,37 @@ def mix_figures(prepared: Prepared, judged: dict[str, Judged | None]) -> dict[st
         for prefix, each in judged.items()
         if each is not None
     }
+
+
+def calibration_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+    """Return how far the shares of the predicted classes are from the truth, in points."""
+    labels, found = prepared.test.samples.labels.cpu().numpy(), dict[str, Any]()
+    for prefix, judged in (("", final), ("zero_shot_", zero_shot)):
+        known = np.isfinite(judged.shares) if judged is not None else np.zeros(0, bool)
+        if judged is not None and known.any():
+            shares, correct = judged.shares[known], (judged.answers == labels)[known]
+            found[f"{prefix}ece"] = calibration_error(shares, correct)
+            found[f"{prefix}ece_interval"] = list(calibration_interval(shares, correct))
+    return found
+
+
+def target_figures(target: float | None, records: list[dict[str, Any]], local_flops: int | None) -> dict[str, Any]:
+    """Return what it took until the accuracy of a round reached a target; None if none did."""
+    if target is None:
+        return {}
+    names = ("round_to_target", "bytes_to_target", "flops_to_target", "seconds_to_target")
+    reached = next(
+        (at for at, r in enumerate(records, 1) if r.get("accuracy", r.get("validation", -1)) >= target), None
+    )
+    if reached is None:
+        return dict.fromkeys(names)
+    until = records[:reached]
+    costs = (
+        sum(record["bytes_up"] + record["bytes_down"] for record in until),
+        None if local_flops is None else local_flops * reached,
+        sum(record["seconds"] for record in until),
+    )
+    return dict(zip(names, (reached, *costs), strict=True))
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:

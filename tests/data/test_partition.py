@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvl.data.partition import few_shot, open_split, parse_spec, partition, partition_test
+from fedvl.data.partition import few_shot, long_tail, open_split, parse_spec, partition, partition_test
 from fedvl.errors import FedVLError
 
 CIFAR = np.repeat(np.arange(10), 5000)
@@ -301,6 +301,18 @@ def test_few_shot_depends_on_the_seed_and_chooses_evenly():
     assert np.allclose(np.bincount(chosen, minlength=40), 200, atol=60)  # 5 standard deviations
     with pytest.raises(FedVLError, match="at least 1 image of each class, not 0"):
         few_shot(labels, 0, 0)
+
+
+def test_a_long_tail_falls_geometrically_from_the_first_class_to_the_last():
+    labels = np.repeat(np.arange(5), 100)
+    chosen = long_tail(labels, 5, 100, 0)
+    assert np.bincount(labels[chosen]).tolist() == [100, 32, 10, 3, 1]  # 100 * 100 ** (-c / 4)
+    assert not np.array_equal(chosen, long_tail(labels, 5, 100, 1))
+    uneven = np.repeat(np.arange(3), [50, 4, 20])
+    assert np.bincount(uneven[long_tail(uneven, 3, 25, 0)]).tolist() == [50, 4, 2]  # 50, 10, 2; the second has but 4
+    assert len(long_tail(labels, 5, 1, 0)) == 500
+    with pytest.raises(FedVLError, match="some training samples have none"):
+        long_tail(np.array([0, -1]), 2, 10, 0)
 
 
 @pytest.mark.parametrize(("classes", "each", "test"), [(101, 9, 11), (102, 9, 12), (70, 6, 10), (196, 17, 26)])

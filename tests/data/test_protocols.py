@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from fedvl.config import DataConfig
-from fedvl.data.protocols import Labels, base_to_new, closed, number_domains, open_vocabulary, personal
+from fedvl.data.protocols import (
+    Labels,
+    base_to_new,
+    closed,
+    leave_one_domain_out,
+    number_domains,
+    open_vocabulary,
+    personal,
+)
 from fedvl.errors import FedVLError
 
 CLASSES = 12
@@ -75,7 +83,7 @@ def test_a_quicker_look_asks_about_a_few_of_each_class():
     assert np.bincount(asked)[assignment.queried_classes].tolist() == [5, 5, 5]
 
 
-def halved(seed=0, classes=5, train=None, test=None, **data):
+def halved(seed=0, classes=8, train=None, test=None, **data):
     train = np.repeat(np.arange(classes), 6) if train is None else train
     test = np.tile(np.arange(classes), 2) if test is None else test
     return base_to_new(Labels(train, test, classes), DataConfig(**{"clients": 2, **data}), seed), train, test
@@ -83,12 +91,13 @@ def halved(seed=0, classes=5, train=None, test=None, **data):
 
 def test_the_first_half_of_the_classes_is_dealt_and_the_rest_is_new():
     assignment, train, test = halved()
-    assert assignment.trained_classes.tolist() == assignment.queried_classes.tolist() == [0, 1, 2]  # 3 of 5, as CoOp
+    assert assignment.trained_classes.tolist() == assignment.queried_classes.tolist() == [0, 1, 2, 3]
     assert assignment.new is not None
-    assert assignment.new.classes.tolist() == [3, 4]
-    assert test[assignment.new.rows].tolist() == [3, 4, 3, 4]
-    assert test[assignment.queried].tolist() == [0, 1, 2, 0, 1, 2]
-    assert sorted(np.concatenate(assignment.candidates)) == [0, 1, 2]
+    assert assignment.new.classes.tolist() == [4, 5, 6, 7]
+    assert test[assignment.new.rows].tolist() == [4, 5, 6, 7] * 2
+    assert test[assignment.queried].tolist() == [0, 1, 2, 3] * 2
+    assert sorted(np.concatenate(assignment.candidates)) == [0, 1, 2, 3]
+    assert halved(classes=9)[0].trained_classes.tolist() == [0, 1, 2, 3, 4]  # the larger half is base, as CoOp has it
     for rows, part, own in zip(assignment.clients, assignment.parts, assignment.candidates, strict=True):
         assert set(train[rows]) == set(test[assignment.queried][part]) == set(own)
         assert len(rows) == 6 * len(own)
@@ -102,8 +111,8 @@ def test_classes_are_dealt_by_the_seed():
 
 
 def test_base_to_new_needs_classes_for_all_and_images_of_both_halves():
-    with pytest.raises(FedVLError, match="use at most 3 clients and two classes or more"):
-        halved(clients=4)
+    with pytest.raises(FedVLError, match="use 2 or fewer, and three classes or more"):
+        halved(clients=3)
     with pytest.raises(FedVLError, match="A half of the classes has no test image"):
         halved(test=np.array([0, 1, 2]))
 
@@ -135,3 +144,69 @@ def test_domains_are_asked_for_where_there_are_none_or_too_few_clients():
         closed(Labels(TRAIN, TEST, CLASSES), data, 0)
     with pytest.raises(FedVLError, match="a client for each of 3 domains"):
         closed(Labels(np.zeros(6, int), np.zeros(3, int), 1, number_domains("aabbcc", "abc")), data, 0)
+
+
+def left_out(seed=0, **data):
+    """Three domains of 20 training and 4 test images each, of two classes."""
+    train, test = np.array([0, 1] * 30), np.array([0, 1] * 6)
+    domains = number_domains(["b"] * 20 + ["a"] * 20 + ["c"] * 20, ["b"] * 4 + ["a"] * 4 + ["c"] * 4)
+    settings = DataConfig(**{"clients": 4, "partition": "domains", "minimum": 1, **data})
+    return leave_one_domain_out(Labels(train, test, 2, domains), settings, seed), domains
+
+
+def test_no_client_has_an_image_of_the_domain_that_is_asked_about():
+    assignment, domains = left_out(target_domain="b")
+    assert [domains.names[domains.train[rows][0]] for rows in assignment.clients] == ["a", "a", "c", "c"]
+    assert sorted(np.concatenate(assignment.clients)) == list(range(20, 60))
+    both = np.concatenate([domains.test, domains.train])
+    asked = np.concatenate([assignment.queried, assignment.validation])
+    assert len(asked) == 24  # both splits: nobody trains on any of them
+    assert set(both[asked]) == {1}
+    assert (len(assignment.validation), len(assignment.queried)) == (4, 20)
+    assert assignment.note.startswith("Domain b is left out for the test. domains: each of 4 clients")
+
+
+def test_seeds_leave_out_one_domain_after_another():
+    names = [left_out(seed)[0].note.split()[1] for seed in range(4)]
+    assert names == ["a", "b", "c", "a"]
+
+
+def test_inside_a_domain_clients_differ_in_classes():
+    assignment, domains = left_out(partition="dirichlet:0.1")
+    assert [set(domains.train[rows]) for rows in assignment.clients] == [{1}, {1}, {2}, {2}]
+    shares = [np.mean(rows % 2) for rows in assignment.clients]
+    assert max(shares) - min(shares) > 0.5
+    same, _ = left_out(partition="domains+dirichlet:0.1")
+    assert all(np.array_equal(one, two) for one, two in zip(assignment.clients, same.clients, strict=True))
+
+
+def test_leave_one_domain_out_refuses_what_it_cannot_do():
+    with pytest.raises(FedVLError, match=r"no domain 'z' to leave out .*; there are a, b, c"):
+        left_out(target_domain="z")
+    with pytest.raises(FedVLError, match="which partition 'shards:2' cannot divide"):
+        left_out(partition="shards:2")
+    with pytest.raises(FedVLError, match="a client for each of 2 domains"):
+        left_out(clients=1)
+    with pytest.raises(FedVLError, match="this dataset has none; use emoji"):
+        leave_one_domain_out(Labels(TRAIN, TEST, CLASSES), DataConfig(), 0)
+    one = Labels(np.zeros(4, int), np.zeros(2, int), 1, number_domains("aaaa", "aa"))
+    with pytest.raises(FedVLError, match="one domain alone"):
+        leave_one_domain_out(one, DataConfig(partition="iid"), 0)
+
+
+def test_domains_with_label_skew_split_train_and_test_alike():
+    train, test = np.tile(np.arange(4), 60), np.tile(np.arange(4), 15)
+    domains = number_domains(["a"] * 120 + ["b"] * 120, ["a"] * 30 + ["b"] * 30)
+    assert domains is not None
+    data = DataConfig(clients=4, partition="domains+dirichlet:0.2", minimum=5)
+    assignment = personal(Labels(train, test, 4, domains), data, 3)
+    assert sorted(np.concatenate(assignment.clients)) == list(range(240))
+    assert sorted(np.concatenate(assignment.parts)) == list(range(60))
+    for rows, part in zip(assignment.clients, assignment.parts, strict=True):
+        assert len(rows) >= 5
+        assert len(set(domains.train[rows])) == 1
+        if len(part):
+            assert set(domains.test[part]) == set(domains.train[rows])
+            assert set(test[part]) <= set(train[rows])
+    first, second = (np.bincount(train[assignment.clients[client]], minlength=4) for client in (0, 2))
+    assert not np.array_equal(first, second)  # each domain has a draw of its own

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedvl.data.assemble import is_held_out, only_classes
+from fedvl.data.catalogue import class_key, find
 from fedvl.data.fetch import default_data_root
 from fedvl.data.sources import BadImage, Dataset, open_dataset
 from fedvl.errors import FedVLError
@@ -393,6 +394,42 @@ def test_catalogue_names_are_found_under_the_data_root(tmp_path: Path) -> None:
     assert dataset.templates["coop"] == ("a centered satellite photo of {}.",)
     assert "'Moon'" in dataset.notes[0]
     assert "2 of the 10 classes" in dataset.notes[1]
+
+
+def test_folders_of_domains_are_read_domain_by_domain(tmp_path: Path) -> None:
+    for number, domain in enumerate(("art_painting", "cartoon", "photo", "Sketch")):
+        for sample in rows()[:9]:
+            folder = tmp_path / "pacs" / domain / {"cat": "dog", "dog": "horse"}.get(sample["label"], "house")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / sample["name"]).write_bytes(picture(1000 * number + len(list(folder.iterdir()))))
+    dataset = open_dataset("PACS", tmp_path)
+    assert dataset.class_names == ("dog", "horse", "house")
+    together = [name for split in dataset.splits.values() for name in split.domains or ()]
+    assert {name: together.count(name) for name in together} == dict.fromkeys(find("pacs").domains, 9)
+    train = dataset.splits["train"]
+    names = [train.store.describe(int(row)).split("/")[0] for row in train.rows]
+    assert [class_key(name) for name in names] == [class_key(name) for name in train.domains or ()]
+    shutil.rmtree(tmp_path / "pacs" / "photo")
+    with pytest.raises(FedVLError, match="has no folder of the domain photo; put DOMAIN/CLASS"):
+        open_dataset("pacs", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_domains_of_a_manifest_or_parquet_file(kind: str, tmp_path: Path) -> None:
+    samples = [
+        {**sample, "text": "", "domain": "night" if number % 2 else "day"} for number, sample in enumerate(rows())
+    ]
+    path = tmp_path / f"set.{kind}"
+    if kind == "csv":
+        write_manifest(path, samples, tmp_path / "images")
+        head, *lines = path.read_text().splitlines()
+        told = [f"{line},{sample['domain']}" for line, sample in zip(lines, samples, strict=True)]
+        path.write_text("\n".join([f"{head},domain", *told]))
+    else:
+        columns = {name: [sample[name] for sample in samples] for name in ("image", "label", "split", "domain")}
+        pq.write_table(pa.table(columns), path)
+    test = open_dataset(str(path)).splits["test"]
+    assert test.domains == ("day", "night") * 4 + ("day",)
 
 
 def test_folders_that_are_no_class_are_left_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedvl.evaluation.metrics import (
     accuracy_by_mix,
     confusion_matrix,
+    fairness,
     paired_difference,
     proportion,
     recall_by_class,
@@ -37,6 +38,14 @@ def test_the_mix_of_the_test_itself_gives_its_accuracy(pairs):
     confusion = confusion_matrix(labels, predictions, 5)
     (found,) = accuracy_by_mix(recall_by_class(confusion), confusion.sum(axis=1)[None])
     assert found == pytest.approx(summary(confusion)["accuracy"])
+
+
+def test_fairness_by_hand():
+    twelve = fairness([70.0, 20.0, *[80.0] * 10])
+    assert twelve["worst_client_accuracy"] == 20
+    assert twelve["worst_tenth_accuracy"] == 45  # of 12 clients, two
+    assert twelve["client_deviation"] == pytest.approx(np.std([70.0, 20.0, *[80.0] * 10]))
+    assert fairness([60.0])["worst_tenth_accuracy"] == 60
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,15 @@ def test_each_client_is_judged_by_its_own_tensors_and_clients_count_alike():
     given = personal_answers(
         Told(Options(), small_task()), lambda client: {"answer": torch.tensor(answers[client])}, samples, parts, 3
     )
-    assert given.tolist() == [0, 0, 0, 0, 2, 2]
-    matrices = personal_confusions(samples, parts, given, 4)
+    assert given.classes.tolist() == [0, 0, 0, 0, 2, 2]
+    assert given.shares.tolist() == pytest.approx([np.e / (np.e + 3)] * 6)
+    matrices = personal_confusions(samples, parts, given.classes, 4)
     figures = personal_figures(matrices)
     assert figures["per_client_accuracy"] == [75.0, 50.0, None]  # the third has nothing to ask
     assert figures["accuracy"] == 62.5
     assert figures["weighted_accuracy"] == pytest.approx(100 * 4 / 6)
+    assert figures["worst_client_accuracy"] == figures["worst_tenth_accuracy"] == 50.0
+    assert figures["client_deviation"] == 12.5
     together = np.sum(matrices, axis=0)
     assert together[0].tolist() == [3, 0, 0, 0]
     assert together[1].tolist() == [1, 0, 1, 0]

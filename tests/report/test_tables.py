@@ -1,11 +1,13 @@
 import io
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from fedvl.report.tables import (
     MINUS,
+    accuracy_rows,
     cost_rows,
     human_bytes,
     human_count,
@@ -172,3 +174,37 @@ def test_candidate_sets_are_named_with_what_they_were_asked_among():
     assert own.text == "90.00 % (85.0 to 94.0); zero-shot 80.00 % (74.0 to 85.5)"
     assert (mean.label, mean.text) == ("Harmonic mean of base and new (HM2)", "48.00 % (40.2 to 55.0)")
     assert set_rows({"method": "linear"}) == []
+
+
+def test_what_a_target_took_is_told_or_that_it_was_not_reached():
+    result: dict[str, Any] = {"method": "linear", "config": {"evaluation": {"target_accuracy": 70.0}}}
+    assert [row.text for row in cost_rows(result) if row.label.startswith("To reach")] == ["not reached"]
+    result |= {"round_to_target": 3, "bytes_to_target": 20_480, "flops_to_target": 2e9, "seconds_to_target": 1.5}
+    told = {row.label: row.text for row in cost_rows(result) if row.label.startswith("To reach")}
+    assert told == {
+        "To reach 70 %: rounds": "3",
+        "To reach 70 %: up and down": "20.5 kB",
+        "To reach 70 %: training of the largest client": "2.00 GFLOPs",
+        "To reach 70 %: training time": "1.5 s",
+    }
+    assert not any(row.label.startswith("To reach") for row in cost_rows({"method": "linear"}))
+
+
+def test_clients_differences_and_calibration_come_with_intervals():
+    result = {
+        "method": "fedpp",
+        "accuracy": 70.0,
+        "per_client_accuracy": [50.0, 60.0, 80.0, 90.0],
+        "worst_client_accuracy": 50.0,
+        "worst_tenth_accuracy": 50.0,
+        "client_deviation": 15.8,
+        "ece": 4.0,
+        "ece_interval": [3.0, 6.5],
+        "newcomers_accuracy": 40.0,
+        "newcomers_per_client_accuracy": [None, 40.0, 40.0],
+    }
+    told = {row.label: row.text for row in accuracy_rows(result)}
+    assert told["Worst client"].startswith("50.00 % (50.0 to ")
+    assert told["Standard deviation over clients"] == "15.80 % (4.3 to 20.0)"
+    assert told["Calibration error (ECE)"] == "4.00 % (3.0 to 6.5)"
+    assert told["Newcomers, as they come"] == "40.00 % (40.0 to 40.0)"

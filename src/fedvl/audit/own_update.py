@@ -82,7 +82,10 @@ def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
     training, test = prepared.training, prepared.test.samples
     slow = not ENCODED.issuperset(training.samples.inputs)
     rows = training.rows[client]
-    held_out = int((test.labels >= 0).sum()) < LEAST or prepared.experiment.evaluation.protocol == "open"
+    held_out = int((test.labels >= 0).sum()) < LEAST or prepared.experiment.evaluation.protocol in (
+        "open",
+        "leave-one-domain-out",
+    )
     if held_out:
         labelled = rows[training.true_labels[rows] >= 0]
         mine = Samples(training.samples.inputs, training.true_labels)

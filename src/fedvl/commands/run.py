@@ -68,7 +68,10 @@ def run(
     ] = None,
     model: ModelFlag = None,
     partition: Annotated[
-        str | None, typer.Option(help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint or domains.")
+        str | None,
+        typer.Option(
+            help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint, domains or domains+dirichlet:ALPHA."
+        ),
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Keep this many training images of each class.")] = None,
     clients: Annotated[int | None, typer.Option(help="Clients that hold the data.")] = None,
@@ -79,8 +82,8 @@ def run(
         str | None,
         typer.Option(
             help="What is tested: closed (the trained classes), open (classes nobody trained on), personal (each "
-            "client's own test images), missing (samples without text or image) or base-to-new (a client's own classes, "
-            "all trained ones, and new ones, each asked among these)."
+            "client's own test images), missing (samples without text or image), base-to-new (a client's own classes, "
+            "all trained ones, and new ones, each asked among these) or leave-one-domain-out (a domain nobody has)."
         ),
     ] = None,
     missing: Annotated[

@@ -31,6 +31,7 @@ class Entry(BaseModel):
     embedded: bool = False
     fetchable: bool = False
     text: bool = False
+    domains: tuple[str, ...] = ()
     methods: dict[str, dict[str, float]] = {}  # options that a method's paper sets for this dataset
     data: dict[str, float] = {}  # settings of [data] that a paper sets for it: alpha and beta of CPL
 

@@ -22,7 +22,13 @@ Indices = npt.NDArray[np.int64]
 MOST_DRAWS = 200
 MOST_CELLS = 30_000_000
 
-_EXAMPLES = {"dirichlet": "dirichlet:0.3", "shards": "shards:2", "quantity": "quantity:0.2", "only": "only:0"}
+_EXAMPLES = {
+    "dirichlet": "dirichlet:0.3",
+    "shards": "shards:2",
+    "quantity": "quantity:0.2",
+    "domains+dirichlet": "domains+dirichlet:0.3",
+    "only": "only:0",
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
     if scheme not in _EXAMPLES:
         raise FedVLError(
             f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
-            "disjoint or domains."
+            "disjoint, domains or domains+dirichlet:ALPHA."
         )
     try:
         value = float(text)
@@ -58,6 +64,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
         value = math.nan
     needs = {
         "dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
+        "domains+dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
         "shards": ("a whole number of 1 or more", value >= 1 and value.is_integer()),
         "quantity": ("a fraction above 0 and at most 1", 0 < value <= 1),
         "only": ("the number of a client", value >= 0 and value.is_integer()),
@@ -68,10 +75,13 @@ def parse_spec(spec: str) -> tuple[str, float]:
     return scheme, value
 
 
-def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int, minimum: int = 10) -> Partition:
+def partition(
+    labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int, minimum: int = 10, classes: int = 1
+) -> Partition:
     """Assign samples to clients by their labels (-1: none) or, for `domains`, by domain numbers.
 
-    `minimum` is how many samples a Dirichlet draw must give each client; other schemes ignore it.
+    For `domains+dirichlet` a number is domain * `classes` + label. `minimum` is how many samples a
+    Dirichlet draw must give each client; other schemes ignore it.
     """
     scheme, value = parse_spec(spec)
     labels = _checked(labels)
@@ -97,6 +107,8 @@ def partition(labels: npt.NDArray[np.int64], spec: str, clients: int, seed: int,
             drawn, note = _quantity(sizes[present], value, clients, generator)
         case "domains":
             drawn, note = _domains(sizes[present], clients)
+        case "domains+dirichlet":
+            drawn, note = _within_domains(sizes[present], present // classes, value, clients, minimum, generator)
         case _:
             drawn, note = _disjoint(sizes[present], clients, generator)
     counts = np.zeros((clients, len(sizes)), np.int64)
@@ -152,6 +164,21 @@ def few_shot(labels: npt.NDArray[np.int64], shots: int, seed: int) -> Indices:
     ordered = labels[order]
     place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
     return np.sort(order[(place < shots) & (ordered >= 0)])
+
+
+def long_tail(labels: npt.NDArray[np.int64], classes: int, ratio: float, seed: int) -> Indices:
+    """Return the sorted indices of a long tail: class c of C keeps n ratio^(-c / (C - 1)) samples.
+
+    n is the size of the largest class. A class keeps one sample at least, and all if it has fewer.
+    """
+    labels = _checked(labels)
+    if labels.min() < 0:
+        raise FedVLError("A long tail needs labels, and some training samples have none; leave data.long_tail out.")
+    largest = np.bincount(labels).max()
+    sizes = np.maximum(1, np.rint(largest * ratio ** (-np.arange(classes) / max(1, classes - 1)))).astype(np.int64)
+    order = _grouped(labels, numpy_generator(seed, "long-tail"))
+    place = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])
+    return np.sort(order[place < sizes[labels[order]]])
 
 
 def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices], Indices]:
@@ -372,10 +399,29 @@ def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> t
 
 def _domains(sizes: Indices, clients: int) -> tuple[Indices, str]:
     """Assign each client to one domain (a hospital, a vendor), whose clients share it evenly."""
-    if clients < len(sizes):
-        raise FedVLError(f"Partition 'domains' needs a client for each of {len(sizes)} domains, not {clients} clients.")
     counts = np.zeros((clients, len(sizes)), np.int64)
-    for domain, block in enumerate(np.array_split(np.arange(clients), len(sizes))):
+    for domain, block in enumerate(_clients_of_domains(len(sizes), clients)):
         counts[block, domain] = sizes[domain] // len(block)
         counts[block[: sizes[domain] % len(block)], domain] += 1
     return counts, f"each of {clients} clients holds samples of one of {len(sizes)} domains"
+
+
+def _within_domains(
+    sizes: Indices, domains: Indices, alpha: float, clients: int, minimum: int, generator: np.random.Generator
+) -> tuple[Indices, str]:
+    """Assign each client to one domain, whose classes its clients share by a Dirichlet draw."""
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    present = np.unique(domains)
+    notes = []
+    for domain, block in zip(present, _clients_of_domains(len(present), clients), strict=True):
+        columns = np.flatnonzero(domains == domain)
+        drawn, note = _dirichlet(sizes[columns], alpha, len(block), minimum, generator)
+        counts[np.ix_(block, columns)] = drawn
+        notes.append(note)
+    return counts, f"each of {clients} clients holds samples of one of {len(present)} domains; {'; '.join(notes)}"
+
+
+def _clients_of_domains(domains: int, clients: int) -> list[Indices]:
+    if clients < domains:
+        raise FedVLError(f"Partition 'domains' needs a client for each of {domains} domains, not {clients} clients.")
+    return np.array_split(np.arange(clients), domains)

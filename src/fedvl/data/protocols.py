@@ -8,19 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.config import DataConfig
-from fedvl.data.partition import Partition, few_shot, open_split, partition, partition_test
+from fedvl.data.partition import Partition, few_shot, long_tail, open_split, parse_spec, partition, partition_test
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 
 Integers = NDArray[np.int64]
-VALIDATION_SHARE = 0.2  # of a new user's images in the open-vocabulary protocol; the rest is for the test
+VALIDATION_SHARE = 0.2  # of a new user's images, or of a new domain's; the rest is for the test
 
 
 class Domains(NamedTuple):
-    """The domain number (of a hospital, a vendor) of each row of both splits."""
+    """The domain number (of a hospital, a vendor) of each row of both splits, and their names."""
 
     train: Integers
     test: Integers
+    names: tuple[str, ...] = ()
 
 
 class Labels(NamedTuple):
@@ -36,8 +37,9 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
     """Number the domains, or return None if the dataset has none."""
     if not train or not test:
         return None
-    _, numbers = np.unique([*train, *test], return_inverse=True)
-    return Domains(*np.split(numbers.astype(np.int64), [len(train)]))
+    names, found = np.unique([*train, *test], return_inverse=True)
+    numbers = found.astype(np.int64)
+    return Domains(numbers[: len(train)], numbers[len(train) :], tuple(names.tolist()))
 
 
 class Queries(NamedTuple):
@@ -74,12 +76,12 @@ def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
 def personal(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Query each client's own test images, split by the draw that split the training images."""
     assignment, drawn = _closed(labels, data, seed)
-    return replace(assignment, parts=partition_test(drawn, _partition_by(labels, data).test).clients)
+    return replace(assignment, parts=partition_test(drawn, _partition_by(labels, data.partition).test).clients)
 
 
 def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Partition]:
     kept = _kept(labels, data, seed)
-    drawn = partition(_partition_by(labels, data).train[kept], data.partition, data.clients, seed, data.minimum)
+    drawn = _draw(labels, data, data.partition, kept, seed)
     everything = np.arange(labels.classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
@@ -87,15 +89,42 @@ def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Pa
 
 
 def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
-    return few_shot(labels.train, data.shots, seed) if data.shots else np.arange(len(labels.train))
+    """Return the training images that the clients share: the long tail's, and the shots of each class."""
+    kept = long_tail(labels.train, labels.classes, data.long_tail, seed) if data.long_tail else None
+    kept = np.arange(len(labels.train)) if kept is None else kept
+    return kept[few_shot(labels.train[kept], data.shots, seed)] if data.shots else kept
 
 
-def _partition_by(labels: Labels, data: DataConfig) -> Labels | Domains:
-    """Return the numbers to partition by: domains for `domains`, else labels."""
-    if data.partition != "domains":
+def with_client_shots(assignment: Assignment, labels: Integers, shots: int | None, seed: int) -> Assignment:
+    """Keep so many images of each class at each client; a client without images stays in its place."""
+    if shots is None:
+        return assignment
+    clients = [rows[few_shot(labels[rows], shots, seed)] if len(rows) else rows for rows in assignment.clients]
+    return replace(assignment, clients=clients)
+
+
+def _draw(labels: Labels, data: DataConfig, spec: str, rows: Integers, seed: int) -> Partition:
+    numbers = _partition_by(labels, spec).train[rows]
+    return partition(numbers, spec, data.clients, seed, data.minimum, labels.classes)
+
+
+def _partition_by(labels: Labels, spec: str) -> Labels | Domains:
+    """Return the numbers to partition by: domains for `domains`, both for `domains+`, else labels."""
+    if not spec.startswith("domains"):
         return labels
+    domains = _domains_of(labels, f"Partition '{spec}'", "use iid")
+    if spec == "domains":
+        return domains
+    train, test = (
+        np.where(label < 0, -1, domain * labels.classes + label)
+        for domain, label in ((domains.train, labels.train), (domains.test, labels.test))
+    )
+    return Domains(train, test)
+
+
+def _domains_of(labels: Labels, what: str, advice: str) -> Domains:
     if labels.domains is None:
-        raise FedVLError("Partition 'domains' needs samples of several domains, and this dataset has none; use iid.")
+        raise FedVLError(f"{what} needs samples of several domains, and this dataset has none; {advice}.")
     return labels.domains
 
 
@@ -104,19 +133,25 @@ def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     owned, queried_classes = open_split(labels.classes, data.clients, seed)
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
-    both = np.concatenate([labels.test, labels.train])
-    pool = np.flatnonzero(np.isin(both, queried_classes))
+    pool = np.flatnonzero(np.isin(np.concatenate([labels.test, labels.train]), queried_classes))
     if not len(pool):
         raise FedVLError("No image belongs to the classes held out for the queries; use more images.")
-    if data.test_shots:
-        pool = pool[few_shot(both[pool], data.test_shots, seed=0)]
-    pool = numpy_generator(seed, "questions").permutation(pool)
-    validation, queried = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
+    validation, queried = _queries(pool, labels, data, seed)
     note = (
         f"open vocabulary: each of {data.clients} clients holds {len(owned[0])} classes of its own, "
         f"and {len(queried_classes)} classes that no client holds are queried"
     )
     return Assignment(rows, np.sort(np.concatenate(owned)), queried, np.sort(queried_classes), validation, note)
+
+
+def _queries(pool: Integers, labels: Labels, data: DataConfig, seed: int) -> tuple[Integers, Integers]:
+    """Shuffle the images of a new user, and set a fifth of them apart."""
+    if data.test_shots:
+        both = np.concatenate([labels.test, labels.train])
+        pool = pool[few_shot(both[pool], data.test_shots, seed=0)]
+    pool = numpy_generator(seed, "questions").permutation(pool)
+    validation, queried = np.split(pool, [int(VALIDATION_SHARE * len(pool))])
+    return validation, queried
 
 
 def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
@@ -126,10 +161,10 @@ def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """
     half = -(-labels.classes // 2)
     base, new = np.arange(half), np.arange(half, labels.classes)
-    if data.clients > half or not len(new):
+    if 2 * data.clients > half:  # among one class there is nothing to choose
         raise FedVLError(
-            f"The base-to-new protocol deals {half} of {labels.classes} classes to the clients, one each at least, and "
-            f"there are {data.clients} clients; use at most {half} clients and two classes or more."
+            f"The base-to-new protocol deals {half} of {labels.classes} classes to the clients, two each at least, and "
+            f"there are {data.clients} clients; use {max(1, half // 2)} or fewer, and three classes or more."
         )
     dealt = numpy_generator(seed, "base-to-new", half, data.clients).permutation(half)
     owned = [np.sort(mine) for mine in np.array_split(dealt, data.clients)]
@@ -145,6 +180,43 @@ def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     )
     nothing = np.array([], dtype=np.int64)
     return Assignment(rows, base, queried, base, nothing, note, parts, owned, Queries(asked_new, new))
+
+
+def leave_one_domain_out(labels: Labels, data: DataConfig, seed: int) -> Assignment:
+    """Give each client images of one domain, and query all images of a domain that none has."""
+    domains = _domains_of(
+        labels,
+        "The leave-one-domain-out protocol",
+        "use emoji (fedvl data get emoji) or a manifest with a column domain",
+    )
+    target = _target(domains.names, data.target_domain, seed)
+    spec = {"iid": "domains", "dirichlet": f"domains+{data.partition}"}.get(parse_spec(data.partition)[0])
+    spec = data.partition if data.partition.startswith("domains") else spec
+    if spec is None:
+        raise FedVLError(
+            f"Clients of the leave-one-domain-out protocol have one domain each, which partition '{data.partition}' cannot "
+            "divide; use iid, dirichlet:ALPHA, domains or domains+dirichlet:ALPHA."
+        )
+    kept = _kept(labels, data, seed)
+    source = kept[domains.train[kept] != target]
+    drawn = _draw(labels, data, spec, source, seed)
+    pool = np.flatnonzero(np.concatenate([domains.test, domains.train]) == target)
+    validation, queried = _queries(pool, labels, data, seed)
+    everything = np.arange(labels.classes)
+    rows = [source[client] for client in drawn.clients]
+    note = f"Domain {domains.names[target]} is left out for the test. {drawn.note}"
+    return Assignment(rows, everything, queried, everything, validation, note)
+
+
+def _target(names: tuple[str, ...], wanted: str | None, seed: int) -> int:
+    """Return the domain to leave out: the one named, or else the seed's in the order of names."""
+    if len(names) < 2:
+        raise FedVLError("There is one domain alone, so that none can be left out; use --protocol closed.")
+    if wanted is not None and wanted not in names:
+        raise FedVLError(
+            f"There is no domain '{wanted}' to leave out (data.target_domain); there are {', '.join(names)}."
+        )
+    return seed % len(names) if wanted is None else names.index(wanted)
 
 
 def renumbered(labels: Integers, classes: Integers) -> Integers:
@@ -167,4 +239,5 @@ PROTOCOLS = {
     "personal": personal,
     "missing": closed,
     "base-to-new": base_to_new,
+    "leave-one-domain-out": leave_one_domain_out,
 }

@@ -57,7 +57,9 @@ def open_entry(entry: Entry, data_root: Path | None) -> Dataset:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
     if place := place_of(entry, root):
-        return assemble(entry.name, read_path(place, root), entry)
+        by_domain = entry.domains and place.is_dir()
+        table = read_domains(place, Home(place, root), entry.domains) if by_domain else read_path(place, root)
+        return assemble(entry.name, table, entry)
     here = f" To use the one in this folder, write ./{entry.name}." if Path(entry.name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
@@ -73,12 +75,16 @@ def how_to_get(entry: Entry, root: Path) -> str:
     if entry.fetchable:
         return f"{entry.title} is not in {root} yet; run `fedvl data get {entry.name}` to fetch it."
     place = root / entry.name
-    layout = (
-        f"{place}.csv (path, label, text, split)" if entry.text else f"{place}/train/CLASS/ and {place}/test/CLASS/"
-    )
+    further = ", text" if entry.text else ", domain" if entry.domains else ""
+    if entry.domains:
+        layout = f"{place}/DOMAIN/CLASS/ for the domains {', '.join(entry.domains)}"
+    elif entry.text:
+        layout = f"{place}.csv (path, label, text, split)"
+    else:
+        layout = f"{place}/train/CLASS/ and {place}/test/CLASS/"
     return (
         f"{entry.title} is not in {root}; get it from {entry.source}, and put it there as {layout}, "
-        f"or as {place}.parquet (image, label, split{', text' if entry.text else ''})."
+        f"or as {place}.parquet (image, label, split{further})."
     )
 
 
@@ -175,6 +181,30 @@ def read_folder(root: Path, home: Home) -> Table:
     return Table(str(root), FileStore(paths, names), labels, splits, notes=notes)
 
 
+def read_domains(root: Path, home: Home, domains: Iterable[str]) -> Table:
+    """Read root/DOMAIN/CLASS/images; the domains go by the catalogue's names."""
+    folders = {class_key(folder.name): folder for folder in _folders(root)}
+    paths, names, of_domains, parts = list[Path](), list[str](), list[str](), list[Table]()
+    for domain in domains:
+        if class_key(domain) not in folders:
+            raise FedVLError(f"{root} has no folder of the domain {domain}; put DOMAIN/CLASS/image.jpg below it.")
+        folder = home.check_link(folders[class_key(domain)])
+        parts.append(read_folder(folder, home))
+        store = parts[-1].store
+        assert isinstance(store, FileStore)
+        paths += store.paths
+        names += [f"{folder.name}/{name}" for name in store.names]
+        of_domains += [domain] * len(store.paths)
+    return Table(
+        str(root),
+        FileStore(paths, names),
+        [label for part in parts for label in part.labels],
+        [split for part in parts for split in part.splits],
+        domains=of_domains,
+        notes=[note for part in parts for note in part.notes],
+    )
+
+
 def is_flat(path: Path) -> bool:
     """Whether a path is a folder of images and no folders: nobody has labelled them."""
     return os.path.isdir(path) and not _folders(path) and any(_is_image(item) for item in path.iterdir())
@@ -240,14 +270,14 @@ def _images(count: int) -> str:
 
 
 def read_manifest(path: Path, home: Home) -> Table:
-    """Read a CSV with a header, or JSON lines: path, and optionally label, text and split.
+    """Read a CSV with a header, or JSON lines: path, and optionally label, text, split, domain.
 
     Names of columns that are usual elsewhere do as well.
     """
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []
     names: list[str] = []
-    columns: dict[str, list[str]] = {"label": [], "split": [], "text": []}
+    columns: dict[str, list[str]] = {"label": [], "split": [], "text": [], "domain": []}
     try:
         for line, row in reader(path):
             name = _first(row, PATH_COLUMNS)
@@ -264,8 +294,8 @@ def read_manifest(path: Path, home: Home) -> Table:
         raise FedVLError(f"{path} lists no images; write one row per image with the columns path, label, text, split.")
     # Absolute paths differ between machines; the identity of the images must not.
     stable = [Path(name).name if Path(name).is_absolute() else Path(name).as_posix() for name in names]
-    texts = columns["text"] if any(columns["text"]) else None
-    return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts)
+    texts, domains = (columns[name] if any(columns[name]) else None for name in ("text", "domain"))
+    return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts, domains)
 
 
 def _first(row: dict[str, str], columns: Sequence[str]) -> str:

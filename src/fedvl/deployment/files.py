@@ -90,15 +90,20 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
         raise FedVLError(f"Method '{experiment.method.name}' pools all data in one place; it is for fedvl run only.")
     if experiment.federation.attack is not None:
         raise FedVLError("Attacks are simulated in one process, by fedvl run; leave --attack out.")
+    if experiment.data.newcomers:
+        raise FedVLError("Newcomers are simulated in one process, by fedvl run; leave data.newcomers out.")
+    if experiment.data.label_noise is not None:
+        raise FedVLError("Wrong labels are simulated in one process, by fedvl run; leave data.label_noise out.")
     if experiment.federation.robust == "root":
         raise FedVLError("Between machines the server has no training images for --robust root; use another rule.")
     if experiment.data.labels == "cps":
         raise FedVLError(
             "data.labels=cps needs all clients at once; use --method fedpp, which does it by messages, or fpl."
         )
-    if experiment.evaluation.protocol in ("open", "base-to-new"):
+    if experiment.evaluation.protocol in ("open", "base-to-new", "leave-one-domain-out"):
+        what = "domains" if experiment.evaluation.protocol == "leave-one-domain-out" else "classes"
         raise FedVLError(
-            f"The {experiment.evaluation.protocol} protocol assigns classes to clients, which real parties bring along; "
+            f"The {experiment.evaluation.protocol} protocol assigns {what} to clients, which real parties bring along; "
             "use --protocol closed."
         )
     if experiment.evaluation.protocol == "personal":  # its private tensors stay home, and so does that query

@@ -72,5 +72,5 @@ def intervals(hits: Hits) -> dict[str, Any]:
 def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> Shares:
     """Return for each image the share of models that name it rightly."""
     labels = samples.labels.cpu().numpy()
-    right = [predict_classes(method, model, samples, batch_size) == labels for model in models]
+    right = [predict_classes(method, model, samples, batch_size).classes == labels for model in models]
     return np.asarray(np.mean(right, axis=0), dtype=np.float64)

@@ -1,11 +1,16 @@
-"""A temperature that makes scores shares: fitted on training images, never on the test."""
+"""Scores as shares: a temperature fitted on training images, and how far shares are from the truth."""
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedvl.uncertainty import Interval, bootstrap_figures
+
 MOST_IMAGES = 2000
+BINS = 15  # of shares, equally wide (Guo et al., 2017)
 RANGE = math.log(1e-3), math.log(1e3)  # of the temperature's logarithm
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -25,3 +30,18 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
         low, high = (low, right) if cost(left) < cost(right) else (left, high)
     return math.exp((low + high) / 2)
+
+
+def calibration_error(shares: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
+    """Return the expected calibration error (ECE) in points.
+
+    It is the mean over images of |accuracy - mean share| of an image's bin.
+    """
+    bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
+    return 100 * float(np.abs(np.bincount(bins, right - shares, BINS)).sum()) / len(shares)
+
+
+def calibration_interval(shares: NDArray[np.float64], right: NDArray[np.bool_]) -> Interval:
+    """Return the error's interval: the test images are drawn again."""
+    found = bootstrap_figures((len(shares),), lambda rows: {"ece": calibration_error(shares[rows], right[rows])})
+    return found["ece"]

@@ -26,6 +26,7 @@ class Judged(NamedTuple):
     confusion: NDArray[np.int64]
     figures: dict[str, Any]  # accuracy and further ones, in percent
     answers: NDArray[np.int64]  # the class given to each test row; -1 where nobody queried
+    shares: NDArray[np.float64]  # of that class in the softmax of scores; not a number where there is none
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Judge:
         """Judge the model that these tensors make; in the personal protocol, each client's own."""
         tensors = self.method.tailor(shared, last)
         return self._judge(self.method, lambda client: {**tensors, **self.private_of(client)}, tensors)
+
+    def judge_models(self, tensors_of: Callable[[int], Tensors]) -> Judged:
+        """Judge each client's part of the test by a model of its own."""
+        return self._judge(self.method, tensors_of, {})
 
     def judge_zero_shot(self) -> Judged | None:
         """Judge the pretrained model; None for a fused one, or one without texts of the classes."""
@@ -106,9 +111,9 @@ class Judge:
     def _judge(self, method: Method, tensors_of: Callable[[int], Tensors], for_all: Tensors) -> Judged:
         classes = len(method.task.class_names)
         if not self.parts:
-            answers = predict_classes(method, for_all, self.test, self.batch_size)
-            matrix = confusion_matrix(self.test.labels.cpu().numpy(), answers, classes)
-            return Judged(matrix, summary(matrix), answers)
-        answers = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size, self.candidates)
-        matrices = personal_confusions(self.test, self.parts, answers, classes)
-        return Judged(np.sum(matrices, axis=0), personal_figures(matrices), answers)
+            found = predict_classes(method, for_all, self.test, self.batch_size)
+            matrix = confusion_matrix(self.test.labels.cpu().numpy(), found.classes, classes)
+            return Judged(matrix, summary(matrix), *found)
+        found = personal_answers(method, tensors_of, self.test, self.parts, self.batch_size, self.candidates)
+        matrices = personal_confusions(self.test, self.parts, found.classes, classes)
+        return Judged(np.sum(matrices, axis=0), personal_figures(matrices), *found)

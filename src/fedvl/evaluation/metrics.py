@@ -1,5 +1,7 @@
 """Classification metrics, all computed from the confusion matrix."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,6 +64,19 @@ def paired_difference(gained: int, lost: int, trials: int) -> tuple[float, float
     difference = (gained_more - lost_more) / total
     deviation = ((gained_more + lost_more) / total - difference**2) ** 0.5 / total**0.5
     return difference - NORMAL * deviation, difference + NORMAL * deviation
+
+
+def fairness(accuracies: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
+    """Return how far clients differ: the worst, the mean of the worst tenth, and the deviation.
+
+    The worst tenth is one client at least.
+    """
+    ordered = np.sort(np.asarray(accuracies, float))
+    return {
+        "worst_client_accuracy": float(ordered[0]),
+        "worst_tenth_accuracy": float(ordered[: -(-len(ordered) // 10)].mean()),
+        "client_deviation": float(ordered.std()),
+    }
 
 
 def ratio(numerator: NDArray[np.float64], denominator: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedvl.evaluation.metrics import confusion_matrix, summary
-from fedvl.evaluation.predict import predict_classes
+from fedvl.evaluation.metrics import confusion_matrix, fairness, summary
+from fedvl.evaluation.predict import Predicted, predict_classes
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
 
@@ -22,17 +22,17 @@ def personal_answers(
     parts: Sequence[torch.Tensor],
     batch_size: int,
     candidates: Sequence[torch.Tensor] = (),
-) -> Integers:
+) -> Predicted:
     """Predict each test row with its client's model; -1 for a row that belongs to no client.
 
     ``candidates`` are the classes among which each client is asked; if absent, all.
     """
-    answers = np.full(len(test), -1)
+    answers = Predicted(np.full(len(test), -1), np.full(len(test), np.nan))
     for client, rows in enumerate(parts):
         if len(rows):
             among = candidates[client] if candidates else None
             found = predict_classes(method, tensors_of(client), test.take(rows), batch_size, among)
-            answers[rows.cpu().numpy()] = found
+            answers.classes[rows.cpu().numpy()], answers.shares[rows.cpu().numpy()] = found
     return answers
 
 
@@ -53,9 +53,11 @@ def personal_figures(confusions: Sequence[Integers]) -> dict[str, Any]:
     """
     by_client = [100 * float(np.trace(matrix) / matrix.sum()) if matrix.any() else None for matrix in confusions]
     together = summary(np.sum(confusions, axis=0))
+    known = [accuracy for accuracy in by_client if accuracy is not None]
     return {
         **together,
-        "accuracy": float(np.mean([accuracy for accuracy in by_client if accuracy is not None])),
+        **fairness(known),
+        "accuracy": float(np.mean(known)),
         "weighted_accuracy": together["accuracy"],
         "per_client_accuracy": by_client,
         "per_client_test_images": [int(matrix.sum()) for matrix in confusions],

@@ -1,6 +1,7 @@
 """Predict in order and in batches, with the session state that a method keeps in between."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,37 +28,52 @@ class Conversation:
         return answer
 
 
-def answer_all(
+class Predicted(NamedTuple):
+    """The class given to each row, and its share of the softmax of all candidates' scores."""
+
+    classes: NDArray[np.int64]
+    shares: NDArray[np.float64]  # not a number where clusters are named
+
+
+def predict_all(
     method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
-) -> NDArray[np.int64]:
+) -> Predicted:
     """Predict the class of each row in one session; the first class wins a tie.
 
     Candidates are all classes, or those ``among`` which is asked.
     """
     conversation = Conversation(method, tensors)
-    answers = []
+    classes, shares = [], []
     for first in range(0, len(samples), batch_size):
         inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
         scores = conversation.ask(inputs).scores
-        found = scores.argmax(dim=-1) if among is None else among[scores[:, among].argmax(dim=-1)]
-        answers.append(found.cpu())
-    return torch.cat(answers).numpy()
+        scores = scores if among is None else scores[:, among]
+        found = scores.argmax(dim=-1)
+        shares.append(scores.double().softmax(-1).amax(-1).cpu())
+        classes.append((found if among is None else among[found]).cpu())
+    return Predicted(torch.cat(classes).numpy(), torch.cat(shares).numpy())
+
+
+def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
+    """Predict the class of each row in one session, among all classes."""
+    return predict_all(method, tensors, samples, batch_size).classes
 
 
 def predict_classes(
     method: Method, tensors: Tensors, samples: Samples, batch_size: int, among: torch.Tensor | None = None
-) -> NDArray[np.int64]:
+) -> Predicted:
     """Predict the class of each row; a method that clusters is matched to the true labels."""
     if not method.clusters:
-        return answer_all(method, tensors, samples, batch_size, among)
+        return predict_all(method, tensors, samples, batch_size, among)
     classes = len(method.task.class_names)
     found = cluster(represent_all(method, tensors, samples, batch_size), classes)
-    return name_clusters(found, samples.labels.cpu().numpy(), classes)
+    named = name_clusters(found, samples.labels.cpu().numpy(), classes)
+    return Predicted(named, np.full(len(named), np.nan))
 
 
 def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """Return the confusion matrix of one session over labelled samples."""
-    answers = predict_classes(method, tensors, samples, batch_size)
+    answers = predict_classes(method, tensors, samples, batch_size).classes
     return confusion_matrix(samples.labels.cpu().numpy(), answers, len(method.task.class_names))
 
 

@@ -64,6 +64,7 @@ class Task:
     stage: Callable[[str], Callable[[int, int], None]] = lambda name: lambda done, total: None  # shows progress
     protocol: str = "closed"  # "open": a user queries classes that nobody trains on
     target: Tensors | None = None  # that user's own images, unlabelled; only for a method that ``uses_target``
+    templates: tuple[str, ...] = ("a photo of a {}",)  # of the texts that the embeddings are of
     held_out: Callable[[], Samples] = nothing_held_out  # training images that no client holds, in a simulation
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fedvl.evaluation.metrics import fairness
 from fedvl.run_folder import RunFolder
-from fedvl.uncertainty import Interval, Paired, bootstrap_macro, bootstrap_mean, mcnemar, wilson
+from fedvl.uncertainty import Interval, Paired, bootstrap_figures, bootstrap_macro, bootstrap_mean, mcnemar, wilson
 
 LARGEST = 1e100
+NEWCOMERS = ("newcomers_", "newcomers_trained_", "newcomers_zero_shot_")
 MOST_IMAGES = 10**9  # of a test that can be drawn again
 
 
@@ -69,15 +71,19 @@ def intervals(result: dict[str, Any]) -> dict[str, Interval]:
         confusion = np.asarray(result["confusion"], dtype=np.int64)
         macros = bootstrap_macro(confusion)
         found = {name: macros[name] for name in macros if number(result.get(name)) is not None}
-    for prefix in ("", "zero_shot_"):
+    for prefix in ("", "zero_shot_", *NEWCOMERS):
         by_client = [
             value for value in map(number, result.get(f"{prefix}per_client_accuracy") or ()) if value is not None
         ]
         value = number(result.get(f"{prefix}accuracy"))
         if by_client:
             found[f"{prefix}accuracy"] = bootstrap_mean(by_client)
-        elif value is not None and count:
+        elif value is not None and count and prefix not in NEWCOMERS:
             found[f"{prefix}accuracy"] = wilson(value, count)
+        if by_client and not prefix:
+            found |= fairness_intervals(by_client, result)
+        if bounds := result.get(f"{prefix}ece_interval"):
+            found[f"{prefix}ece"] = Interval(*bounds)
     turned, others = number(result.get("backdoor_success")), count_of(result.get("backdoor_images"))
     if turned is not None and others:
         found["backdoor_success"] = wilson(turned, others)
@@ -86,6 +92,13 @@ def intervals(result: dict[str, Any]) -> dict[str, Interval]:
             kinds = (("accuracy", "interval"), ("zero_shot_accuracy", "zero_shot_interval"))
             found |= {name: Interval(*row[bounds]) for name, bounds in kinds if row.get(bounds)}
     return found
+
+
+def fairness_intervals(by_client: list[float], result: dict[str, Any]) -> dict[str, Interval]:
+    """Return intervals of the differences between clients: clients are drawn again."""
+    values = np.array(by_client)
+    found = bootstrap_figures((len(values),), lambda rows: fairness(values[rows]))
+    return {name: found[name] for name in found if number(result.get(name)) is not None}
 
 
 def gain(result: dict[str, Any]) -> Paired | None:

@@ -117,6 +117,20 @@ def accuracy_label(method: str) -> str:
     return "Centralised accuracy" if method == "centralised" else "Federated accuracy"
 
 
+FAIRNESS = {
+    "worst_client_accuracy": "Worst client",
+    "worst_tenth_accuracy": "Worst tenth of the clients",
+    "client_deviation": "Standard deviation over clients",
+}
+
+
+NEWCOMERS = {
+    "newcomers_zero_shot_accuracy": "Newcomers, zero-shot",
+    "newcomers_accuracy": "Newcomers, as they come",
+    "newcomers_trained_accuracy": "Newcomers, after a round of their own",
+}
+
+
 def accuracy_rows(result: dict[str, Any]) -> list[Row]:
     """Return the accuracies and macro metrics, each with its interval of 95 %."""
     known = intervals(result)
@@ -139,6 +153,15 @@ def accuracy_rows(result: dict[str, Any]) -> list[Row]:
         ]
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(rate(label, f"macro_{key}"))
+    for key, label in FAIRNESS.items():
+        if result.get(key) is not None:
+            rows.append(rate(label, key))
+    for key, label in NEWCOMERS.items():
+        if result.get(key) is not None:
+            rows.append(rate(label, key))
+    for key, label in (("ece", "Calibration error (ECE)"), ("zero_shot_ece", "Calibration error, zero-shot")):
+        if result.get(key) is not None and (key == "ece" or result["method"] != "zero-shot"):
+            rows.append(rate(label, key))
     if result.get("backdoor_success") is not None:
         rows.append(rate("Turned by the backdoor", "backdoor_success"))
     return rows
@@ -223,12 +246,30 @@ def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> 
     if not result.get("parties"):  # which train on machines and images of their own
         whose = "Local training, per round" if result.get("party") else "Local training, largest client, per round"
         rows.append(_cost_row(whose, result.get("local_flops"), _human_flops, "FLOPs"))
+    rows += target_rows(result)
     seconds = result.get("seconds") or {}
     for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
         rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
     if result.get("seconds_per_image") is not None:
         rows.append(_cost_row("Prediction for one image", result["seconds_per_image"], human_seconds, "seconds"))
     return rows
+
+
+def target_rows(result: dict[str, Any]) -> list[Row]:
+    """Return what it took until a round reached the target accuracy, where there is one."""
+    target = ((result.get("config") or {}).get("evaluation") or {}).get("target_accuracy")
+    if target is None:
+        return []
+    if result.get("round_to_target") is None:
+        return [Row(f"To reach {target:g} %", "not reached", "not reached")]
+    return [
+        _cost_row(f"To reach {target:g} %: rounds", result["round_to_target"], human_count, "rounds"),
+        _cost_row(f"To reach {target:g} %: up and down", result["bytes_to_target"], human_bytes, "bytes"),
+        _cost_row(
+            f"To reach {target:g} %: training of the largest client", result["flops_to_target"], _human_flops, "FLOPs"
+        ),
+        _cost_row(f"To reach {target:g} %: training time", result["seconds_to_target"], human_seconds, "seconds"),
+    ]
 
 
 def result_table(result: dict[str, Any]) -> Table:

@@ -115,7 +115,9 @@ class TrainedModel:
         self._last = {client: self._placed(sent) for client, sent in last.items()}
         self.forms = self._type.forms(self._options)
         clusters = self._type.vocabulary == "clusters"
-        if self._type.uses_target or (clusters and self.experiment.evaluation.protocol == "open"):
+        if (self._type.uses_target and self._type.vocabulary != "any") or (
+            clusters and self.experiment.evaluation.protocol == "open"
+        ):
             raise FedVLError(
                 f"Method '{self.name}' sorted images into clusters without names; serve a run of another method or protocol."
             )
@@ -197,6 +199,7 @@ class TrainedModel:
             self.experiment.data.clients,
             self.experiment.seed,
             protocol=protocol,
+            templates=tuple(templates or self.templates),
         )
         return self._type(self._options, task)
 
