@@ -42,7 +42,9 @@ NAMES = ["north", "south", "west"]  # each is a victim of some of the methods, f
 ROUNDS = 2
 # Methods that need others' data in one place, and what a federation of machines says to them.
 AT_HOME = {
-    name: "pools all data in one place" if load_method(name).scope == "pooled" else "open protocol"
+    name: "pools all data in one place"
+    if load_method(name).scope == "pooled"
+    else f"{load_method(name).presets['paper']['evaluation']['protocol']} protocol"
     for name in method_names()
     if load_method(name).scope == "pooled" or load_method(name).uses_target
 }

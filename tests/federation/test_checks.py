@@ -10,6 +10,7 @@ from fedvl.methods.base import Method, Options, Update
 from fedvl.methods.roles import Sent
 
 SHARED = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+HANDED = dict.fromkeys(range(3), SHARED)
 LIMITS = FederationConfig(max_update_norm=100.0)
 PLAIN = Method(Options(), small_task())
 
@@ -58,7 +59,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_update_is_refused_and_named_and_the_good_ones_stay(kind):
-    accepted, refusals = sort_out([good(2), BAD[kind], good(0)], dict.fromkeys([0, 1, 2], 9), SHARED, PLAIN, LIMITS)
+    accepted, refusals = sort_out([good(2), BAD[kind], good(0)], dict.fromkeys([0, 1, 2], 9), HANDED, PLAIN, LIMITS)
     assert [update.client for update in accepted] == [0, 2]
     assert [refusal.client for refusal in refusals] == [BAD[kind].client]
     assert refusals[0].reason
@@ -66,7 +67,7 @@ def test_a_bad_update_is_refused_and_named_and_the_good_ones_stay(kind):
 
 def test_a_second_answer_is_refused_and_the_first_stays():
     first = good(0, weight=2.0)
-    accepted, refusals = sort_out([first, good(0, weight=9.0)], {0: 9}, SHARED, PLAIN, LIMITS)
+    accepted, refusals = sort_out([first, good(0, weight=9.0)], {0: 9}, HANDED, PLAIN, LIMITS)
     assert accepted == [first]
     assert refusals[0].reason == "answered twice"
 
@@ -74,7 +75,7 @@ def test_a_second_answer_is_refused_and_the_first_stays():
 def test_the_norm_limit_is_on_the_move_not_on_the_value():
     shared = {"weight": torch.full((2, 3), 1e6), "bias": torch.zeros(2)}
     near = Update(0, {"weight": torch.full((2, 3), 1e6 + 1), "bias": torch.zeros(2)}, 1.0)
-    assert sort_out([near], {0: 9}, shared, PLAIN, LIMITS) == ([near], [])
+    assert sort_out([near], {0: 9}, {0: shared}, PLAIN, LIMITS) == ([near], [])
 
 
 @pytest.mark.parametrize(
@@ -93,20 +94,20 @@ def test_the_norm_limit_is_on_the_move_not_on_the_value():
 )
 def test_extras_are_checked_too(sent, reason):
     update = Update(0, {**good().tensors, **({} if sent is None else {"text": sent})}, 1.0)
-    accepted, refusals = sort_out([update], {0: 9}, SHARED, WithText(Options(), small_task()), LIMITS)
+    accepted, refusals = sort_out([update], {0: 9}, HANDED, WithText(Options(), small_task()), LIMITS)
     assert len(accepted) == (reason is None)
     assert all(reason in refusal.reason for refusal in refusals)
 
 
 @pytest.mark.parametrize("weight, examples, accepted", [(9.0, 9, 1), (9.5, 9, 0), (1.0, 0, 0), (2e6, 2_000_000, 0)])
 def test_a_weight_is_at_most_what_was_declared(weight, examples, accepted):
-    assert len(sort_out([good(weight=weight)], {0: examples}, SHARED, PLAIN, LIMITS)[0]) == accepted
+    assert len(sort_out([good(weight=weight)], {0: examples}, HANDED, PLAIN, LIMITS)[0]) == accepted
 
 
 def test_where_all_clients_count_equally_no_weight_is_above_one():
     equal = Equal(Options(), small_task())
-    assert len(sort_out([good(weight=1.0)], {0: 9}, SHARED, equal, LIMITS)[0]) == 1
-    assert len(sort_out([good(weight=1.5)], {0: 9}, SHARED, equal, LIMITS)[0]) == 0
+    assert len(sort_out([good(weight=1.0)], {0: 9}, HANDED, equal, LIMITS)[0]) == 1
+    assert len(sort_out([good(weight=1.5)], {0: 9}, HANDED, equal, LIMITS)[0]) == 0
 
 
 def refused(moves, examples=None, before=0.0):
@@ -114,7 +115,7 @@ def refused(moves, examples=None, before=0.0):
     examples = dict(enumerate(examples or [10] * len(moves)))
     start = {"weight": torch.zeros(1)}
     updates = [Update(client, {"weight": torch.tensor([float(move)])}, 1.0) for client, move in enumerate(moves)]
-    compared = compare_moves(updates, examples, start, PLAIN.role, 6.0, before)
+    compared = compare_moves(updates, examples, dict.fromkeys(examples, start), PLAIN.role, 6.0, before)
     far = [refusal.client for refusal in compared.refusals]
     assert [update.client for update in compared.good] == [client for client in examples if client not in far]
     return far
@@ -154,7 +155,10 @@ def test_where_two_of_three_have_nothing_to_learn_the_third_may():
         moves = [*[0.001] * (clients - 1), move]
         updates = [Update(client, {"weight": start["weight"] + own}, 1.0) for client, own in enumerate(moves)]
         examples = dict.fromkeys(range(clients), 10)
-        return [r.client for r in compare_moves(updates, examples, start, PLAIN.role, 6.0, 0.0).refusals]
+        return [
+            r.client
+            for r in compare_moves(updates, examples, dict.fromkeys(examples, start), PLAIN.role, 6.0, 0.0).refusals
+        ]
 
     assert far(1.9, 3) == []
     assert far(2.1, 3) == [2]

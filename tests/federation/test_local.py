@@ -14,6 +14,9 @@ from fedvl.tensors import Tensors, digest
 
 UNTRAINED = {"zero-shot"}  # has nothing that is shared
 TRAINED = [name for name in method_names() if name not in UNTRAINED]
+# Factors on tolerances: what is trained acts in all layers of a random tower, which magnifies rounding. In double
+# precision fedlora agrees to 1e-9 (tests/methods/test_fedlora.py).
+MAGNIFIED = {"fedtpg": 3.0, "fedlora": 20.0}
 
 
 def final(name, **settings):
@@ -32,12 +35,12 @@ def test_what_is_tried_below_is_every_method_that_shares_something():
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_batched_equals_one_by_one_with_ragged_and_empty_clients(name):
-    assert_near(final(name), final(name, one_by_one=True), 1e-5)
+    assert_near(final(name), final(name, one_by_one=True), 1e-4 if name == "fedlora" else 1e-5)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_chunk_does_not_change_the_result(name):
-    tolerance = 3e-6 if name == "fedtpg" else 1e-6  # 1.1e-6 was seen: more rows may add in another order
+    tolerance = 1e-6 * MAGNIFIED.get(name, 1.0)  # 1.1e-6 was seen: more rows may add in another order
     whole = final(name, chunk=10)
     for chunk in (1, 3):
         assert_near(final(name, chunk=chunk), whole, tolerance)

@@ -40,6 +40,7 @@ def small_task(classes: int = CLASSES, width: int = WIDTH, clients: int = len(RA
     generator = torch.Generator().manual_seed(1)
     embeddings = torch.randn(classes, width, generator=generator)
     target = {"pixels": random_pixels(8, generator)}
+    target["features"] = torch.nn.functional.normalize(torch.randn(8, width, generator=generator), dim=-1)
     names = tuple(f"class {c}" for c in range(classes))
     return Task(names, embeddings, small_encoder(width), clients, target=target)
 

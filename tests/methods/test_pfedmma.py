@@ -91,10 +91,10 @@ def test_towers_of_unlike_depth_are_paired_from_the_end():
     method.adapted = {"image": 2, "text": 1}
     tensors, _ = started(method)
     assert tensors["middle.weight"].shape == (2, 3, 3)
-    first, last = method.beside(tensors, "text")
-    assert first is None
-    assert torch.equal(last.keywords["middle"][0], tensors["middle.weight"][1])
-    assert torch.equal(method.beside(tensors, "image")[1].keywords["middle"][0], tensors["middle.weight"][1])
+    first, last = method.changes(tensors, "text")
+    assert first.beside is None
+    assert torch.equal(last.beside.keywords["middle"][0], tensors["middle.weight"][1])
+    assert torch.equal(method.changes(tensors, "image")[1].beside.keywords["middle"][0], tensors["middle.weight"][1])
 
 
 def test_only_the_middle_travels():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvl.models.transformer import Mlp, StackShape, Transformer
+from fedvl.models.transformer import Change, Mlp, StackShape, Transformer
 
 
 @pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
@@ -46,7 +46,7 @@ def test_an_adapter_beside_a_block_reads_its_normalised_input_and_adds_to_its_ou
     def adapter(normal):
         return normal @ weight
 
-    torch.testing.assert_close(stack(x, beside=[None, adapter, adapter]), expected)
+    torch.testing.assert_close(stack(x, changes=[Change(), Change(beside=adapter), Change(beside=adapter)]), expected)
     rows = torch.tensor([4, 1])  # of the last block, of which the rest is not computed
-    chosen = stack(x, rows=rows, beside=[None, adapter, adapter])
+    chosen = stack(x, rows=rows, changes=[Change(), Change(beside=adapter), Change(beside=adapter)])
     torch.testing.assert_close(chosen[:, 0], expected[torch.arange(2), rows])

@@ -52,7 +52,9 @@ def test_an_intruder_is_refused_and_changes_nothing(federation, updates, what):
     wanted = [of(client, updates["now"]) for client in COHORT]
     asked = dict.fromkeys(COHORT, max(RAGGED))
     intruders, reason = INTRUDERS[what][0](updates), INTRUDERS[what][1]
-    good, refusals = sort_out([*wanted, *intruders], asked, federation.shared, federation.method, federation.config)
+    good, refusals = sort_out(
+        [*wanted, *intruders], asked, dict.fromkeys(asked, federation.shared), federation.method, federation.config
+    )
     assert [(refusal.client, refusal.reason) for refusal in refusals] == [(u.client, reason) for u in intruders]
     merged = federation.method.merge(federation.shared, good)
     assert digest(merged) == digest(federation.method.merge(federation.shared, wanted))
@@ -62,7 +64,11 @@ def test_another_runs_update_is_refused_even_if_it_comes_first(federation, updat
     intruder = of(2, updates["elsewhere"])
     asked = dict.fromkeys(range(5), max(RAGGED))
     good, refusals = sort_out(
-        [intruder, *updates["now"]], asked, federation.shared, federation.method, federation.config
+        [intruder, *updates["now"]],
+        asked,
+        dict.fromkeys(asked, federation.shared),
+        federation.method,
+        federation.config,
     )
     assert [update.client for update in good] == [0, 2, 3, 4]
     assert refusals[0].client == 2

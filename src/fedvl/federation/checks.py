@@ -103,11 +103,16 @@ def fits(tensor: torch.Tensor, shape: Shape) -> bool:
 
 
 def sort_out(
-    updates: Iterable[Update], asked: Mapping[int, int], shared: Tensors, method: Method, limits: FederationConfig
+    updates: Iterable[Update],
+    asked: Mapping[int, int],
+    handed: Mapping[int, Tensors],
+    method: Method,
+    limits: FederationConfig,
 ) -> tuple[list[Update], list[Refusal]]:
     """The updates fit to be merged, by client, and the refusals.
 
-    ``asked`` has the clients that were asked, and how many examples each has declared.
+    ``asked`` has the clients that were asked, and how many examples each has declared; ``handed``
+    what each began with, from which it moves.
     """
     good: dict[int, Update] = {}
     refusals = []
@@ -118,12 +123,19 @@ def sort_out(
             reason = "answered twice"
         else:
             reason = unfounded(update.weight, asked[update.client], method.weighting, limits)
-            reason = reason or fault(update, shared, method.role.sent_shapes, limits)
+            reason = reason or fault(
+                update, returned(handed[update.client], method.role), method.role.sent_shapes, limits
+            )
         if reason is None:
             good[update.client] = update
         else:
             refusals.append(refusal(update.client, reason))
     return [good[client] for client in sorted(good)], refusals
+
+
+def returned(handed: Tensors, role: Roles) -> Tensors:
+    """Return what a client sends back of what it was handed."""
+    return {name: tensor for name, tensor in handed.items() if name not in role.given}
 
 
 def diverged(refusals: Sequence[Refusal], trained: int) -> bool:
@@ -187,7 +199,12 @@ class Compared(NamedTuple):
 
 
 def compare_moves(
-    updates: Sequence[Update], examples: Mapping[int, int], shared: Tensors, role: Roles, ratio: float, before: float
+    updates: Sequence[Update],
+    examples: Mapping[int, int],
+    handed: Mapping[int, Tensors],
+    role: Roles,
+    ratio: float,
+    before: float,
 ) -> Compared:
     """Refuse updates that move what is trained much farther than is usual.
 
@@ -197,9 +214,17 @@ def compare_moves(
     ten clients less is known, and more is allowed: of three or four, where two may have nothing to
     learn, any move within the norm of the tensors themselves. Fewer are not compared.
     """
-    trained = [name for name in shared if role.shared(name).trained]
-    size = length({name: shared[name] for name in trained})
-    moves = {u.client: length({name: u.tensors[name] - shared[name] for name in trained}) for u in updates}
+    begun = {
+        update.client: {
+            name: tensor for name, tensor in returned(handed[update.client], role).items() if role.shared(name).trained
+        }
+        for update in updates
+    }
+    size = max((length(tensors) for tensors in begun.values()), default=0.0)
+    moves = {
+        update.client: length({name: update.tensors[name] - was for name, was in begun[update.client].items()})
+        for update in updates
+    }
     moving = [client for client, move in moves.items() if move > STILL * size]
     if len(moving) < 3:
         return Compared(list(updates), [], before)

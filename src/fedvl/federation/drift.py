@@ -13,7 +13,8 @@ def drift(before: Sequence[Tensors], after: Sequence[Tensors], names: Sequence[s
     """Return figures for each name; private tensors are known only in simulation."""
     figures = {}
     for name in names:
-        if len(after) > 1 and all(name in tensors for tensors in (*before, *after)):
+        shapes = {tensors[name].shape if name in tensors else None for tensors in (*before, *after)}
+        if len(after) > 1 and len(shapes) == 1 and None not in shapes:
             ends = [tensors[name].double().flatten() for tensors in after]
             moves = torch.stack([end - start[name].double().flatten() for start, end in zip(before, ends, strict=True)])
             together = moves.sum(0).pow(2).sum()

@@ -190,7 +190,7 @@ class Federation:
                 "usual_move": usual,
                 "declared": declared,
                 **noise,
-                **(self._moved(counted) if self.config.drift else {}),
+                **(self._moved(counted, handed) if self.config.drift else {}),
             },
         )
 
@@ -284,8 +284,9 @@ class Federation:
             clients, clients * count_bytes(total), copies * sum(count_bytes(answer) for answer in answers), refusals
         )
 
-    def _moved(self, trained: Sequence[Trained]) -> dict[str, float]:
-        before = [{**self.engine.private.get(result.update.client, {}), **self.shared} for result in trained]
+    def _moved(self, trained: Sequence[Trained], handed: Mapping[int, Tensors]) -> dict[str, float]:
+        clients = [result.update.client for result in trained]
+        before = [{**self.engine.private.get(client, {}), **handed[client]} for client in clients]
         after = [{**result.private, **result.update.tensors} for result in trained]
         role = self.method.role
         shared = [name for name in self.shared if role.shared(name).trained]
@@ -302,12 +303,12 @@ class Federation:
             trained = self._train(round_index, answering, handed)
             asked = dict.fromkeys(cohort, 0) | {result.update.client: result.examples for result in trained}
             asked = {client: self.examples.get(client, asked[client]) for client in cohort}
-            good, refused = sort_out([r.update for r in trained], asked, self.shared, self.method, self.config)
+            good, refused = sort_out([r.update for r in trained], asked, handed, self.method, self.config)
             before = self.records[-1].get("usual_move", 0.0) if self.records else 0.0
             role, ratio = self.method.role, self.config.max_norm_ratio
             far, usual = list[Refusal](), 0.0
             if not hidden:  # one client must not decide whether another counts
-                good, far, usual = compare_moves(good, asked, self.shared, role, ratio, before)
+                good, far, usual = compare_moves(good, asked, handed, role, ratio, before)
             refusals += [*self.engine.refused(), *refused, *far]
             if len(good) >= (0 if hidden and len(cohort) < self.engine.clients else self.config.quorum):
                 return Gathered(cohort, trained, good, refusals, handed, usual)
@@ -352,8 +353,10 @@ class Federation:
     def _bytes_handed(self, handed: ByClient, consulted: int) -> int:
         """Count what went down; a client that was consulted has the shared tensors already."""
         given = self.method.role.given
+        if not consulted:
+            return sum(count_bytes(tensors) for tensors in handed.values())
         extra = sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed.values())
-        return count_bytes(self.shared) * (consulted or len(handed)) + extra
+        return count_bytes(self.shared) * consulted + extra
 
     def _choose(self, round_index: int, attempt: int) -> tuple[list[int], list[int]]:
         """Return a round's clients and those who answer; draws are as if nobody had withdrawn."""

@@ -30,7 +30,7 @@ from torch.nn.functional import linear, normalize
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.roles import Private, Role
-from fedvl.models.transformer import Adapter
+from fedvl.models.transformer import UNCHANGED, Change
 from fedvl.tensors import Tensors
 
 SETTING: dict[str, dict[str, Any]] = {
@@ -95,15 +95,15 @@ class PFedMMA(Method):
         drawn = {f"{name}.weight": weight, f"{name}.bias": torch.zeros(count, outputs)}
         return {key: tensor.to(self.task.text_embeddings) for key, tensor in drawn.items()}
 
-    def beside(self, tensors: Tensors, tower: str) -> list[Adapter | None]:
-        """Return the adapter of each block of a tower, None for the first ones."""
+    def changes(self, tensors: Tensors, tower: str) -> list[Change]:
+        """Return the adapter of each block of a tower, none for the first ones."""
         count = self.adapted[tower]
         unpaired = len(tensors["middle.weight"]) - count
 
         def layer(name: str, index: int) -> tuple[Tensor, Tensor]:
             return tensors[f"{name}.weight"][index], tensors[f"{name}.bias"][index]
 
-        adapters: list[Adapter | None] = [
+        adapters = [
             partial(
                 adapter,
                 down=layer(f"{tower}.down", index),
@@ -113,14 +113,14 @@ class PFedMMA(Method):
             )
             for index in range(count)
         ]
-        return [*[None] * (self.depths[tower] - count), *adapters]
+        return [*[UNCHANGED] * (self.depths[tower] - count), *(Change(beside=each) for each in adapters)]
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         images, texts = inputs["features"], self.task.text_features
         if "image.up.weight" in tensors:
             pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["image.up.weight"].dtype)
-            images = self.task.clip.encode_image(pixels, beside=self.beside(tensors, "image"))
-            texts = self.task.clip.encode_text(self.tokens, beside=self.beside(tensors, "text"))
+            images = self.task.clip.encode_image(pixels, changes=self.changes(tensors, "image"))
+            texts = self.task.clip.encode_text(self.tokens, changes=self.changes(tensors, "text"))
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
             images, texts = (normalize(x.to(self.task.text_embeddings), dim=-1) for x in (images, texts))
             return self.scale * images @ texts.T

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedvl.models.clip import ClipShape, DualEncoder, VisionTransformer, ViTShape
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import TextTokenizer
-from fedvl.models.transformer import Adapter, Block, take_rows
+from fedvl.models.transformer import UNCHANGED, Block, Change, take_rows
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class PostNormBlock(Block):
     """A block of BERT."""
 
     def forward(
-        self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None, beside: Adapter | None = None
+        self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None, change: Change = UNCHANGED
     ) -> Tensor:
-        mixed = self.attn(x, visible, rows)
+        mixed = self.attn(x, visible, rows, change.deltas)
         own = x if rows is None else take_rows(x, rows)
         x = self.ln_1(own + mixed)
         out: Tensor = self.ln_2(x + self.mlp(x))
-        return out if beside is None else out + beside(own)
+        return out if change.beside is None else out + change.beside(own)
 
 
 class BertClip(DualEncoder):
@@ -63,12 +63,10 @@ class BertClip(DualEncoder):
         self.text_hidden = nn.Parameter(torch.empty(shape.text.width, shape.hidden))
         self.text_projection = nn.Parameter(torch.empty(shape.hidden, shape.dim))
 
-    def encode_text(
-        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
-    ) -> Tensor:
+    def encode_text(self, tokens: Tensor, context: Tensor | None = None, *, changes: Sequence[Change] = ()) -> Tensor:
         x = self.ln_embedded(self.place(tokens, context))
         # a mask that is too short is padded on the left with what is seen, as [CLS] and a context are
         first = torch.zeros(len(x), dtype=torch.long, device=x.device)
-        x = self.transformer(x, key_mask=tokens != self.tokenizer.pad, rows=first, beside=beside)
+        x = self.transformer(x, key_mask=tokens != self.tokenizer.pad, rows=first, changes=changes)
         features: Tensor = F.gelu(x[:, 0] @ self.text_hidden) @ self.text_projection
         return features

@@ -17,7 +17,7 @@ from fedvl.models.base import FrozenEncoder
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.resnet import ResNetShape
 from fedvl.models.tokenizer import TextTokenizer
-from fedvl.models.transformer import Adapter, Block, StackShape, Transformer
+from fedvl.models.transformer import Block, Change, StackShape, Transformer
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class VisionTransformer(nn.Module):
         prompts: Tensor | None,
         patches: bool,
         tokens: Tensor | None = None,
-        beside: Sequence[Adapter | None] = (),
+        changes: Sequence[Change] = (),
     ) -> Tensor:
         """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
         x = self.embed(pixels)
         if tokens is not None:
             x = torch.cat([x, tokens.expand(x.shape[0], -1, -1)], 1)
         rows = None if patches else torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-        x = self.transformer(self.ln_pre(x), rows=rows, appended=prompts, beside=beside)
+        x = self.transformer(self.ln_pre(x), rows=rows, appended=prompts, changes=changes)
         features: Tensor = self.ln_post(x) @ self.proj
         return features if patches else features[:, 0]
 
@@ -122,22 +122,24 @@ class DualEncoder(FrozenEncoder):
         prompts: Tensor | None = None,
         *,
         tokens: Tensor | None = None,
-        beside: Sequence[Adapter | None] = (),
+        changes: Sequence[Change] = (),
     ) -> Tensor:
         """Return n x d features, not of unit length, of normalised pixels, n x 3 x H x W.
 
         prompts: layers x P x width (or layers x n x P x width), appended after the patch tokens,
         replaced at each layer and removed after the last prompted layer.
         tokens: P x width (or n x P x width), after the patches before the first norm, and kept.
-        beside: adapters parallel to the blocks, one or None for each.
+        changes: what is added to the blocks, one for each.
         """
         self._check_prompts(prompts)
-        if tokens is None and not beside:
+        if tokens is None and not changes:
             features: Tensor = self.visual(pixels, prompts, False)
         elif self.vision_layers:
-            features = self.visual(pixels, prompts, False, tokens, beside)
+            features = self.visual(pixels, prompts, False, tokens, changes)
         else:
-            raise FedVLError(f"The image tower of {self.name} takes no prompts or adapters; use a model with a ViT.")
+            raise FedVLError(
+                f"The image tower of {self.name} takes no prompts, adapters or low-rank changes; use a model with a ViT."
+            )
         return features
 
     def encode_patches(self, pixels: Tensor, prompts: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -156,14 +158,12 @@ class DualEncoder(FrozenEncoder):
         embedded: Tensor = self.token_embedding(tokens)
         return embedded
 
-    def encode_text(
-        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
-    ) -> Tensor:
+    def encode_text(self, tokens: Tensor, context: Tensor | None = None, *, changes: Sequence[Change] = ()) -> Tensor:
         """Return n x d features, not of unit length, of n x L tokens.
 
         context: P x width (shared by all texts) or n x P x width, inserted before the words, after
         the start token if there is one, so that the words move up by P positions.
-        beside: adapters parallel to the blocks, one or None for each.
+        changes: what is added to the blocks, one for each.
         """
         raise NotImplementedError
 
@@ -200,12 +200,10 @@ class Clip(DualEncoder):
         self.ln_final = nn.LayerNorm(shape.text.width, shape.text.epsilon)
         self.text_projection = nn.Parameter(torch.empty(shape.text.width, shape.dim))
 
-    def encode_text(
-        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
-    ) -> Tensor:
+    def encode_text(self, tokens: Tensor, context: Tensor | None = None, *, changes: Sequence[Change] = ()) -> Tensor:
         x, ends = self.place(tokens, context), self.ends(tokens)
         if context is not None:
             ends = ends + context.shape[-2]
-        x = self.transformer(x, causal=True, rows=ends, beside=beside)
+        x = self.transformer(x, causal=True, rows=ends, changes=changes)
         features: Tensor = self.ln_final(x)[:, 0] @ self.text_projection
         return features

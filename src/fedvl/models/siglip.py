@@ -17,7 +17,7 @@ from fedvl.models.attention import attend, multiply
 from fedvl.models.clip import ClipShape, DualEncoder, ViTShape
 from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import TextTokenizer
-from fedvl.models.transformer import Adapter, Attention, Mlp, StackShape, Transformer, cast
+from fedvl.models.transformer import Attention, Change, Mlp, StackShape, Transformer, cast
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class PooledVisionTransformer(nn.Module):
         prompts: Tensor | None,
         patches: bool,
         tokens: Tensor | None = None,
-        beside: Sequence[Adapter | None] = (),
+        changes: Sequence[Change] = (),
     ) -> Tensor:
         """Return n x d features, or n x (1 + M) x d with `patches`, the pooled one first."""
         x = self.embed(pixels)
         if tokens is not None:
             x = torch.cat([x, tokens.expand(x.shape[0], -1, -1)], 1)
-        features: Tensor = self.head(self.ln_post(self.transformer(x, appended=prompts, beside=beside)), patches)
+        features: Tensor = self.head(self.ln_post(self.transformer(x, appended=prompts, changes=changes)), patches)
         return features if patches else features[:, 0]
 
 
@@ -98,12 +98,10 @@ class Siglip(DualEncoder):
         self.text_projection = nn.Linear(shape.text.width, shape.dim)
         self.logit_bias = nn.Parameter(torch.empty(()))
 
-    def encode_text(
-        self, tokens: Tensor, context: Tensor | None = None, *, beside: Sequence[Adapter | None] = ()
-    ) -> Tensor:
+    def encode_text(self, tokens: Tensor, context: Tensor | None = None, *, changes: Sequence[Change] = ()) -> Tensor:
         taken = tokens.shape[1] + (0 if context is None else context.shape[-2])
         padding = max(0, self.context_length - taken)
         x = self.place(F.pad(tokens, (0, padding), value=self.tokenizer.pad), context)
         last = torch.full((len(x),), self.context_length - 1, device=x.device)
-        features: Tensor = self.text_projection(self.ln_final(self.transformer(x, rows=last, beside=beside))[:, 0])
+        features: Tensor = self.text_projection(self.ln_final(self.transformer(x, rows=last, changes=changes))[:, 0])
         return features

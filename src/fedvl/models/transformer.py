@@ -6,8 +6,9 @@ and `grad` can batch prompts over clients while the weights stay unbatched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,18 @@ from fedvl.models.attention import attend, multiply
 
 QUICK = 1.702  # of OpenAI's approximation of GELU
 Adapter = Callable[[Tensor], Tensor]
+# Changes of a block's projections ("q", "k", "v", "o") of low rank: A (r x width) and B (width x r), added as x A^T B^T
+Deltas = Mapping[str, tuple[Tensor, Tensor]]
+
+
+class Change(NamedTuple):
+    """What a method adds to a frozen block."""
+
+    beside: Adapter | None = None  # parallel to the block: it reads the block's normalised input
+    deltas: Deltas = {}
+
+
+UNCHANGED = Change()
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,11 @@ class Linear(nn.Linear):
         return multiply(x, *cast(self, self.weight, self.bias, self.factors))
 
 
+def low_rank(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """Return x A^T B^T."""
+    return x @ down.mT @ up.mT
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`."""
 
@@ -79,16 +97,23 @@ class Attention(nn.Module):
         count, length, _ = x.shape
         return x.reshape(count, length, parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def forward(self, x: Tensor, visible: Tensor | None, rows: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None, rows: Tensor | None, deltas: Deltas) -> Tensor:
         weight, bias = cast(self, self.in_proj_weight, self.in_proj_bias)
+        asking = x if rows is None else take_rows(x, rows)
         if rows is None:
             query, key, value = self._split(multiply(x, weight, bias), 3)
         else:
             width = x.shape[-1]
-            (query,) = self._split(multiply(take_rows(x, rows), weight[:width], bias[:width]), 1)
+            (query,) = self._split(multiply(asking, weight[:width], bias[:width]), 1)
             key, value = self._split(multiply(x, weight[width:], bias[width:]), 2)
-        mixed: Tensor = self.out_proj(attend(query, key, value, visible).transpose(1, 2).flatten(2))
-        return mixed
+        if deltas:
+            query, key, value = (
+                part + self._split(low_rank(source, *deltas[name]), 1)[0] if name in deltas else part
+                for name, part, source in (("q", query, asking), ("k", key, x), ("v", value, x))
+            )
+        together = attend(query, key, value, visible).transpose(1, 2).flatten(2)
+        mixed: Tensor = self.out_proj(together)
+        return mixed + low_rank(together, *deltas["o"]) if "o" in deltas else mixed
 
 
 class Mlp(nn.Module):
@@ -125,18 +150,19 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(shape.width, shape.epsilon)
 
     def forward(
-        self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None, beside: Adapter | None = None
+        self, x: Tensor, visible: Tensor | None = None, rows: Tensor | None = None, change: Change = UNCHANGED
     ) -> Tensor:
         """Apply the block to x, n x T x width.
 
         visible: boolean, broadcast to n x heads x T x T. rows: compute only these positions.
-        beside: an adapter parallel to the block: it reads the block's normalised input.
         """
         normal = self.ln_1(x)
-        mixed = self.attn(normal, visible, rows)
+        mixed = self.attn(normal, visible, rows, change.deltas)
         x = (x if rows is None else take_rows(x, rows)) + mixed
         out: Tensor = x + self.mlp(self.ln_2(x))
-        return out if beside is None else out + beside(normal if rows is None else take_rows(normal, rows))
+        if change.beside is None:
+            return out
+        return out + change.beside(normal if rows is None else take_rows(normal, rows))
 
 
 class Transformer(nn.Module):
@@ -148,7 +174,8 @@ class Transformer(nn.Module):
     - `prepended` (layers x [n x] P x width): prompts in front, added at each of the first layers
       and kept, so that the sequence grows by P each time (one layer for ViLT's input prompts, six
       for missing-aware prompts);
-    - `beside` (one or None for each layer): adapters parallel to the blocks (pFedMMA).
+    - `changes` (for each layer): an adapter parallel to the block (pFedMMA), and changes of its
+      attention's projections of low rank (LoRA).
     """
 
     def __init__(self, shape: StackShape, block: type[Block] = Block) -> None:
@@ -164,7 +191,7 @@ class Transformer(nn.Module):
         rows: Tensor | None = None,
         appended: Tensor | None = None,
         prepended: Tensor | None = None,
-        beside: Sequence[Adapter | None] = (),
+        changes: Sequence[Change] = (),
     ) -> Tensor:
         """Apply all blocks to x, n x T x width.
 
@@ -181,7 +208,7 @@ class Transformer(nn.Module):
                 x = torch.cat([prepended[layer].expand(count, -1, -1), x], 1)
             chosen = rows if layer == last else None
             visible = _visible(x.shape[1], x.device, causal, key_mask, chosen)
-            x = block(x, visible, chosen, beside[layer] if beside else None)
+            x = block(x, visible, chosen, changes[layer] if changes else UNCHANGED)
         return x[:, :length] if appended is not None else x
 
 

@@ -1,11 +1,11 @@
-"""FedKA's discrepancy, reversed gradients and loss of domains by hand and against plain loops."""
+"""Discrepancies, also class by class, reversed gradients and loss of domains by hand and against plain loops."""
 
 import math
 
 import pytest
 import torch
 
-from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy, reverse_gradient
+from fedvl.methods.parts.alignment import class_discrepancy, domain_loss, kernel_discrepancy, reverse_gradient
 
 
 def test_discrepancy_of_two_points_by_hand():
@@ -65,3 +65,37 @@ def test_domain_loss_by_hand():
     # left: mean of log 2 and log 4 (the third row is padding); right: log(1 + 1/3)
     expected = ((math.log(2) + math.log(4)) / 2 + math.log(4 / 3)) / 2
     assert float(domain_loss(*scores, torch.tensor([1.0, 1.0, 0.0]))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_discrepancy_by_class_of_a_set_with_itself_or_of_equal_features_is_nothing():
+    generator = torch.Generator().manual_seed(1)
+    rows, classes = torch.randn(6, 3, generator=generator), torch.eye(3).repeat(2, 1)
+    assert float(class_discrepancy(rows, rows, classes, classes, torch.ones(6))) == pytest.approx(0, abs=1e-6)
+    same = torch.ones(6, 3)
+    guessed = torch.rand(4, 3, generator=generator)
+    assert float(class_discrepancy(same, same[:4], classes, guessed, torch.ones(6))) == pytest.approx(0, abs=1e-6)
+
+
+def test_discrepancy_by_class_is_the_mean_of_discrepancies_within_classes():
+    """With one-hot classes on both sides, and kernels as wide as in all rows together."""
+    generator = torch.Generator().manual_seed(2)
+    left, right = torch.randn(6, 2, generator=generator), torch.randn(4, 2, generator=generator) + 1
+    labels, guessed = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 1, 2])
+    classes = torch.eye(4)  # the fourth has no row
+    found = class_discrepancy(left, right, classes[labels], classes[guessed], torch.ones(6))
+    rows = torch.cat([left, right])
+    distances = torch.cdist(rows, rows).square()
+    mean = distances.sum() / (10 * 9)
+    kernel = torch.stack([torch.exp(-distances / (mean * 2.0**power)) for power in range(-2, 3)]).sum(0)
+    expected = []
+    for c in range(3):
+        of_left, of_right = torch.nonzero(labels == c)[:, 0], 6 + torch.nonzero(guessed == c)[:, 0]
+        means = [
+            kernel[one][:, two].mean() for one, two in ((of_left, of_left), (of_right, of_right), (of_left, of_right))
+        ]
+        expected.append(means[0] + means[1] - 2 * means[2])
+    torch.testing.assert_close(found, sum(expected) / 3)
+    padded = torch.cat([left, torch.full((2, 2), 30.0)])
+    more = torch.cat([classes[labels], classes[[3, 3]]])
+    mask = torch.tensor([1.0] * 6 + [0, 0])
+    torch.testing.assert_close(class_discrepancy(padded, right, more, classes[guessed], mask), found)
