@@ -47,7 +47,8 @@ def sections(text: str) -> dict[str, str]:
 def section(result: dict[str, Any]) -> str:
     """Return a section: its words are those of the recipe now, its figures those of the run."""
     recipe = read_recipe(result["recipe"])
-    source = "" if result["recipe"].startswith("privacy/") else "The paper: "  # of no paper, but of a remedy
+    ours = result["recipe"].startswith(("privacy/", "bench/"))  # of no paper
+    source = "" if ours else "The paper: "
     about = (
         f"## {recipe.title}\n\n`fedvl reproduce {result['recipe']} --on embedded`, {result['seeds']} "
         f"{'seed' if result['seeds'] == 1 else 'seeds'}, version {result['fedvl_version']}, {result['date'][:10]}. "

@@ -19,6 +19,7 @@ from fedvl.report.page import write_comparison
 from fedvl.settings import resolve_experiment
 
 ALL = {
+    "bench": ["base-to-new"],  # of many papers
     "cachefl": ["figure1", "figure5", "figure6", "figure7", "table1", "table2"],
     "fed-mp": ["figure3", "figure4", "figure5", "table1", "table2", "table3"],
     "fed-prime": ["figure1", "table1", "table2"],
@@ -44,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_table_and_figure_has_its_recipe() -> None:
     assert recipe_names() == NAMES
-    assert len(NAMES) == 32
+    assert len(NAMES) == 33
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +73,8 @@ def test_what_hides_clients_shows_none_of_them() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "column", "figure"),
     [
+        ("bench/base-to-new", "FedOTP", "base, %", 16.84),
+        ("bench/base-to-new", "PromptFL", "HM3, %", 83.09),
         ("fst-cbdg/table1", "FST-CBDG", "CIFAR-100", 43.2),
         ("fst-cbdg/table2", "FedNTD", "CIFAR-10, s = 3", 64.1),
         ("fst-cbdg/table2", "FST-CBDG", "CINIC-10, s = 2", 65.9),

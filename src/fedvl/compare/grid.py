@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedvl.compare.claims import Claim
 from fedvl.config import Experiment, explain, overlay, read_toml
 from fedvl.errors import FedVLError
+from fedvl.methods import method_names
 
 Settings = dict[str, Any]
 Kind = Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
@@ -177,7 +178,12 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(name: str) -> Grid:
-    return read_grid(RECIPES / f"{name}.toml")
+    """Read a recipe of the package, without rows of methods that this version has not."""
+    grid, known = read_grid(RECIPES / f"{name}.toml"), method_names()
+    rows = {
+        row: entry for row, entry in grid.rows.items() if entry.settings.get("method", {}).get("name") in (None, *known)
+    }
+    return grid.model_copy(update={"rows": rows})
 
 
 def folder_name(experiment: Experiment) -> str:

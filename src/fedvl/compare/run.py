@@ -34,7 +34,7 @@ COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift"
 
 # What a comparison's page tells of its runs
 FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
-KEPT = (*FACTS, "per_round", "config")
+KEPT = (*FACTS, "per_round", "config", "base_to_new")
 APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
 Place = tuple[str, str]  # row and column
@@ -222,6 +222,10 @@ def images_of(outcome: Outcome, place: Place) -> int | None:
 
 def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
     """Return the interval of a single run's accuracy; of several, the seeds say more."""
+    key, _, name = outcome.grid.measure_of(*place).partition("@")
+    rows = (outcome.results.get(place) or [{}])[0].get("base_to_new") or ()
+    if len(values) == 1 and key == "accuracy" and (own := next((row for row in rows if row["name"] == name), None)):
+        return list(own["interval"])
     right = [right.replace("-", "") for _, right in outcome.tests.get(place, ())]
     if outcome.grid.measure_of(*place) != "accuracy" or len(values) != 1 or len(right) != 1 or not right[0]:
         return None
