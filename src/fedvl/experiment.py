@@ -112,7 +112,7 @@ def make_validator(prepared: Prepared, judge: Judge) -> Judge | None:
 
 
 def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -> dict[str, Any]:
-    """Return the accuracy of clients that join last: as they come, and after a round of their own."""
+    """Return the accuracy of clients that join last: as they come, and after a round of theirs."""
     rows, experiment = prepared.training.newcomers, prepared.experiment
     clients = [client for client, own in enumerate(rows) if len(own)]
     if not clients or not any(map(len, prepared.test.newcomers)):

@@ -231,6 +231,7 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     """Print the table, the failures and the report's path; exit with 1 after a failure."""
     from fedvl.display import Console, visible
+    from fedvl.report.comparison_page import OF_NO_PAPER
     from fedvl.report.comparison_tables import footnote, heading, opening, terminal_tables
 
     console = Console()
@@ -242,7 +243,8 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     if first := opening(summary):
         console.print(first, highlight=False, markup=False)
     if summary.get("findings"):
-        console.print(f"The paper: {summary['shows']}", highlight=False, markup=False)
+        source = "" if summary["recipe"].startswith(OF_NO_PAPER) else "The paper: "
+        console.print(f"{source}{summary['shows']}", highlight=False, markup=False)
         console.print(f"This table: {' '.join(summary['findings'])}", highlight=False, markup=False)
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
     for failure in summary["failures"]:

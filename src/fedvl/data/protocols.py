@@ -89,14 +89,14 @@ def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Pa
 
 
 def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
-    """Return the training images that the clients share: the long tail's, and the shots of each class."""
+    """Return the training images that clients share: the long tail's, and the shots of each."""
     kept = long_tail(labels.train, labels.classes, data.long_tail, seed) if data.long_tail else None
     kept = np.arange(len(labels.train)) if kept is None else kept
     return kept[few_shot(labels.train[kept], data.shots, seed)] if data.shots else kept
 
 
 def with_client_shots(assignment: Assignment, labels: Integers, shots: int | None, seed: int) -> Assignment:
-    """Keep so many images of each class at each client; a client without images stays in its place."""
+    """Keep so many images of each class at each client; one without images stays in its place."""
     if shots is None:
         return assignment
     clients = [rows[few_shot(labels[rows], shots, seed)] if len(rows) else rows for rows in assignment.clients]
@@ -109,7 +109,7 @@ def _draw(labels: Labels, data: DataConfig, spec: str, rows: Integers, seed: int
 
 
 def _partition_by(labels: Labels, spec: str) -> Labels | Domains:
-    """Return the numbers to partition by: domains for `domains`, both for `domains+`, else labels."""
+    """Return numbers to partition by: domains for `domains`, both for `domains+`, else labels."""
     if not spec.startswith("domains"):
         return labels
     domains = _domains_of(labels, f"Partition '{spec}'", "use iid")

@@ -1,4 +1,4 @@
-"""Scores as shares: a temperature fitted on training images, and how far shares are from the truth."""
+"""Scores as shares: a temperature fitted on training images, and how far shares are wrong."""
 
 import math
 

@@ -15,6 +15,7 @@ from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, 
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.tables import MISSING, cell_of, moment, points
 
+OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -35,6 +36,7 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "runs": _runs(grid),
         "recipe": grid.get("recipe"),
         "shows": grid.get("shows"),
+        "of_no_paper": str(grid.get("recipe")).startswith(OF_NO_PAPER),
         "findings": grid.get("findings") or [],
         "label": grid.get("label"),
         "note": footnote({**grid, "label": ""}),
