@@ -1,7 +1,7 @@
 """FACMIC (Wu et al., 2024): a shared attention on image features, adapted to the asking site.
 
-The attention a(I) = softmax(W1 leaky(norm(W0 I + b0)) + b1) weights the features of an image, with a
-batch norm inside. Clients also pull their features to those of unlabelled images of the site that
+The attention a(I) = softmax(W1 leaky(norm(W0 I + b0)) + b1) weights the features of an image, with
+a batch norm inside. Clients also pull their features to those of unlabelled images of the site that
 will query, class by class (LMMD): a client's images belong to their labels, the site's to their
 zero-shot predictions.
 

@@ -1,18 +1,18 @@
 """LoRA in a federation: low-rank changes of attention's projections, and six ways to merge them.
 
 Every adapted projection W becomes W + s B A with A (r x width), B (width x r) and s = alpha / r of
-the largest rank (Hu et al., 2022). A starts uniform within 1/sqrt(width), B at 0, so that a run starts as zero-shot. The
-text tower alone is adapted by default: image features are then computed once.
+the largest rank (Hu et al., 2022). A starts uniform within 1/sqrt(width), B at 0, so that a run
+starts as zero-shot. The text tower alone is adapted by default: image features are computed once.
 
 - fedit (Zhang et al., 2024): A and B are averaged apart, which is not the mean of the products;
 - ffa (Sun et al., 2024): A stays as drawn, the same for all; B is averaged;
 - fedsa (Guo et al., 2025): A is averaged, each client keeps its own B;
 - flora (Wang et al., 2024): the server stacks all factors, which is the exact sum of the products.
   Clients add the stack and begin with fresh factors, drawn once for each client;
-- hetlora (Cho et al., 2024): a client of a smaller rank takes the first rows and columns; updates are
-  padded with zeros and weighted by the norm of their product. Its self-pruning is left out;
-- flexlora (Bai et al., 2024): the products are averaged and factorised again (SVD), the best factors
-  first, of which each client takes as many as its rank.
+- hetlora (Cho et al., 2024): a client of a smaller rank takes the first rows and columns; updates
+  are padded with zeros and weighted by the norm of their product. Self-pruning is left out;
+- flexlora (Bai et al., 2024): the products are averaged and factorised again (SVD), the best
+  factors first, of which each client takes as many as its rank.
 
 Where a stack would have more rows than W, the product itself is sent in its place.
 """
