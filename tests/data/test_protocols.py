@@ -94,8 +94,11 @@ def test_the_first_half_of_the_classes_is_dealt_and_the_rest_is_new():
     assert assignment.trained_classes.tolist() == assignment.queried_classes.tolist() == [0, 1, 2, 3]
     assert assignment.new is not None
     assert assignment.new.classes.tolist() == [4, 5, 6, 7]
-    assert test[assignment.new.rows].tolist() == [4, 5, 6, 7] * 2
-    assert test[assignment.queried].tolist() == [0, 1, 2, 3] * 2
+    assert sorted(test[assignment.new.rows]) == sorted([4, 5, 6, 7] * 2)
+    assert sorted(test[assignment.queried]) == sorted([0, 1, 2, 3] * 2)
+    assert sorted(np.concatenate([assignment.queried, assignment.new.rows])) == list(range(16))
+    assert not np.array_equal(assignment.queried, np.sort(assignment.queried))
+    assert np.array_equal(assignment.queried, halved(seed=1)[0].queried)  # one test for all seeds
     assert sorted(np.concatenate(assignment.candidates)) == [0, 1, 2, 3]
     assert halved(classes=9)[0].trained_classes.tolist() == [0, 1, 2, 3, 4]  # the larger half is base, as CoOp has it
     for rows, part, own in zip(assignment.clients, assignment.parts, assignment.candidates, strict=True):

@@ -170,7 +170,9 @@ def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     owned = [np.sort(mine) for mine in np.array_split(dealt, data.clients)]
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
-    queried, asked_new = (np.flatnonzero(np.isin(labels.test, classes)) for classes in (base, new))
+    # in a mixed order, for a method may remember images; the same for all seeds
+    mixed = numpy_generator(0, "questions").permutation(len(labels.test))
+    queried, asked_new = (mixed[np.isin(labels.test[mixed], classes)] for classes in (base, new))
     if not len(queried) or not len(asked_new):
         raise FedVLError("A half of the classes has no test image, so that nothing can be asked about it; add some.")
     parts = [np.flatnonzero(np.isin(labels.test[queried], mine)) for mine in owned]
