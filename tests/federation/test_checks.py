@@ -195,3 +195,14 @@ def test_training_has_diverged_if_all_that_trained_left_the_range_of_numbers():
     assert not diverged(gone, 3)  # another client's update was sound
     assert not diverged([*gone, Refusal(2, "answered twice")], 3)
     assert not diverged([], 0)  # nobody answered
+
+
+def test_an_update_is_compared_with_what_its_client_was_handed():
+    """Clients may begin from different values, and with tensors of different shapes."""
+    handed = {0: {"weight": torch.zeros(2)}, 1: {"weight": torch.full((5,), 1e6)}, 2: {"weight": torch.zeros(5)}}
+    updates = [Update(client, {"weight": tensors["weight"] + 1}, 1.0) for client, tensors in handed.items()]
+    examples = dict.fromkeys(handed, 9)
+    assert sort_out(updates, examples, handed, PLAIN, LIMITS) == (updates, [])
+    assert compare_moves(updates, examples, handed, PLAIN.role, 6.0, 0.0).refusals == []
+    wrong = Update(0, {"weight": torch.zeros(5)}, 1.0)
+    assert "has shape (5,), not (2,)" in sort_out([wrong], examples, handed, PLAIN, LIMITS)[1][0].reason
