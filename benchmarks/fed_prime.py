@@ -14,16 +14,17 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import fedvl.preparation as preparation
-from fedvl.data.assemble import stratified
 from fedvl.data.opener import Opener
 from fedvl.data.sources import open_dataset
-from fedvl.data.stores import Dataset, Split
+from fedvl.data.stores import Dataset, Integers, Split
 from fedvl.display import Silent
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
@@ -38,15 +39,22 @@ Row = dict[str, Any]
 VALIDATION_SEED = 1  # not that of a split into training and test
 
 
+def drawn(rows: Integers, generator: np.random.Generator) -> Integers:
+    """Return a fifth of some rows."""
+    return generator.permutation(rows)[: round(len(rows) / 5)]
+
+
 def without_test(name: str, root: Path | None) -> Dataset:
     """Open a dataset whose test is a fifth of its training images; its own test is not read."""
     dataset = open_dataset(name, root)
     split = dataset.splits["train"]
-    parts = zip(("train", "test"), stratified(split.labels, seed=VALIDATION_SEED), strict=True)
+    generator = np.random.default_rng(VALIDATION_SEED)
+    held_out = np.concatenate([drawn(np.flatnonzero(split.labels == c), generator) for c in np.unique(split.labels)])
+    parts = {"train": np.setdiff1d(np.arange(len(split.labels)), held_out), "test": np.sort(held_out)}
     texts = split.texts or ()
     splits = {
         part: Split(split.store, split.rows[rows], split.labels[rows], tuple(texts[row] for row in rows) or None)
-        for part, rows in parts
+        for part, rows in parts.items()
     }
     return Dataset(dataset.name, dataset.class_names, dataset.templates, splits, dataset.notes)
 
@@ -63,6 +71,7 @@ def measure(
             "dataset": dataset,
             "partition": arguments.partition,
             "clients": arguments.clients,
+            "shots": arguments.shots,
             "missing": f"{pattern}:{arguments.rate}",
             "missing_by": arguments.missing_by,
         },
@@ -87,6 +96,9 @@ def measure(
     federation.run(lambda shared, last, number: {"pool": len(shared.get("inter", ()))}, lambda record: None)
     seconds = time.perf_counter() - began
     pools = [record["pool"] for record in federation.records]
+    judge = make_judge(prepared, engine)
+    asked = arguments.conditions or list(judge.conditions)
+    judge = replace(judge, conditions={name: judge.conditions[name] for name in asked})
     return {
         "dataset": Path(dataset).stem,
         "partition": arguments.partition,
@@ -99,7 +111,7 @@ def measure(
         "most_prompts": arguments.most_prompts,
         "seed": seed,
         "rounds": arguments.rounds,
-        "conditions": make_judge(prepared, engine).judge_conditions(federation.shared, federation.last),
+        "conditions": judge.judge_conditions(federation.shared, federation.last),
         "loss": [record["loss"] for record in federation.records][:: max(1, arguments.rounds // 10)],
         "pool": pools[-1],
         "pools": pools[:: max(1, arguments.rounds // 10)],
@@ -149,6 +161,8 @@ def main() -> None:
     parser.add_argument("--patterns", nargs="+", default=list(PATTERNS))
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--shots", type=int, help="training images of each class (default: all)")
+    parser.add_argument("--conditions", nargs="+", help="what to ask, as 'as trained' or text-only (default: all)")
     parser.add_argument("--rate", type=float, default=0.7, help="share of samples that miss a modality")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
