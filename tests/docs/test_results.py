@@ -1,14 +1,16 @@
-"""Sentences of the page of results that compare figures: computed again from the tables beside them."""
+"""Sentences of the pages with results that compare figures: computed again from the tables beside them."""
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+PRIVATE = (DOCS / "differential-privacy.md").read_text(encoding="utf-8")
 
 
-def table(row: str) -> dict[str, list[float]]:
-    """Return the figures, without deviations, of the table that has a row."""
-    block = next(part for part in PAGE.split("\n\n") if f"\n| {row} |" in part and part.lstrip().startswith("|"))
+def table(row: str, page: str = PAGE) -> dict[str, list[float]]:
+    """Return the figures, without deviations, of the first table that has a row."""
+    block = next(part for part in page.split("\n\n") if f"\n| {row} |" in part and part.lstrip().startswith("|"))
     found = {}
     for line in block.strip().splitlines()[2:]:
         name, *cells = line.strip("|").split("|")
@@ -16,9 +18,9 @@ def table(row: str) -> dict[str, list[float]]:
     return found
 
 
-def numbers(sentence: str) -> list[float]:
+def numbers(sentence: str, page: str = PAGE) -> list[float]:
     """Return the numbers that a sentence has in its brackets."""
-    found = re.search(sentence, PAGE)
+    found = re.search(sentence, page)
     assert found, f"the page does not say {sentence}"
     return [float(number) for number in found.groups()]
 
@@ -57,3 +59,13 @@ def test_what_prototypes_add_and_what_weights_of_clients_could():
     assert [round(a - b, 2) for a, b in reversed(list(zip(best, worst, strict=True)))] == told
     assert "Adaptive aggregation cannot matter" in PAGE
     assert figures["Fed-MP, paper preset"] == figures["without adaptive aggregation"]
+
+
+def test_what_noise_costs_prompts():
+    figures = table("epsilon 8", PRIVATE)
+    rows = [figures[name] for name in ("without", "epsilon 8", "epsilon 3", "epsilon 1")]
+    (zero_shot,) = numbers(r"\(zero-shot ([0-9.]+)\)", PRIVATE)
+    told = numbers(r"loses ([0-9.]+), ([0-9.]+) and ([0-9.]+) points at epsilon 8, 3 and 1", PRIVATE)
+    drawn, words = ([row[column] for row in rows] for column in (4, 5))
+    assert [round(words[0] - figure, 1) for figure in words[1:]] == told
+    assert min(words) > zero_shot > max(drawn)  # "stays above", "ends below ... with noise and without"
