@@ -49,6 +49,18 @@ def test_what_moves_keys_of_images_and_what_skew_costs():
     assert (round(min(drops)), round(max(drops))) == (low, high)
 
 
+def test_what_moves_keys_of_flowers_and_what_small_batches_cost_adamw():
+    figures = {name.removeprefix("Flowers, "): row for name, row in table("Flowers, untrained cache").items()}
+    (gain,) = numbers(r"SGD at 0.001 in batches of 4 adds ([0-9.]+) points to the untrained cache, iid")
+    assert round(figures["SGD 0.001, batches of 4"][0] - figures["untrained cache"][0], 1) == gain
+    large = figures["AdamW 0.001, batches of 32"]
+    assert sorted(large, reverse=True) == large  # the paper's order
+    small = figures["AdamW 0.001, batches of 4 (preset `tip-adapter`)"]
+    drops = [one - two for one, two in zip(large, small, strict=True)]
+    told = numbers(r"ends below AdamW in batches of 32 by (\d+) to (\d+) points")
+    assert [round(min(drops)), round(max(drops))] == told
+
+
 def test_what_prototypes_add_and_what_weights_of_clients_could():
     figures = table("all weight on the best client")
     added = [a - b for a, b in zip(figures["Fed-MP, paper preset"], figures["without prototypes"], strict=True)]
