@@ -83,7 +83,7 @@ def measure(
         },
         "federation": {
             "rounds": arguments.rounds,
-            "chunk": arguments.clients,
+            "chunk": arguments.chunk or arguments.clients,
             "threads": arguments.threads,
             "sequential": arguments.sequential,
         },
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--tf32", action="store_true", help="matrix products of a GPU in TF32")
     parser.add_argument("--model", default="fedvl-tiny-vilt")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--chunk", type=int, help="clients trained at once (default: all; 1 is quicker on a CPU)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no further run starts")
     parser.add_argument("--out", type=Path, help="file to which each row is appended as JSON")
