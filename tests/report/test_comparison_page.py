@@ -38,6 +38,15 @@ def test_every_kind_has_a_page_with_ours_the_papers_and_the_difference(kind, tmp
     assert path.read_bytes() == write_report(tmp_path).read_bytes()
 
 
+def test_a_bench_of_many_papers_says_what_is_published_and_takes_no_difference(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps({**grid_of("table"), "recipe": "bench/base-to-new"}))
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "published 62.0" in text
+    assert "What to look for" in text
+    assert "The paper: " not in text
+    assert f"{MINUS}2.0" not in text
+
+
 @pytest.mark.parametrize("kind", [kind for kind in FIGURES if kind not in ("table", "panels")])
 def test_charts_are_sound_svg(kind):
     figures = describe_grid(grid_of(kind))["figures"]
