@@ -10,7 +10,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir torch==2.13.0 --index-url ${TORCH_INDEX}
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir ".[flower,serve,privacy,parquet,heic]" -c constraints.txt
+RUN pip install --no-cache-dir ".[flower,serve,privacy,parquet,heic,dicom]" -c constraints.txt
 COPY tools/three_hospitals.py tools/
 
 # /own is what a party or the server has, /post what travels between them; volumes take their owner from here.
