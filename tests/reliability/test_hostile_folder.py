@@ -454,8 +454,10 @@ def opener() -> Opener:
 def commands(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and images are opened once; an export has no encoder, and a service is not waited for."""
     complete = fedvl.experiment.complete
-    monkeypatch.setattr(fedvl.experiment, "complete", lambda folder, display: complete(folder, display, opener))
-    monkeypatch.setattr(fedvl.serve.model, "load_model", opener.model)
+    monkeypatch.setattr(
+        fedvl.experiment, "complete", lambda folder, display, **more: complete(folder, display, opener, **more)
+    )
+    monkeypatch.setattr(fedvl.serve.model, "open_model", opener.model)
     monkeypatch.setattr(fedvl.serve.export, "clip_to_hugging_face", lambda tensors: {})
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [socket.close() for socket in sockets])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
