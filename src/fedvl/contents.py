@@ -232,6 +232,7 @@ class Status(Content):
     waiting_for: list[Client] = []
     last_seen: dict[str, Finite] = {}
     certificate_days: int | None = None
+    test_images: Count | None = None  # of the server
     round: Count | None = None
     phase: str | None = None
 

@@ -7,10 +7,11 @@ from html import unescape
 from http.client import HTTPConnection
 
 import pytest
+from scipy.stats import binomtest
 
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
-from fedvl.report.status import make_server, read_status, render_status
+from fedvl.report.status import make_server, print_status, read_status, render_status
 from fedvl.run_folder import RunFolder
 
 RECORD = {
@@ -55,6 +56,18 @@ def test_everything_is_told(run):
     assert [p["last_seen"] == "never" for p in found["parties"]] == [False, True, True]
     assert found["refused"] == [{"round": 1, "party": "west", "reason": "it says: <b>no</b>"}]
     assert (found["bytes_up"], found["bytes_down"]) == (2000, 3000)
+
+
+def test_the_last_accuracy_has_its_interval(run, capsys):
+    """Of 800 images 490 are right: 61.25 %."""
+    assert read_status(run)["accuracy"] == ""  # how many there are is not known
+    status = json.loads((run / "status.json").read_bytes())
+    (run / "status.json").write_text(json.dumps({**status, "test_images": 800}))
+    low, high = binomtest(490, 800).proportion_ci(method="wilson")
+    told = f"Round 1: 61.25 % ({100 * low:.1f} to {100 * high:.1f}) of 800 test images; in brackets, 95 %."
+    assert told in render_status(read_status(run))
+    print_status(run)
+    assert told in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_before_the_first_round_and_after_the_last(run):
@@ -130,6 +143,7 @@ def test_the_status_says_how_long_the_servers_certificate_is_valid(days, line):
         "bytes_up": 0,
         "bytes_down": 0,
         "zero_shot": None,
+        "accuracy": "",
     }
     assert f"The server's certificate is valid for {line}" in unescape(
         render_status({**found, "certificate_days": days})

@@ -56,7 +56,11 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         log = Log(place / FILE)
         log.append("run", run=identity.run, experiment=identity.experiment)
         names = [member.name for member in federation.parties]
-        shown = {"parties": names, "certificate_days": days_left(place / "server.crt")}
+        shown = {
+            "parties": names,
+            "certificate_days": days_left(place / "server.crt"),
+            "test_images": len(prepared.test.samples),
+        }
         link = stack.enter_context(opened_link(place, federation))
         with held(place / ".begin"):
             authority = (place / "ca.crt").read_bytes()

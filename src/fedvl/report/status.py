@@ -15,7 +15,7 @@ from fedvl.loopback import page_server
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.page import render
 from fedvl.report.reading import number
-from fedvl.report.tables import MISSING, human_bytes, human_seconds, percent
+from fedvl.report.tables import MISSING, human_bytes, human_seconds, percent, sure
 from fedvl.run_folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
@@ -52,9 +52,18 @@ def read_status(folder: Path) -> dict[str, Any]:
             describe_party(client, name, live, records, ended(run, client)) for client, name in enumerate(names)
         ],
         "certificate_days": live.get("certificate_days"),
+        "accuracy": accuracy_line(records, live.get("test_images") or 0),
         "bytes_up": sum(record.get("bytes_up", 0) for record in records),
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),
     }
+
+
+def accuracy_line(records: list[dict[str, Any]], images: int) -> str:
+    """Say how sure the last accuracy is; "" where that is not known."""
+    last = next((record for record in reversed(records) if "accuracy" in record), None)
+    if last is None or not images:
+        return ""
+    return f"Round {last['round']}: {sure(last['accuracy'], images)} of {images:,} test images; in brackets, 95 %."
 
 
 def ended(run: RunFolder, client: int) -> str:
@@ -98,6 +107,8 @@ def print_status(folder: Path) -> None:
     for cells in round_cells(found):
         table.add_row(*cells)
     console.print(table)
+    if found["accuracy"]:
+        console.print(found["accuracy"], highlight=False)
     for item in found["refused"][-REFUSALS_SHOWN:]:
         console.print(
             f"Refused in round {item['round']}: {item['party']}, {item['reason']}", highlight=False, markup=False
