@@ -81,3 +81,21 @@ def test_what_noise_costs_prompts():
     drawn, words = ([row[column] for row in rows] for column in (4, 5))
     assert [round(words[0] - figure, 1) for figure in words[1:]] == told
     assert min(words) > zero_shot > max(drawn)  # "stays above", "ends below ... with noise and without"
+
+
+def test_what_a_rate_of_their_own_does_to_prompts():
+    figures = table("Fed-PRIME, iid")
+    aware = [row for name, row in figures.items() if name.startswith("FedAvg-P")]
+    pools = [row for name, row in figures.items() if not name.startswith("FedAvg-P")]
+    (guess,) = numbers(r"guessing gives ([0-9.]+):")
+    assert len(aware) == 2
+    assert all(row[0] > row[1] == guess for row in aware)  # "guesses on both partitions"
+    gains = [max(row[1:3]) - row[0] for row in pools]
+    assert [round(min(gains), 1), round(max(gains), 1)] == numbers(r"adds ([0-9.]+) to ([0-9.]+) points to x 1 on")
+    aware, *pools = [row for name, row in figures.items() if name.endswith("dirichlet:0.1")]
+    least, most, alone = numbers(r"ahead at x 1 too on validation images \(([0-9.]+) to ([0-9.]+) against ([0-9.]+)\)")
+    assert (min(row[0] for row in pools), max(row[0] for row in pools), aware[0]) == (least, most, alone)
+    for column, condition in ((3, "as trained"), (4, "complete samples")):
+        leads = [row[column] - aware[column] for row in pools]
+        told = numbers(condition + r" by ([0-9.]+) to ([0-9.]+) points")
+        assert [round(min(leads), 1), round(max(leads), 1)] == told
