@@ -44,3 +44,16 @@ def test_texts_of_two_splits_are_padded_to_one_length_and_mean_the_same():
     assert len(both) == 6
     mask = method.task.fused.text_mask
     assert torch.equal(mask(both.inputs["tokens"])[4:].sum(1), mask(short.inputs["tokens"]).sum(1))
+
+
+def test_an_imitated_client_is_handed_what_a_method_gives_in_its_first_round():
+    """pFedMoAP's experts, which are none then: its context moves as PromptFL's does."""
+    evidence = evidence_of(rounds=1)
+    changes = []
+    for name in ("pfedmoap", "promptfl"):
+        evidence.method = method = small_method(name)
+        before = method.start(torch.Generator().manual_seed(0))
+        changes += imitate(evidence, small_samples(method, 6), [torch.arange(6)], before, 0)
+    assert changes[0].keys() == {"context"}
+    torch.testing.assert_close(changes[0]["context"], changes[1]["context"])
+    assert changes[0]["context"].abs().max() > 0

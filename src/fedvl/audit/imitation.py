@@ -75,6 +75,7 @@ def imitate(
         SEED,
         evidence.experiment.privacy if as_run else None,
     )
+    handed = {**method.hand_out(before, {}, 0), **before}  # with what a method gives in a client's first round
     for first in range(0, len(all_rows), chunk):
         cohort = range(first, min(first + chunk, len(all_rows)))
         for client in cohort:
@@ -82,7 +83,7 @@ def imitate(
             if LABELS in private:  # made in a consultation that the attacker skips
                 labels = guessed_labels(evidence, samples.take(all_rows[client]))
                 engine.private[client] = {**private, LABELS: labels}
-        trained = {result.update.client: result.update.tensors for result in engine.train(round_index, cohort, before)}
+        trained = {result.update.client: result.update.tensors for result in engine.train(round_index, cohort, handed)}
         for client in cohort:
             yield subtract(trained.get(client, before), before)
             engine.private.pop(client, None)
