@@ -1,5 +1,7 @@
 """Imitated clients move as real ones do, and gradients are those of the loss."""
 
+from typing import Any
+
 import torch
 from helpers.audited import evidence_of
 from helpers.small import batch_of, small_method, small_samples
@@ -49,7 +51,7 @@ def test_texts_of_two_splits_are_padded_to_one_length_and_mean_the_same():
 def test_an_imitated_client_is_handed_what_a_method_gives_in_its_first_round():
     """pFedMoAP's experts, which are none then: its context moves as PromptFL's does."""
     evidence = evidence_of(rounds=1)
-    changes = []
+    changes: list[Any] = []
     for name in ("pfedmoap", "promptfl"):
         evidence.method = method = small_method(name)
         before = method.start(torch.Generator().manual_seed(0))

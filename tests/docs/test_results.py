@@ -92,10 +92,10 @@ def test_what_a_rate_of_their_own_does_to_prompts():
     assert all(row[0] > row[1] == guess for row in aware)  # "guesses on both partitions"
     gains = [max(row[1:3]) - row[0] for row in pools]
     assert [round(min(gains), 1), round(max(gains), 1)] == numbers(r"adds ([0-9.]+) to ([0-9.]+) points to x 1 on")
-    aware, *pools = [row for name, row in figures.items() if name.endswith("dirichlet:0.1")]
+    skewed, *others = [row for name, row in figures.items() if name.endswith("dirichlet:0.1")]
     least, most, alone = numbers(r"ahead at x 1 too on validation images \(([0-9.]+) to ([0-9.]+) against ([0-9.]+)\)")
-    assert (min(row[0] for row in pools), max(row[0] for row in pools), aware[0]) == (least, most, alone)
+    assert (min(row[0] for row in others), max(row[0] for row in others), skewed[0]) == (least, most, alone)
     for column, condition in ((3, "as trained"), (4, "complete samples")):
-        leads = [row[column] - aware[column] for row in pools]
+        leads = [row[column] - skewed[column] for row in others]
         told = numbers(condition + r" by ([0-9.]+) to ([0-9.]+) points")
         assert [round(min(leads), 1), round(max(leads), 1)] == told
