@@ -209,14 +209,12 @@ def test_bad_options_are_refused() -> None:
         resolve_experiment({"method": {"name": "fedlora", "variant": "dora"}})
 
 
-@pytest.mark.parametrize(
-    "variant, rate", [("fedit", 0.003), ("flora", 0.01)]
-)  # FLoRA begins its factors anew each round
-def test_training_beats_zero_shot_on_real_images(variant: str, rate: float) -> None:
+@pytest.mark.parametrize("variant", ["fedit", "flora"])
+def test_training_beats_zero_shot_on_real_images(variant: str) -> None:
     settings: dict[str, Any] = {
         "data": {"clients": 3, "shots": 16, "partition": "iid", "test_shots": 40},
         "federation": {"rounds": 4},
-        "training": {"learning_rate": rate},
+        "training": {"learning_rate": 0.003, "local_epochs": 3},
     }
     trained, zero_shot = accuracy("fedlora", settings, variant=variant)
-    assert trained > zero_shot + 2
+    assert trained > zero_shot + 4  # 9 and 7 points were seen
