@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 sys.dont_write_bytecode = False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests, so that several processes end at the same time."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Many tiny tensors: one thread is faster than two."""

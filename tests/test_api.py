@@ -334,6 +334,8 @@ def test_a_result_shows_itself(finished):
         "Zero-shot accuracy": f"{finished.zero_shot_accuracy:.2f} %",
         "Federated accuracy": f"{finished.accuracy:.2f} %",
         "Difference": f"{finished.accuracy - finished.zero_shot_accuracy:+.2f} points",
+        "Calibration error (ECE)": f"{finished.figures['ece']:.2f} %",
+        "Calibration error, zero-shot": f"{finished.figures['zero_shot_ece']:.2f} %",
         "Rounds": "2",
         "Folder": str(finished.folder),
     }

@@ -104,13 +104,14 @@ def typed(shapes: Shapes) -> dict[str, tuple[torch.dtype, Shape]]:
 
 
 def settings(name: str, images: Path) -> dict[str, Any]:
+    protocol = load_method(name).presets.get("paper", {}).get("evaluation", {}).get("protocol", "open")
     return {
         "device": "cpu",
         "method": {"name": name, **OPTIONS.get(name, {})},
         "data": {"dataset": str(images), "partition": "iid"},
         "training": {"local_epochs": 1},
         "federation": {"rounds": ROUNDS, "threads": 1},
-        "evaluation": {"protocol": "open" if name in AT_HOME else "closed"},
+        "evaluation": {"protocol": protocol if name in AT_HOME else "closed"},
     }
 
 

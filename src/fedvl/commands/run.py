@@ -13,6 +13,8 @@ import typer
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedvl.config import Experiment
     from fedvl.federation.processes import Processes
     from fedvl.run_folder import RunFolder
@@ -128,7 +130,7 @@ def run(
     from fedvl.settings import new_experiment
 
     resolved = new_experiment(given)
-    with first_of_several(resolved) as processes:
+    with first_of_several(lambda: resolved) as processes:
         if processes is None or processes.rank == 0:
             with RunFolder.create(out, resolved) as folder:
                 finish(folder, as_json, quiet, processes=processes)
@@ -147,14 +149,14 @@ def resume(
     found = RunFolder(folder, trust_method)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
-    with first_of_several(found.experiment) as processes:
+    with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():
                 finish(found, as_json, quiet, metrics, processes)
 
 
 @contextmanager
-def first_of_several(experiment: "Experiment") -> Iterator["Processes | None"]:
+def first_of_several(experiment: "Callable[[], Experiment]") -> Iterator["Processes | None"]:
     """Yield the processes that torchrun started; those after the first help before it yields."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield None
@@ -164,7 +166,7 @@ def first_of_several(experiment: "Experiment") -> Iterator["Processes | None"]:
 
     processes = join_processes()
     if processes.rank:
-        help_with(experiment, processes)
+        help_with(experiment(), processes)
         yield processes
         return
     yield processes
