@@ -333,7 +333,7 @@ def test_a_method_that_needs_the_data_of_others_takes_no_part(name, tmp_path):
 def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
     images = draw_images(tmp_path)
-    tried = [name for name in method_names() if name not in AT_HOME]
+    tried = one_of_each_kind([name for name in method_names() if name not in AT_HOME])
     experiments = {name: resolve_for_parties(settings(name, images), len(NAMES)) for name in tried}
     agreed = dict(zip(tried, cycle(range(len(NAMES))), strict=False))
     federated = {
@@ -368,6 +368,16 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
     found = found_in(b"".join(request.body for request in requests), sent | own.keys())
     assert sent <= found  # what was sent is found, if one looks for it
     assert {own[needle] for needle in found & own.keys()} == set()
+
+
+def one_of_each_kind(names):
+    """Of methods whose tensors are made and named by the very same code, as fedprox's by linear's, the first."""
+    kinds: dict[Any, str] = {}
+    for name in names:
+        made = load_method(name)
+        code = (made.start, made.join, made.roles, made.hand_out, made.consultation, made.inputs)
+        kinds.setdefault((code, str(OPTIONS.get(name))), name)
+    return list(kinds.values())
 
 
 def victim_of(name, client, experiment):
