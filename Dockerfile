@@ -2,12 +2,12 @@
 # No image, key, run or setting of anybody is in it: .dockerignore lets only the program in.
 FROM python:3.11-slim
 
-# For a GPU: --build-arg TORCH_INDEX=https://pypi.org/simple, and --device cuda in the settings.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A build for processors. For a GPU: --build-arg TORCH_OPTIONS= (the usual index has builds with CUDA), and device = "cuda".
+ARG TORCH_OPTIONS="--index-url https://download.pytorch.org/whl/cpu"
 
 WORKDIR /opt/fedvl
 COPY constraints.txt ./
-RUN pip install --no-cache-dir torch==2.13.0 --index-url ${TORCH_INDEX}
+RUN pip install --no-cache-dir torch==2.13.0 ${TORCH_OPTIONS}
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir ".[flower,serve,privacy,parquet,heic,dicom]" -c constraints.txt

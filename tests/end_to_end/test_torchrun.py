@@ -9,7 +9,7 @@ import pytest
 from helpers.machines import committed, ended, kill, of_folder, wait_until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fedvl"]
-SETTINGS = ["--method", "fst-cbdg", "--shots", "20", "--clients", "6", "--chunk", "2", "--rounds", "60", "--quiet"]
+SETTINGS = ["--method", "fst-cbdg", "--shots", "20", "--clients", "6", "--chunk", "1", "--rounds", "60", "--quiet"]
 
 
 def start(*words: object) -> "subprocess.Popen[bytes]":

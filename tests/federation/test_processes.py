@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.spread import finished
+from helpers.spread import CHUNKS, finished
 
 from fedvl.federation.local import Chunk, Member, Trained
 from fedvl.federation.processes import pack_chunks, pack_results, unpack_chunks, unpack_results
@@ -18,8 +18,8 @@ from fedvl.methods.base import Update
 from fedvl.tensors import digest
 
 CPU = torch.device("cpu")
-# averaged; private and per sample; keys; tensors of each client handed out; a memory; prompts of the server's making; fused
-SPREAD = ["linear", "fst-cbdg", "cachefl", "fedpp", "pfedprompt", "fed-mp", "fedmsplit-p"]
+# averaged; private and per sample; keys; tensors handed to each client; a memory; the server's prompts; fused; experts
+SPREAD = ["linear", "fst-cbdg", "cachefl", "fedpp", "pfedprompt", "fed-mp", "fedmsplit-p", "pfedmoap"]
 
 
 def test_chunks_come_out_as_they_were_packed():
@@ -36,6 +36,16 @@ def test_chunks_come_out_as_they_were_packed():
         for left, right in zip(there.members, here.members, strict=True):
             assert torch.equal(left.used, right.used)
             assert digest(left.private) == digest(right.private)
+
+
+def test_what_many_begin_from_travels_once_and_nothing_may_be_begun_from():
+    shared = {"weight": torch.randn(3, 2)}
+    chunks = [Chunk([Member(client, torch.arange(1), {})], [shared]) for client in range(3)]
+    chunks.append(Chunk([Member(3, torch.arange(1), {})], [{}]))
+    letter = pack_chunks(0, chunks)
+    assert sum(name.startswith("begin/") for name in letter.tensors) == 1
+    _, found = unpack_chunks(letter, CPU)
+    assert [digest(chunk.begins[0]) for chunk in found] == [digest(shared)] * 3 + [digest({})]
 
 
 def test_results_come_out_as_they_were_packed():
@@ -62,4 +72,6 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
         check=True,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
     )
-    assert json.loads((tmp_path / "found.json").read_text()) == {name: finished(name, None) for name in SPREAD}
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        name: [finished(name, chunk, None) for chunk in CHUNKS] for name in SPREAD
+    }

@@ -13,18 +13,18 @@ from fedvl.federation.round import Federation
 from fedvl.tensors import digest, flatten
 from helpers.small import run_quietly, small_federation, small_method
 
-CHUNK = 2  # clients: the five of a small federation are three chunks, which two processes cannot share evenly
+CHUNKS = (1, 2)  # clients: four chunks for two processes, two each, and two chunks, one of several clients
 
 
-def engine_of(name: str) -> LocalEngine:
-    engine = federation_of(name).engine
+def engine_of(name: str, chunk: int) -> LocalEngine:
+    engine = federation_of(name, chunk).engine
     assert isinstance(engine, LocalEngine)
     return engine
 
 
-def federation_of(name: str) -> Federation:
+def federation_of(name: str, chunk: int) -> Federation:
     torch.set_num_threads(1)
-    return small_federation(small_method(name), chunk=CHUNK, rounds=2)
+    return small_federation(small_method(name), chunk=chunk, rounds=2)
 
 
 def state(federation: Federation) -> str:
@@ -32,8 +32,8 @@ def state(federation: Federation) -> str:
     return digest(everything | flatten(federation.engine.private))
 
 
-def finished(name: str, processes: Processes | None) -> str:
-    federation = federation_of(name)
+def finished(name: str, chunk: int, processes: Processes | None) -> str:
+    federation = federation_of(name, chunk)
     federation.engine.processes = processes  # type: ignore[attr-defined]
     return state(run_quietly(federation))
 
@@ -41,15 +41,17 @@ def finished(name: str, processes: Processes | None) -> str:
 def main(file: Path, names: list[str]) -> None:
     processes = join_processes()
     if processes.rank == 0:
-        found = {}
+        found = dict[str, list[str]]()
         for name in names:
-            processes.begin()
-            found[name] = finished(name, processes)
-            processes.end()
+            for chunk in CHUNKS:
+                processes.begin()
+                found.setdefault(name, []).append(finished(name, chunk, processes))
+                processes.end()
         file.write_text(json.dumps(found), encoding="utf-8")
         return
     for name in names:
-        processes.help(partial(engine_of, name))
+        for chunk in CHUNKS:
+            processes.help(partial(engine_of, name, chunk))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ SecureSumFlag = Annotated[
     bool, typer.Option("--secure-sum", help="The server learns sums over clients only, no single update.")
 ]
 PrivacyFlag = Annotated[
-    str | None, typer.Option(help="Differential privacy: client:eps=EPSILON or record:eps=EPSILON[,delta=,clip=].")
+    str | None,
+    typer.Option(help="Differential privacy: client:eps=EPSILON or record:eps=EPSILON[,delta=,clip=,subspace=]."),
 ]
 MetricsPort = Annotated[
     int | None,

@@ -67,7 +67,9 @@ class Processes:
                 self.send(0, pack_results([engine.train_chunk(round_index, chunk) for chunk in chunks]))
 
     def send(self, rank: int, letter: Letter) -> None:
-        header, payload = json.dumps(letter.header).encode(), to_bytes(letter.tensors)
+        # copies, for safetensors refuses tensors of the same memory, and a method may have some
+        payload = to_bytes({name: tensor.clone() for name, tensor in letter.tensors.items()})
+        header = json.dumps(letter.header).encode()
         with losses_explained():
             distributed.send(torch.tensor([len(header), len(payload)]), rank)
             distributed.send(torch.frombuffer(bytearray(header + payload), dtype=torch.uint8), rank)
@@ -106,15 +108,20 @@ def join_processes() -> Processes:
 
 
 def pack_chunks(round_index: int, chunks: Sequence[Chunk]) -> Letter:
+    """Write chunks as a letter; a tensor that many begin from is in it once."""
+    places = dict[int, int]()
     tensors: Tensors = {}
     for number, chunk in enumerate(chunks):
-        for place, begin in enumerate(chunk.begins):
-            tensors |= {f"begin/{number}/{place}/{name}": tensor for name, tensor in begin.items()}
+        for begin in chunk.begins:
+            for tensor in begin.values():
+                tensors[f"begin/{places.setdefault(id(tensor), len(places))}/0/"] = tensor
         for place, member in enumerate(chunk.members):
             tensors[f"used/{number}/{place}/"] = member.used
             tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in member.private.items()}
     clients = [[member.client for member in chunk.members] for chunk in chunks]
-    begins = [len(chunk.begins) for chunk in chunks]
+    begins = [
+        [{name: places[id(tensor)] for name, tensor in begin.items()} for begin in chunk.begins] for chunk in chunks
+    ]
     return Letter({"what": "train", "round": round_index, "clients": clients, "begins": begins}, tensors)
 
 
@@ -126,7 +133,8 @@ def unpack_chunks(letter: Letter, device: torch.device) -> tuple[int, list[Chunk
             Member(client, parts["used", number, place][""].cpu(), parts.get(("private", number, place), {}))
             for place, client in enumerate(clients)
         ]
-        chunks.append(Chunk(members, [parts["begin", number, place] for place in range(begins)]))
+        states = [{name: parts["begin", place, 0][""] for name, place in begin.items()} for begin in begins]
+        chunks.append(Chunk(members, states))
     return header["round"], chunks
 
 
