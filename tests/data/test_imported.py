@@ -255,6 +255,15 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path, change: dict[st
         import_vectors(*write(tmp_path, manifest, images=np.ones((2, 4), np.float32)))
 
 
+def test_a_manifest_that_is_not_there_or_no_json_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "vectors.npz").write_bytes(b"x")
+    with pytest.raises(FedVLError, match=r"Cannot read the manifest .*: No such file or directory; check the path"):
+        import_vectors(tmp_path / "vectors.npz", tmp_path / "absent.json")
+    (tmp_path / "manifest.json").write_bytes(b"{")
+    with pytest.raises(FedVLError, match="is not JSON"):
+        import_vectors(tmp_path / "vectors.npz", tmp_path / "manifest.json")
+
+
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     _, manifest = write(tmp_path, {"name": "mine", "sha256": WEIGHTS, "normalised": False, "images": [WEIGHTS]})
     for name, content, reason in (

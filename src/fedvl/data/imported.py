@@ -164,8 +164,10 @@ def read_manifest(path: Path) -> Manifest:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise FedVLError(f"{path} is no manifest of vectors: {place}: {first['msg']}.") from error
-    except (OSError, ValueError) as error:
-        raise FedVLError(f"{path} cannot be read as JSON ({error}).") from error
+    except OSError as error:
+        raise FedVLError(f"Cannot read the manifest {path}: {error.strerror or error}; check the path.") from error
+    except ValueError as error:
+        raise FedVLError(f"The manifest {path} is not JSON ({error}); docs/models.md shows one.") from error
 
 
 def read_vectors(path: Path, manifest: Manifest) -> Tensors:
