@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "errors",
         "files",
         "seeding",
+        "draws",
         "tensors",
         "config",
         "contents",

@@ -4,18 +4,19 @@ import math
 
 import pytest
 import torch
-from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
+from helpers.small import RAGGED, run_quietly, shuffled, small_federation, small_method, small_samples
 
+from fedvl.draws import Uniform, keys_of
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Given, Private, Shared
-from fedvl.seeding import torch_generator
+from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, digest
 
 UNTRAINED = {"zero-shot"}  # has nothing that is shared
 TRAINED = [name for name in method_names() if name not in UNTRAINED]
 # Factors on tolerances: what is trained acts in all layers of a random tower, which magnifies rounding. In double
-# precision fedlora agrees to 1e-9 (tests/methods/test_fedlora.py).
+# precision both agree to 1e-9 (fedlora: tests/methods/test_fedlora.py).
 MAGNIFIED = {"fedtpg": 3.0, "fedlora": 20.0}
 
 
@@ -35,7 +36,7 @@ def test_what_is_tried_below_is_every_method_that_shares_something():
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_batched_equals_one_by_one_with_ragged_and_empty_clients(name):
-    assert_near(final(name), final(name, one_by_one=True), 1e-4 if name == "fedlora" else 1e-5)
+    assert_near(final(name), final(name, one_by_one=True), 1e-4 if name in MAGNIFIED else 1e-5)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -51,7 +52,8 @@ def test_training_moves_every_tensor(name):
     method = small_method(name)
     start = method.start(torch_generator(0, "start"))
     moved = final(name)
-    assert all(not torch.equal(start[key], moved[key]) for key in start)
+    still = [key for key in start if torch.equal(start[key], moved[key])]
+    assert set(still) <= {"attention.0.bias"}  # batch norm follows it: its gradient is 0 but for rounding
 
 
 def test_local_training_equals_a_plain_loop_with_torch_optim():
@@ -65,9 +67,8 @@ def test_local_training_equals_a_plain_loop_with_torch_optim():
     layer = torch.nn.Linear(features.shape[1], 4)
     layer.load_state_dict(federation.shared)
     optimiser = torch.optim.SGD(layer.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
-    generator = torch_generator(0, "order", 2, 3)
-    for _ in range(2):
-        for rows in torch.randperm(12, generator=generator).split(4):
+    for epoch in range(2):
+        for rows in shuffled(12, round_index=2, client=3, epoch=epoch).split(4):
             weights = layer.weight, layer.bias
             scores = 10.0 * features[rows] @ weights[0].T + weights[1]
             optimiser.zero_grad()
@@ -95,8 +96,8 @@ class Counting(Method):
     def join(self, samples, generator):
         return {"uses": torch.zeros(len(samples)), "noise_seen": torch.zeros(3)}
 
-    def noise(self, generator):
-        return {"draw": torch.rand(3, generator=generator)}
+    def noise(self):
+        return {"draw": Uniform((3,))}
 
     def objective(self, tensors, batch):
         used = torch.zeros_like(tensors["uses"]).scatter_add(0, batch.position, batch.mask)
@@ -116,9 +117,9 @@ def test_private_tensors_stay_whole_and_every_sample_is_used_once_an_epoch(one_b
     for client in private:
         total = torch.zeros(3)
         for round_index in range(3):
-            generator = torch_generator(0, "noise", round_index, client)
-            for _ in range(2 * -(-RAGGED[client] // 4)):
-                total += torch.rand(3, generator=generator)
+            seed = derived_seed(0, "noise", "draw", round_index)
+            for step in range(2 * -(-RAGGED[client] // 4)):
+                total += Uniform((3,))(keys_of(seed, torch.tensor([client]), step))[0]
         torch.testing.assert_close(private[client]["noise_seen"], total)
         generator_sums.append(tuple(total.tolist()))
     assert len(set(generator_sums)) == 4
@@ -142,10 +143,9 @@ def test_rates_fall_from_epoch_to_epoch_for_each_client_by_its_own_batches():
         rows = torch.arange(first, first + RAGGED[client])
         parameters = [federation.shared[name].clone().requires_grad_() for name in ("weight", "bias")]
         optimiser = torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
-        generator = torch_generator(0, "order", 1, client)
         for epoch in range(2):
             optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * (2 + epoch) / 6))
-            for chosen in rows[torch.randperm(len(rows), generator=generator)].split(4):
+            for chosen in rows[shuffled(len(rows), 1, client, epoch)].split(4):
                 scores = 10.0 * samples.inputs["features"][chosen] @ parameters[0].T + parameters[1]
                 optimiser.zero_grad()
                 torch.nn.functional.cross_entropy(scores, samples.labels[chosen]).backward()

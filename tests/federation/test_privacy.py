@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import prepare
-from helpers.small import RAGGED, run_quietly, small_federation, small_method
+from helpers.small import RAGGED, drawn, run_quietly, small_federation, small_method
 from scipy.stats import beta
 
 from fedvl import preparation
@@ -379,8 +379,8 @@ def test_an_attacker_learns_no_more_of_an_image_than_epsilon_says(share, holds):
         totals = []
         for run in range(first, first + 1200):
             found = 0.0
-            for step, drawn in enumerate(hidden.draw(8, 0, run, 0)):
-                gradient = torch.full((1,), 0.5 if there and 0 in drawn else 0.0)
+            for step, batch in enumerate(hidden.draw(8, 0, run, 0)):
+                gradient = torch.full((1,), 0.5 if there and 0 in batch else 0.0)
                 found += float(hidden.noisy_mean({"w": gradient}, 8, 0, run, 0, step)["w"])
             totals.append(found)
         return torch.tensor(totals)
@@ -409,7 +409,7 @@ def test_a_batch_is_the_mean_of_its_rows_where_a_method_says_so(name):
     samples = federation.engine.data.take(torch.arange(6))
     handed = method.hand_out(federation.shared, {}, 0)
     tensors = {**federation.engine.begun(0, handed), **handed}
-    noise = method.noise(torch.Generator().manual_seed(0))
+    noise = drawn(method)
 
     def loss(rows):
         taken = samples.take(rows)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from helpers.small import run_quietly, small_batch, small_federation, small_method
+from helpers.small import drawn, run_quietly, small_batch, small_federation, small_method
 
 from fedvl.federation.round import merge
 from fedvl.methods import load_method, method_names
@@ -134,7 +134,7 @@ def test_where_rows_are_independent_the_loss_is_the_mean_of_the_rows_losses(name
         private["labels"] = torch.arange(len(private["labels"])) % 4
     tensors = {**handed, **private}
     received = {name: tensor * 1.1 for name, tensor in handed.items()}
-    batch = batch._replace(position=torch.arange(4), received=received, noise=method.noise(torch.Generator()))
+    batch = batch._replace(position=torch.arange(4), received=received, noise=drawn(method))
 
     def row(number: int) -> Batch:
         inputs = {key: value[number : number + 1] for key, value in batch.inputs.items()}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.small import batch_of, small_method, small_samples, small_task
+from helpers.small import batch_of, drawn, small_method, small_samples, small_task
 
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
@@ -71,7 +71,7 @@ def test_images_of_one_class_are_negatives_of_each_other_in_the_released_loss_al
     text = plain.task.text_features[samples.labels]
     samples = replace(samples, inputs={"features": text})
     tensors["attention.1.bias"] = torch.zeros(6)
-    batch = batch_of(samples, noise=plain.noise(torch.Generator()))
+    batch = batch_of(samples, noise=drawn(plain))
     assert float(plain.objective(tensors, batch)[0]) < 0.1
     assert float(released.objective(tensors, batch)[0]) == pytest.approx(math.log(2), rel=1e-4)
 
@@ -99,6 +99,6 @@ def test_it_asks_for_the_sites_images_when_it_trains_and_not_to_answer() -> None
     method = FACMIC(AttentionOptions(), replace(small_task(), target=None))
     assert method.predict(method.start(torch.Generator()), {"features": torch.ones(1, 6)}).shape == (1, 4)
     with pytest.raises(FedVLError, match="use --protocol leave-one-domain-out, or open"):
-        method.noise(torch.Generator())
+        method.noise()
     assert load_method("facmic").presets["released"]["method"] == {"loss": "contrastive"}
     assert "8 unlabelled images" in small_method("facmic").notes()[0]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.small import batch_of, small_method, small_samples, small_task
+from helpers.small import batch_of, drawn, small_method, small_samples, small_task
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -12,7 +12,6 @@ from fedvl.methods.fedka import FedKA, FedKAOptions, discriminate
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy
 from fedvl.models.resnet import forward
 from fedvl.preparation import prepare
-from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
 
@@ -100,7 +99,7 @@ def test_the_alignment_moves_the_network():
 
 def test_target_images_are_drawn_anew_for_each_step_and_client():
     method = small_method("fedka", target_batch=5)
-    draws = [method.noise(torch_generator(0, "noise", 0, client))["target"] for client in range(3)]
+    draws = [drawn(method, client)["target"] for client in range(3)]
     assert all(draw.shape == (5,) and draw.max() < 8 for draw in draws)
     assert len({tuple(draw.tolist()) for draw in draws}) == 3
 

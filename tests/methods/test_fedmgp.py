@@ -6,11 +6,12 @@ import pytest
 import torch
 from helpers.prompts import SKEWED, gradient, settings
 from helpers.real import accuracy
-from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
+from helpers.small import batch_of, drawn, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import normalize
 
+from fedvl.draws import Uniform
 from fedvl.errors import FedVLError
-from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike
+from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, gumbel
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
@@ -19,7 +20,7 @@ def started(method, count=6):
     samples = small_samples(method, count)
     tensors = method.start(torch_generator(0, "start")) | method.join(samples, torch_generator(0, "join", 0))
     received = {kind: tensors[kind] for kind in method.kinds}
-    return tensors, batch_of(samples, received, method.noise(torch_generator(0, "noise")))
+    return tensors, batch_of(samples, received, drawn(method))
 
 
 def places(chosen):
@@ -103,9 +104,7 @@ def test_groups_are_drawn_by_noise_alone_at_first_and_later_by_likeness_too():
 
 def test_noise_makes_a_draw_by_the_softmax():
     """Of two groups with logits 0 and log 3 the second is drawn first in three of four cases."""
-    method = small_method("fedmgp", groups=2, sent=1)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.stack([method.noise(generator)["draws"] for _ in range(4000)])
+    noise = gumbel(Uniform((4000, 2))(torch.tensor([0]))[0])
     share = ((noise + torch.tensor([0.0, math.log(3)])).argmax(-1) == 1).float().mean()
     assert float(share) == pytest.approx(0.75, abs=0.025)
 

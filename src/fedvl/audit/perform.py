@@ -147,7 +147,7 @@ def known_seed(evidence: Evidence) -> str:
         return ""
     one, other = (first_private(evidence, seed) for seed in (evidence.experiment.seed, evidence.experiment.seed + 1))
     drawn = [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
-    drawn += list(evidence.method.noise(torch_generator(0, "noise")))
+    drawn += list(evidence.method.noise())
     also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
         f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "

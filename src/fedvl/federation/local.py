@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
+from fedvl.draws import keys_of, permutations
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.fixed_point import (
@@ -33,7 +34,7 @@ from fedvl.federation.graphs import Replayed
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
-from fedvl.seeding import torch_generator
+from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, count_elements
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
@@ -287,11 +288,10 @@ class LocalEngine:
         clients, used = [member.client for member in members], [member.used for member in members]
         shared, same = begins[0], len(begins) == 1
         largest = max(len(self.rows[client]) for client in clients)
-        orders = self._orders(round_index, clients, used, largest)
-        positions = pad_sequence(orders, batch_first=True, padding_value=largest)
-        positions = positions.to(self.data.labels.device)
+        numbers = torch.tensor(clients, device=self.data.labels.device)
+        positions, steps = self._orders(round_index, clients, numbers, used, largest)
+        steps = [min(count, most_steps or count) for count in steps]
         mask = (positions < largest).float()
-        steps = [min(len(order), most_steps or len(order)) for order in orders]
         received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
         tensors = {
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
@@ -304,7 +304,7 @@ class LocalEngine:
         rates = self._rates(round_index, used, max(steps))
         optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
         gradient_step = self._gradient_steps[same]
-        generators = [torch_generator(self.private_seed, "noise", round_index, client) for client in clients]
+        seeds = {name: derived_seed(self.private_seed, "noise", name, round_index) for name in self.method.noise()}
         losses = torch.zeros(len(clients), dtype=torch.float64, device=mask.device)
         padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
         whole = (
@@ -322,7 +322,10 @@ class LocalEngine:
                 mask=mask[:active, step],
                 position=position,
                 received=shared if same else prefix(received, active),
-                noise=self._noise(generators[:active]),
+                noise={
+                    name: draw(keys_of(seeds[name], numbers[:active], step))
+                    for name, draw in self.method.noise().items()
+                },
                 whole=prefix(whole, active),
             )
             gradients, (loss, changed) = gradient_step(prefix(moving, active), prefix(still, active), batch)
@@ -373,26 +376,39 @@ class LocalEngine:
         lasting = {name: tensor for name, tensor in private.items() if role.private(name).lasts}
         return Trained(update, lasting, loss if self.privacy.unit == "none" else 0.0, 1 if alike else size)
 
-    def _orders(self, round_index: int, clients: list[int], used: list[Tensor], filler: int) -> list[Tensor]:
-        """Draw the samples of each client's steps (steps x batch); ``filler`` is none of them."""
+    def _orders(
+        self, round_index: int, clients: list[int], numbers: Tensor, used: list[Tensor], filler: int
+    ) -> tuple[Tensor, list[int]]:
+        """Draw the samples of each client's steps (clients x steps x batch), and count its steps.
+
+        ``filler`` is no sample: it fills the last batch, and stands after a client's last step.
+        """
         if self.hidden:
             drawn = [
                 self.hidden.draw(len(own), self.private_seed, round_index, client)
                 for client, own in zip(clients, used, strict=True)
             ]
             width = max(1, *(len(step) for steps in drawn for step in steps))
-            return [torch.stack([pad(step, (0, width - len(step)), value=filler) for step in steps]) for steps in drawn]
-        width = min(self.training.batch_size, len(used[0]))
-        orders = []
-        for client, own in zip(clients, used, strict=True):
-            generator = torch_generator(self.private_seed, "order", round_index, client)
-            rest = torch.full((-len(own) % width,), filler)
-            epochs = [
-                torch.cat([own[torch.randperm(len(own), generator=generator)], rest])
-                for _ in range(self.training.local_epochs)
+            orders = [
+                torch.stack([pad(step, (0, width - len(step)), value=filler) for step in steps]) for steps in drawn
             ]
-            orders.append(torch.cat(epochs).view(-1, width))
-        return orders
+            padded = pad_sequence(orders, batch_first=True, padding_value=filler)
+            return padded.to(numbers.device), [len(order) for order in orders]
+        counts = torch.tensor([len(own) for own in used], device=numbers.device)
+        width, epochs = min(self.training.batch_size, len(used[0])), self.training.local_epochs
+        places = pad_sequence(used, batch_first=True, padding_value=filler).to(numbers.device)
+        chosen = places < filler
+        seed = derived_seed(self.private_seed, "order", round_index)
+        shuffled = torch.stack([permutations(seed, numbers, chosen, epoch) for epoch in range(epochs)], dim=1)
+        batches = -(-counts // width)
+        # step s of a client is its batch s % b of epoch s // b, where b is its number of batches
+        step = torch.arange(epochs * int(batches[0]), device=numbers.device)
+        epoch, batch = step // batches[:, None], step % batches[:, None]
+        within = batch[..., None] * width + torch.arange(width, device=numbers.device)
+        real = (epoch < epochs)[..., None] & (within < counts[:, None, None])
+        flat = epoch.clamp(max=epochs - 1)[..., None] * places.shape[1] + within.clamp(max=places.shape[1] - 1)
+        order = places.gather(1, shuffled.flatten(1).gather(1, flat.flatten(1))).view(flat.shape)
+        return order.masked_fill_(~real, filler), (epochs * batches).tolist()
 
     def _hidden(
         self, hidden: RecordPrivacy, gradients: Tensors, clients: list[int], round_index: int, step: int
@@ -433,10 +449,6 @@ class LocalEngine:
                 parts = [torch.cat([part, part.new_zeros(largest + 1 - len(part), *part.shape[1:])]) for part in parts]
             stacked[name] = torch.stack(parts)
         return stacked
-
-    def _noise(self, generators: list[torch.Generator]) -> Tensors:
-        drawn = [self.method.noise(generator) for generator in generators]
-        return {name: torch.stack([noise[name] for noise in drawn]).to(self.data.labels.device) for name in drawn[0]}
 
     def _gradient_step(self, same: bool) -> GradientStep:
         """Return the gradient step: in one kernel, in closed form, or client by client.

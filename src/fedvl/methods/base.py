@@ -19,6 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedvl.draws import Draw
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.methods.roles import Role, Roles, Shapes
@@ -218,8 +219,8 @@ class Method:
         """Return the client's private tensors; "labels" replaces its labels (-1: not trained)."""
         return {}
 
-    def noise(self, generator: torch.Generator) -> Tensors:
-        """Draw the random numbers of one step of one client."""
+    def noise(self) -> Mapping[str, Draw]:
+        """Return which random numbers one step of one client needs (``draws.py``)."""
         return {}
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:

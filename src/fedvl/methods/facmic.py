@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize, one_hot
 
+from fedvl.draws import Draw, Integers
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Task
 from fedvl.methods.parts.adapters import linear_layer
@@ -84,13 +85,13 @@ class FACMIC(Method):
         }
         return {name: tensor.to(self.task.text_embeddings) for name, tensor in drawn.items()}
 
-    def noise(self, generator: torch.Generator) -> Tensors:
+    def noise(self) -> dict[str, Draw]:
         if self.target is None:
             raise FedVLError(
                 "This method trains with unlabelled images of the asking site, and there are none; "
                 "use --protocol leave-one-domain-out, or open."
             )
-        return {"target": torch.randint(len(self.target), (self.options.target_batch,), generator=generator)}
+        return {"target": Integers(len(self.target), (self.options.target_batch,))}
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         assert self.target is not None

@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedvl.draws import Draw, Integers
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
@@ -73,8 +74,8 @@ class FedKA(FedAvgNN):
         discriminator = zip(DISCRIMINATOR, (self._placed(part) for layer in layers for part in layer), strict=True)
         return {**super().join(samples, generator), **dict(discriminator)}
 
-    def noise(self, generator: torch.Generator) -> Tensors:
-        return {"target": torch.randint(len(self.target), (self.options.target_batch,), generator=generator)}
+    def noise(self) -> dict[str, Draw]:
+        return {"target": Integers(len(self.target), (self.options.target_batch,))}
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         loss, own, changed = self.learn(tensors, batch)

@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, one_hot
 
+from fedvl.draws import Draw, Uniform
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.losses import label_loss, masked_mean
@@ -100,9 +101,8 @@ class FedMGP(Method):
         found = {"text": torch.stack(text) + noise.to(text[0]), "visual": visual}
         return {kind: found[kind].to(self.task.text_embeddings) for kind in self.kinds}
 
-    def noise(self, generator: torch.Generator) -> Tensors:
-        """Draw Gumbel noise: the largest of log-weights plus it are a draw without replacement."""
-        return {"draws": -torch.empty(self.options.groups).exponential_(generator=generator).log()}
+    def noise(self) -> dict[str, Draw]:
+        return {"draws": Uniform((self.options.groups,))}
 
     def groups(self, kind: str, tensors: Tensors, samples: Samples | None = None) -> Tensor:
         """Return a client's groups, the server's means in place of those that it drew last."""
@@ -140,7 +140,7 @@ class FedMGP(Method):
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         """Return the loss, and the noise for the draw when training ends."""
-        return self.loss(tensors, batch), {"draws": batch.noise["draws"]}
+        return self.loss(tensors, batch), {"draws": gumbel(batch.noise["draws"])}
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         images, texts = self.features(tensors, batch.inputs)
@@ -169,3 +169,8 @@ def alike(vectors: Tensor) -> Tensor:
     """Return the mean cosine of each row's unit vectors in two groups (groups x rows x d)."""
     count = len(vectors)
     return (vectors.sum(0).square().sum(-1) - count) / (count * (count - 1))  # all pairs but a group with itself
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Return Gumbel noise: the largest of logits plus it are a draw without replacement."""
+    return -torch.log(-torch.log(uniform))

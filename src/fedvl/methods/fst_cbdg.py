@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedvl.draws import Draw, Normal, Uniform
 from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.losses import masked_mean
 from fedvl.methods.roles import Private, Role, Shared
@@ -57,9 +58,8 @@ class FSTCBDG(Method):
         sigma = spread if self.options.estimate_sigma else torch.full_like(spread, self.options.sigma)
         return {"soft_labels": torch.softmax(self.options.scale * scores, dim=-1), "sigma": sigma}
 
-    def noise(self, generator: torch.Generator) -> Tensors:
-        normal = torch.randn(self.options.synthetic, self.task.text_features.shape[1], generator=generator)
-        return {"normal": normal, "place": torch.rand((), generator=generator)}
+    def noise(self) -> dict[str, Draw]:
+        return {"normal": Normal((self.options.synthetic, self.task.text_features.shape[1])), "place": Uniform()}
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         soft_labels = self.renewed(tensors, batch)
