@@ -117,9 +117,8 @@ class FederationConfig(Section):
     patience: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds without a better validation before a run stops
     withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()  # clients that take no part any more
     drift: bool = False  # whether a round's record has the drift of its clients, which a secure sum does not show
-    chunk: int = Field(
-        10, ge=1, le=MOST_CLIENTS
-    )  # clients trained in one kernel; a setting, independent of free memory
+    # clients trained in one kernel; if absent, as many as fit into a fixed share of memory, whatever is free
+    chunk: int | None = Field(None, ge=1, le=MOST_CLIENTS)
     # from round 2 on a client goes on from the tensors of the one before, and the last one's are all that is merged: a
     # fault of Fed-PRIME's public code, to be looked at
     sequential: bool = False

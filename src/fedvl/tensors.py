@@ -16,6 +16,7 @@ from fedvl.errors import FedVLError
 from fedvl.files import read_file, write_whole
 
 MOST_BYTES = 2**34  # of a safetensors file
+BLOCK = 64  # rows that are summed in one go: few enough to stay in a processor's cache
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
@@ -33,20 +34,28 @@ def one_thread() -> Iterator[None]:
 
 
 def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> Tensors:
-    """Return the weighted mean, summed in float64 so that the order does not show."""
-    total = float(sum(weights))
-    if not items or not total > 0:
+    """Return the weighted mean, summed as :func:`mean_of_rows` does."""
+    if not items:
         raise ValueError("a mean needs at least one item and a positive total weight")
-    result = {}
-    for name, first in items[0].items():
-        accumulator = torch.zeros_like(first, dtype=torch.float64)
-        for item, weight in zip(items, weights, strict=True):
-            accumulator.add_(item[name], alpha=weight / total)
-        result[name] = accumulator.to(first.dtype)
-    return result
+    return {
+        name: mean_of_rows(torch.stack([item[name] for item in items]), weights).to(first.dtype)
+        for name, first in items[0].items()
+    }
 
 
-def flatten(by_client: ByClient) -> Tensors:
+def mean_of_rows(rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted mean of rows, summed in float64 by blocks of rows in their order."""
+    total = float(sum(weights))
+    if not total > 0:
+        raise ValueError("a mean needs at least one item and a positive total weight")
+    shares = torch.tensor(weights, dtype=torch.float64, device=rows.device) / total
+    sums = torch.zeros_like(rows[0], dtype=torch.float64)
+    for part, share in zip(torch.split(rows, BLOCK), torch.split(shares, BLOCK), strict=True):
+        sums += (part * share.view(-1, *(1 for _ in part.shape[1:]))).sum(0)
+    return sums.to(rows.dtype)
+
+
+def flatten(by_client: Mapping[int, Tensors]) -> Tensors:
     """Name the tensors of clients CLIENT/NAME."""
     return {f"{client}/{name}": tensor for client, own in by_client.items() for name, tensor in own.items()}
 

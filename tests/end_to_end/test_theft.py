@@ -32,6 +32,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.stacks import Rows
 from fedvl.methods import load_method, method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Shape, Shapes, Shared
@@ -383,5 +384,5 @@ def one_of_each_kind(names):
 def victim_of(name, client, experiment):
     prepared = prepare(experiment, Silent())
     engine = local_engine(prepared)
-    engine.rows = [rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)]
+    engine.rows = Rows.of([rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)])
     return Victim(name, client, engine, experiment_id(experiment, prepared.method.task.encoder))

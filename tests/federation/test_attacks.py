@@ -20,8 +20,8 @@ from fedvl.federation.attacks import (
     sign_flip,
     triggered,
 )
-from fedvl.federation.local import Trained
 from fedvl.federation.round import Federation
+from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment

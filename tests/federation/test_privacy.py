@@ -34,6 +34,7 @@ from fedvl.federation.privacy import (
     uniforms,
 )
 from fedvl.federation.round import Federation
+from fedvl.federation.stacks import Rows
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Update
 from fedvl.requirements import check_privacy
@@ -220,7 +221,7 @@ def test_without_noise_and_cuts_the_model_is_that_of_plain_training_to_the_bit(n
     sizes = (7, 4, 1, 8, 5)
     found = []
     for federation in (small_federation(method), without_noise(method)):
-        federation.engine.rows = list(torch.arange(25).split(sizes))
+        federation.engine.rows = Rows.of(torch.arange(25).split(sizes))
         found.append(run_quietly(federation))
     plain, hidden = found
     assert digest(hidden.shared) == digest(plain.shared)
@@ -233,7 +234,7 @@ def test_the_same_under_secure_sums():
     method.weighting = "clients"
     plain, hidden = small_federation(method, **sums), without_noise(method, **sums)
     for federation in (plain, hidden):
-        federation.engine.rows = list(torch.arange(25).split((7, 4, 1, 8, 5)))
+        federation.engine.rows = Rows.of(torch.arange(25).split((7, 4, 1, 8, 5)))
         run_quietly(federation)
     assert digest(hidden.shared) == digest(plain.shared)
 
@@ -573,7 +574,8 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
 
 def party(folder):
     federation = small_federation(small_method("linear"), privacy=settings("record", 3.0, 1.0))
-    federation.engine.rows = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
+    held = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
+    federation.engine.rows = Rows.of(held)
     return Party(3, federation.engine, folder, log=Log(folder / "audit.jsonl"))
 
 

@@ -5,16 +5,15 @@ import math
 import os
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.spread import CHUNKS, finished
 
-from fedvl.federation.local import Chunk, Member, Trained
+from fedvl.federation.local import Chunk, Done
 from fedvl.federation.processes import pack_chunks, pack_results, unpack_chunks, unpack_results
-from fedvl.methods.base import Update
+from fedvl.federation.stacks import Shelf
 from fedvl.tensors import digest
 
 CPU = torch.device("cpu")
@@ -24,24 +23,20 @@ SPREAD = ["linear", "fst-cbdg", "cachefl", "fedpp", "pfedprompt", "fed-mp", "fed
 
 def test_chunks_come_out_as_they_were_packed():
     begin = {"weight": torch.randn(3, 2), "a/b": torch.arange(4)}
-    one = Chunk(
-        [Member(7, torch.arange(3), {"labels": torch.tensor([1, -1])}), Member(2, torch.tensor([5]), {})], [begin]
-    )
-    two = Chunk([Member(4, torch.arange(2), {})], [{"weight": torch.zeros(3, 2), "a/b": torch.ones(4)}])
+    one = Chunk([7, 2], [3, 1], {"labels": torch.tensor([[1, -1], [0, 2]])}, [begin])
+    two = Chunk([4], [2], {}, [{"weight": torch.zeros(3, 2), "a/b": torch.ones(4)}])
     round_index, found = unpack_chunks(pack_chunks(9, [one, two]), CPU)
     assert round_index == 9
     for there, here in zip(found, [one, two], strict=True):
-        assert [member.client for member in there.members] == [member.client for member in here.members]
+        assert there[:2] == here[:2]
         assert [digest(begin) for begin in there.begins] == [digest(begin) for begin in here.begins]
-        for left, right in zip(there.members, here.members, strict=True):
-            assert torch.equal(left.used, right.used)
-            assert digest(left.private) == digest(right.private)
+        assert digest(there.private) == digest(here.private)
 
 
 def test_what_many_begin_from_travels_once_and_nothing_may_be_begun_from():
     shared = {"weight": torch.randn(3, 2)}
-    chunks = [Chunk([Member(client, torch.arange(1), {})], [shared]) for client in range(3)]
-    chunks.append(Chunk([Member(3, torch.arange(1), {})], [{}]))
+    chunks = [Chunk([client], [1], {}, [shared]) for client in range(3)]
+    chunks.append(Chunk([3], [1], {}, [{}]))
     letter = pack_chunks(0, chunks)
     assert sum(name.startswith("begin/") for name in letter.tensors) == 1
     _, found = unpack_chunks(letter, CPU)
@@ -49,17 +44,23 @@ def test_what_many_begin_from_travels_once_and_nothing_may_be_begun_from():
 
 
 def test_results_come_out_as_they_were_packed():
+    ragged = [torch.ones(2), torch.zeros(0)]
     results = [
-        [Trained(Update(3, {"w": torch.tensor([0.1, math.inf])}, 1 / 3), {"kept": torch.ones(2)}, 0.1 + 0.2, 5)],
-        [Trained(Update(0, {}, 2.0), {}, math.nan, 1), Trained(Update(1, {"w": torch.zeros(0)}, 1.0), {}, 0.0, 2)],
+        Done(
+            [3], {"w": torch.tensor([[0.1, math.inf]])}, [Shelf([3], {"kept": torch.ones(1, 2)})], torch.tensor([0.1])
+        ),
+        Done([0, 1], {"w": ragged, "b": torch.arange(2)}, [], torch.tensor([math.nan, 0.2])),
     ]
     found = unpack_results(pack_results(results), CPU)
-    for there, here in zip(chain(*found), chain(*results), strict=True):
-        assert digest(there.update.tensors) == digest(here.update.tensors)
-        assert digest(there.private) == digest(here.private)
-        assert there.update[::2] == here.update[::2]
-        assert there.examples == here.examples
-        assert there.loss == here.loss or (math.isnan(there.loss) and math.isnan(here.loss))
+    for there, here in zip(found, results, strict=True):
+        assert there.clients == here.clients
+        assert list(there.sent) == list(here.sent)
+        for name, column in here.sent.items():
+            assert type(there.sent[name]) is type(column)
+            assert all(torch.equal(left, right) for left, right in zip(there.sent[name], column, strict=True))
+        assert [shelf.clients for shelf in there.private] == [shelf.clients for shelf in here.private]
+        assert [digest(shelf.tensors) for shelf in there.private] == [digest(shelf.tensors) for shelf in here.private]
+        torch.testing.assert_close(there.losses, here.losses, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from fedvl.deployment.membership import create, log_of
 from fedvl.deployment.policy import approve, identify
 from fedvl.display import Silent
 from fedvl.experiment import local_engine
-from fedvl.federation.local import Trained
 from fedvl.federation.round import Federation
+from fedvl.federation.stacks import Trained
 from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 
@@ -160,7 +160,7 @@ def alone(experiment: Experiment, missing: Sequence[tuple[int, int]] = ()) -> Fe
     engine = local_engine(prepared)
     train = engine.train
 
-    def answering(round_index: int, cohort: Sequence[int], *tensors: Any) -> list[Trained]:
+    def answering(round_index: int, cohort: Sequence[int], *tensors: Any) -> Sequence[Trained]:
         return train(round_index, [client for client in cohort if (client, round_index) not in missing], *tensors)
 
     engine.train = answering  # type: ignore[method-assign, assignment]

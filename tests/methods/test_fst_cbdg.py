@@ -36,7 +36,7 @@ def test_the_head_starts_at_the_texts_and_labels_at_the_zero_shot_prediction():
     assert torch.equal(start["weight"], torch.eye(2))
     assert torch.equal(start["bias"], torch.zeros(2))
     features = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
-    private = method.join(Samples({"features": features}, torch.tensor([-1, -1])), torch.Generator())
+    private = method.first_private(Samples({"features": features}, torch.tensor([-1, -1])), torch.Generator())
     expected = torch.tensor(
         [[math.e / (math.e + 1), 1 / (math.e + 1)], [1 / (1 + math.exp(0.2)), 1 / (1 + math.exp(-0.2))]]
     )
@@ -121,7 +121,7 @@ def test_a_client_that_sees_all_classes_alike_needs_no_synthetic_features():
 
 def test_sigma_can_be_estimated_from_the_client():
     features = torch.tensor([[1.0, 0.2], [1.0, -0.2]])
-    private = two_class_method(estimate_sigma=True).join(
+    private = two_class_method(estimate_sigma=True).first_private(
         Samples({"features": features}, torch.tensor([-1, -1])), torch.Generator()
     )
     torch.testing.assert_close(private["sigma"], torch.tensor(math.sqrt(0.04 / 2)))

@@ -6,6 +6,7 @@ round is that of the others to the bit, and the run goes on.
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -326,7 +327,7 @@ def trained(name: str) -> tuple[Federation, list[Update]]:
     return federation, [result.update for result in federation.engine.train(1, cohort, federation.shared, handed)]
 
 
-def merged(federation: Federation, updates: list[Update]) -> tuple[Tensors, Tensors]:
+def merged(federation: Federation, updates: Sequence[Update]) -> tuple[Tensors, Tensors]:
     last = last_updates(federation.method, federation.last, updates)
     return merge(federation.method, federation.shared, updates), flatten(last)
 
@@ -398,5 +399,5 @@ def test_values_whose_squares_overflow_are_refused_and_do_not_end_the_run():
     federation, _ = trained(PAPERS[0])
     plain = small_method("linear")
     good, refused = sort_out([far], DECLARED, dict.fromkeys(DECLARED, shared), plain, federation.config)
-    assert good == []
+    assert len(good) == 0
     assert "it moves by" in refused[0].reason

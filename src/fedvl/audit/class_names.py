@@ -117,7 +117,7 @@ def decode(evidence: Evidence, tensor: str, message: Message) -> list[int]:
         if not classes:
             return float("inf")
         samples = Samples({}, torch.tensor(sorted(classes), device=device))
-        private = method.join(samples, torch_generator(seed, "join", message.client))
+        private = method.first_private(samples, torch_generator(seed, "join", message.client))
         made = method.role.sent[tensor].make({**message.update.tensors, **private}, samples).double()
         return float((made - sent).norm()) if made.shape == sent.shape else float("inf")
 

@@ -21,9 +21,10 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import public_subspace, root_engine
 from fedvl.federation.checks import Refusal, Report, sum_of_reports
-from fedvl.federation.local import LocalEngine, Trained
+from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Federation
+from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Method, Samples, Update
 from fedvl.models.vilt import FusedEncoder
 from fedvl.preparation import (
@@ -190,7 +191,7 @@ class Watched(LocalEngine):
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> list[Trained]:
+    ) -> Sequence[Trained]:
         trained = super().train(round_index, cohort, shared, own)
         self.weight, self.tailored = sum(result.update.weight for result in trained), own is not None
         for update, _, loss, _ in trained:

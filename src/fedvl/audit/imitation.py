@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from fedvl.audit.evidence import Evidence, subtract
 from fedvl.audit.finding import Numbers
 from fedvl.config import TrainingConfig
-from fedvl.federation.local import LABELS, LocalEngine
+from fedvl.federation.local import LABELS, LEAST_CHUNK, LocalEngine
 from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_elements
@@ -64,7 +64,7 @@ def imitate(
     """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
-    most = federation.chunk if evidence.slow else AT_ONCE
+    most = (federation.chunk or LEAST_CHUNK) if evidence.slow else AT_ONCE
     chunk = max(1, min(most, STACKED // max(count_elements(before), 1)))
     engine = LocalEngine(
         method,

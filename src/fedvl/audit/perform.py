@@ -161,7 +161,7 @@ def first_private(evidence: Evidence, seed: int) -> Tensors:
         return {}
     client = evidence.clients[0]
     samples = evidence.training.samples.take(evidence.rows(client))
-    return evidence.method.join(samples, torch_generator(seed, "join", client))
+    return evidence.method.first_private(samples, torch_generator(seed, "join", client))
 
 
 def exceeded(found: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:

@@ -22,7 +22,8 @@ from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
 from fedvl.federation.fixed_point import encode_report, no_report
-from fedvl.federation.local import LocalEngine, Trained
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save

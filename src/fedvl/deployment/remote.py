@@ -22,7 +22,8 @@ from fedvl.deployment.secure_sum import ROSTER, Collected, Entry, as_tensor, rea
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
 from fedvl.federation.fixed_point import count_numbers, decode_reports, no_update
-from fedvl.federation.local import Summed, Trained
+from fedvl.federation.local import Summed
+from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Method, Update
 from fedvl.tensors import Tensors, count_bytes
@@ -99,7 +100,7 @@ class RemoteEngine:
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> list[Trained]:
+    ) -> Sequence[Trained]:
         sent = (
             {client: pack_tensors(own[client]) for client in cohort}
             if own

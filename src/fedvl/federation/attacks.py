@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedvl.errors import FedVLError
-from fedvl.federation.local import LocalEngine, Trained
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Samples
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
@@ -137,7 +138,7 @@ class AttackedEngine(LocalEngine):
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> list[Trained]:
+    ) -> Sequence[Trained]:
         return attacked(self.attack, self.hostile, shared, super().train(round_index, cohort, shared, own))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.federation.fixed_point import SumOfUpdates
+from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Roles, Shape, Shapes
 from fedvl.tensors import Tensors
@@ -103,34 +104,62 @@ def fits(tensor: torch.Tensor, shape: Shape) -> bool:
 
 
 def sort_out(
-    updates: Iterable[Update],
+    updates: Sequence[Update],
     asked: Mapping[int, int],
     handed: Mapping[int, Tensors],
     method: Method,
     limits: FederationConfig,
-) -> tuple[list[Update], list[Refusal]]:
+) -> tuple[Updates, list[Refusal]]:
     """The updates fit to be merged, by client, and the refusals.
 
     ``asked`` has the clients that were asked, and how many examples each has declared; ``handed``
     what each began with, from which it moves.
     """
-    good: dict[int, Update] = {}
+    clients = updates.clients if isinstance(updates, Updates) else [update.client for update in updates]
+    weights = updates.weights if isinstance(updates, Updates) else [update.weight for update in updates]
+    alike = isinstance(updates, Updates) and updates.alike and one_for_all(handed, clients) is not None
+    good: dict[int, int] = {}
     refusals = []
-    for update in updates:
-        if update.client not in asked:
+    malformed: str | None = None
+    for place, (client, weight) in enumerate(zip(clients, weights, strict=True)):
+        if client not in asked:
             reason: str | None = "was not asked this round"
-        elif update.client in good:
+        elif client in good:
             reason = "answered twice"
         else:
-            reason = unfounded(update.weight, asked[update.client], method.weighting, limits)
-            reason = reason or fault(
-                update, returned(handed[update.client], method.role), method.role.sent_shapes, limits
-            )
+            if not (alike and place):  # the same tensors of all: one look is enough
+                malformed = ill_formed(updates[place], returned(handed[client], method.role), method.role.sent_shapes)
+            reason = unfounded(weight, asked[client], method.weighting, limits) or malformed
         if reason is None:
-            good[update.client] = update
+            good[client] = place
         else:
-            refusals.append(refusal(update.client, reason))
-    return [good[client] for client in sorted(good)], refusals
+            refusals.append(refusal(client, reason))
+    places = [good[client] for client in sorted(good)]
+    formed = updates.take(places) if isinstance(updates, Updates) else Updates.of(updates[place] for place in places)
+    strayed = astray(formed, handed, limits)
+    refusals += [refusal(client, why) for client, why in strayed.items()]
+    return formed.take([place for place, client in enumerate(formed.clients) if client not in strayed]), refusals
+
+
+def one_for_all(handed: Mapping[int, Tensors], clients: Sequence[int]) -> Tensors | None:
+    """Return what all these clients were handed, if it is the same."""
+    first = handed[clients[0]] if clients and clients[0] in handed else None
+    return first if all(handed.get(client) is first for client in clients) else None
+
+
+def astray(updates: Updates, handed: Mapping[int, Tensors], limits: FederationConfig) -> dict[int, str]:
+    """Return why updates of the right form may not be merged, by client."""
+    if not len(updates):
+        return {}
+    moves = updates.moves(updates.columns, handed)
+    wrong = (~(moves <= limits.max_update_norm)).nonzero()[:, 0].tolist()  # NaN is wrong too
+    found = {}
+    for place in wrong:
+        client, sent, _ = updates[place]
+        lost = [name for name, tensor in sent.items() if not bool(torch.isfinite(tensor).all())]
+        far = f"{TOO_FAR} {float(moves[place]):.3g}, more than {limits.max_update_norm:g}"
+        found[client] = f"'{lost[0]}' {NOT_FINITE}" if lost else far
+    return found
 
 
 def returned(handed: Tensors, role: Roles) -> Tensors:
@@ -154,12 +183,11 @@ def unfounded(weight: float, examples: int, weighting: str, limits: FederationCo
     return None
 
 
-def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationConfig) -> str | None:
-    """Why an update may not be merged, whatever the others are, or None."""
+def ill_formed(update: Update, shared: Tensors, extras: Shapes) -> str | None:
+    """Why these are not the tensors that were asked for, or None."""
     if update.tensors.keys() != shared.keys() | extras.keys():
         odd = sorted(update.tensors.keys() ^ (shared.keys() | extras.keys()))
         return f"tensors {', '.join(map(repr, odd))} are missing or not asked for"
-    moved = 0.0
     for name, sent in update.tensors.items():
         expected = shared.get(name)
         dtype = torch.float32 if expected is None else expected.dtype
@@ -168,13 +196,6 @@ def fault(update: Update, shared: Tensors, extras: Shapes, limits: FederationCon
             return f"'{name}' is {sent.dtype}, not {dtype}"
         if not fits(sent, shape):
             return f"'{name}' has shape {tuple(sent.shape)}, not {shape}"
-        move = sent - expected if expected is not None else sent
-        distance = float(torch.linalg.vector_norm(move))  # one pass: NaN and infinity show in it too
-        if not math.isfinite(distance) and not bool(torch.isfinite(sent).all()):
-            return f"'{name}' {NOT_FINITE}"
-        moved = math.hypot(moved, distance)
-    if not moved <= limits.max_update_norm:
-        return f"{TOO_FAR} {moved:.3g}, more than {limits.max_update_norm:g}"
     return None
 
 
@@ -193,7 +214,7 @@ def unsound(total: SumOfUpdates, clients: int, limits: FederationConfig) -> str 
 class Compared(NamedTuple):
     """The updates that move as others do, the refusals, and the largest usual move so far."""
 
-    good: list[Update]
+    good: Updates
     refusals: list[Refusal]
     usual: float
 
@@ -214,20 +235,18 @@ def compare_moves(
     ten clients less is known, and more is allowed: of three or four, where two may have nothing to
     learn, any move within the norm of the tensors themselves. Fewer are not compared.
     """
-    begun = {
-        update.client: {
-            name: tensor for name, tensor in returned(handed[update.client], role).items() if role.shared(name).trained
-        }
-        for update in updates
-    }
-    size = max((length(tensors) for tensors in begun.values()), default=0.0)
-    moves = {
-        update.client: length({name: update.tensors[name] - was for name, was in begun[update.client].items()})
-        for update in updates
-    }
+    updates = Updates.of(updates)
+    same = one_for_all(handed, updates.clients)
+    begun = [
+        {name: tensor for name, tensor in returned(tensors, role).items() if role.shared(name).trained}
+        for tensors in ([same] if same is not None else [handed[client] for client in updates.clients])
+    ]
+    size = max((length(tensors) for tensors in begun), default=0.0)
+    names = begun[0] if begun else {}
+    moves = dict(zip(updates.clients, updates.moves(names, handed).tolist(), strict=True))
     moving = [client for client, move in moves.items() if move > STILL * size]
     if len(moving) < 3:
-        return Compared(list(updates), [], before)
+        return Compared(updates, [], before)
     usual = max(before, usual_among([moves[client] for client in moving]))
     allowed = max(ratio * max(1.0, 10 / len(moving)) ** 3 * usual, size if len(moving) < 5 else 0.0)
     typical = statistics.median(examples[client] for client in moving)
@@ -236,7 +255,10 @@ def compare_moves(
         refusal(client, f"it moves by {moves[client]:.3g}, far more than the usual {usual:.3g} (max_norm_ratio)")
         for client in far
     ]
-    return Compared([update for update in updates if update.client not in far], refusals, usual)
+    gone = set(far)
+    return Compared(
+        updates.take([place for place, client in enumerate(updates.clients) if client not in gone]), refusals, usual
+    )
 
 
 def length(tensors: Tensors) -> float:

@@ -13,10 +13,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
-from fedvl.draws import keys_of, permutations
+from fedvl.draws import keys_of
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.fixed_point import (
@@ -30,25 +29,31 @@ from fedvl.federation.fixed_point import (
     sum_of,
     to_whole,
 )
-from fedvl.federation.graphs import Replayed
-from fedvl.federation.optimisers import Optimiser, learning_rate
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped, row_gradients
-from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Samples, Update
+from fedvl.federation.optimisers import Optimiser
+from fedvl.federation.orders import Orders, draw_orders, draw_private_orders, rates_of_steps
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped
+from fedvl.federation.stacks import (
+    Answers,
+    Cohort,
+    Columns,
+    PrivateTensors,
+    Rows,
+    Shelf,
+    Trained,
+    Updates,
+    columns_of,
+    shelved,
+)
+from fedvl.federation.steps import gradient_step, prefix
+from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
-from fedvl.tensors import Tensors, count_elements
+from fedvl.tensors import Tensors, count_bytes, count_elements
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
-
-GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
-
-
-class Trained(NamedTuple):
-    """What local training leaves: the update that is sent, and what stays with the client."""
-
-    update: Update
-    private: Tensors
-    loss: float
-    examples: int  # that the client declares; what it trained on may be fewer
+MOST_FIRST = 4096  # clients whose first private tensors are made in one kernel
+WORKING_SET = {"cpu": 2**26, "cuda": 2**31}  # bytes that the clients of a chunk may take, if their number is not set
+COPIES = 6  # of what a client trains: as it began, as it is, gradient, momentum, what is sent
+LEAST_CHUNK, MOST_CHUNK = 10, 4096
 
 
 class Summed(NamedTuple):
@@ -60,25 +65,28 @@ class Summed(NamedTuple):
     bytes_up: int
 
 
-class Member(NamedTuple):
-    """A client of a chunk: the positions of the samples it trains on, and its private tensors."""
-
-    client: int
-    used: Tensor
-    private: Tensors
-
-
 class Chunk(NamedTuple):
-    """Clients that train in one kernel, the largest first, from one state or each from its own."""
+    """Clients that train in one kernel, who has most to train on first."""
 
-    members: list[Member]
-    begins: Sequence[Tensors]
+    clients: list[int]
+    used: list[int]  # samples that each trains on
+    private: Tensors  # stacked; with a row per sample, padded to one more than the largest client has
+    begins: Sequence[Tensors]  # one state for all, or each client's own
+
+
+class Done(NamedTuple):
+    """What training leaves of a chunk, in its order of clients."""
+
+    clients: list[int]
+    sent: Columns
+    private: list[Shelf]
+    losses: Tensor
 
 
 class Spread(Protocol):
     """What trains the chunks of a round in several processes."""
 
-    def train(self, round_index: int, chunks: Sequence[Chunk], engine: "LocalEngine") -> list[list[Trained]]: ...
+    def train(self, round_index: int, chunks: Sequence[Chunk], engine: "LocalEngine") -> list[Done]: ...
 
 
 class LocalEngine:
@@ -96,7 +104,7 @@ class LocalEngine:
     ) -> None:
         self.method = method
         self.data = data
-        self.rows = list(rows)
+        self.rows = Rows.of(rows)
         self.training = training
         self.federation = federation
         self.seed = seed
@@ -108,12 +116,15 @@ class LocalEngine:
         self.shared_noise = (
             ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, seed) if shares else None
         )
-        self.private: dict[int, Tensors] = {}
-        self._gradient_steps = {same: self._gradient_step(same) for same in (True, False)}
+        self.private: PrivateTensors = PrivateTensors()
+        kind = self.data.labels.device.type
+        self._gradient_steps = {
+            same: gradient_step(method, training, federation, self.hidden, kind, same) for same in (True, False)
+        }
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
         self._steps_done = self._steps_planned = 0
         self.processes: Spread | None = None  # where there are several, started by torchrun
-        self._joins = True  # until the method is seen to keep nothing with a client
+        self._joins = type(method).join is not Method.join  # until the method is seen to keep nothing with a client
         keep_freed_memory()
 
     @property
@@ -122,43 +133,103 @@ class LocalEngine:
 
     @property
     def sizes(self) -> list[int]:
-        return [len(rows) for rows in self.rows]
+        return self.rows.counts
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> list[Trained]:
+    ) -> Sequence[Trained]:
         """Train the clients that have data, from the shared tensors or each from its ``own``."""
         for handed in own.values() if own else [shared]:
             self.check_received(handed)
-        private = {client: self.begun(client, own[client] if own else shared) for client in cohort}
-        used = {client: self._used(client, private[client]) for client in cohort}
-        working = sorted((client for client in cohort if len(used[client])), key=lambda c: (-len(used[c]), c))
-        size = 1 if self.federation.one_by_one else self.federation.chunk
-        chunks = [
-            Chunk([Member(c, used[c], private[c]) for c in some], [own[c] for c in some] if own else [shared])
-            for members in self._alike(working, private, own)
-            for some in (members[first : first + size] for first in range(0, len(members), size))
-        ]
-        self._steps_done, self._steps_planned = 0, sum(self._steps(len(chunk.members[0].used)) for chunk in chunks)
+        chunks = self._chunks([client for client in cohort if self.rows.counts[client]], shared, own)
+        self._steps_done, self._steps_planned = 0, sum(self._steps(chunk.used[0]) for chunk in chunks)
         if self.processes and chunks:
-            results = self.processes.train(round_index, chunks, self)
+            results: Iterable[Done] = self.processes.train(round_index, chunks, self)
         else:
-            results = [self.train_chunk(round_index, chunk) for chunk in chunks]
-        trained = {result.update.client: result for chunk in results for result in chunk}
-        return [trained[client] for client in cohort if client in trained]
+            results = (self.train_chunk(round_index, chunk) for chunk in chunks)
+        used = {client: count for chunk in chunks for client, count in zip(chunk.clients, chunk.used, strict=True)}
+        return self._cohort([client for client in cohort if client in used], used, results)
 
-    def _alike(
-        self, clients: list[int], private: Mapping[int, Tensors], own: Mapping[int, Tensors] | None
-    ) -> Iterable[list[int]]:
-        """Group clients by the shapes of their tensors, so that each group can be stacked."""
-        groups: dict[object, list[int]] = {}
-        for client in clients:
-            tensors = {**private[client], **(own[client] if own else {})}
-            per_sample = self.method.role.per_sample
-            # as a set: what was restored from a journal comes in another order
-            shapes = frozenset((name, tensor.shape) for name, tensor in tensors.items() if name not in per_sample)
-            groups.setdefault(shapes, []).append(client)
-        return groups.values()
+    def _cohort(self, clients: list[int], used: Mapping[int, int], results: Iterable[Done]) -> Cohort:
+        """Put what chunks leave into the order of clients."""
+        place = {client: number for number, client in enumerate(clients)}
+        sent: Columns = {}
+        losses = torch.zeros(len(clients), dtype=torch.float64)
+        shelves: list[Shelf] = []
+        for done in results:
+            rows = torch.tensor([place[client] for client in done.clients])
+            add_columns(sent, done.sent, rows, len(clients))
+            losses[rows] = done.losses.cpu()
+            shelves += done.private
+        # where all weigh the same nobody need know how many examples a client has
+        alike = self.method.weighting == "clients" or self.privacy.unit == "client"
+        weights = [1.0] * len(clients) if alike else [float(used[client]) for client in clients]
+        examples = [1] * len(clients) if alike else [self.rows.counts[client] for client in clients]
+        told = losses.tolist() if self.privacy.unit == "none" else [0.0] * len(clients)
+        return Cohort(Updates(clients, sent, weights), shelves, told, examples)
+
+    def _chunks(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
+        """Share clients out to chunks: those of one have tensors of the same shapes."""
+        per_sample = self.method.role.per_sample
+        groups: dict[object, list[tuple[int, int, int, int]]] = {}
+        shelves = self._begun(clients, shared, own)
+        for number, (members, tensors) in enumerate(shelves):
+            shapes = frozenset((name, tensor.shape[1:]) for name, tensor in tensors.items() if name not in per_sample)
+            counts = (tensors[LABELS] >= 0).sum(1).tolist() if LABELS in tensors else None
+            for row, client in enumerate(members):
+                used = self.rows.counts[client] if counts is None else counts[row]
+                if used:
+                    received = frozenset((n, t.shape) for n, t in own[client].items()) if own else None
+                    groups.setdefault((shapes, received), []).append((-used, client, number, row))
+        chunks = []
+        for group in groups.values():
+            group.sort()
+            for first in range(0, len(group), self.chunk):
+                some = group[first : first + self.chunk]
+                members = [client for _, client, _, _ in some]
+                private = self._stacked_private(members, [place[2:] for place in some], shelves)
+                begins = [own[client] for client in members] if own else [shared]
+                chunks.append(Chunk(members, [-used for used, *_ in some], private, begins))
+        return chunks
+
+    @cached_property
+    def chunk(self) -> int:
+        """The clients of a chunk: as set, or by what one of them takes.
+
+        What a step holds beside tensors is about what it computes, which is counted. Neither free
+        memory nor the round matters, so that the same run has the same chunks everywhere.
+        """
+        if self.federation.one_by_one:
+            return 1
+        if self.federation.chunk or self.clients <= LEAST_CHUNK:
+            return self.federation.chunk or LEAST_CHUNK
+        largest = self.rows.counts.index(max(self.rows.counts))
+        flops = self._step_flops(largest, self.method.hand_out(self.start, {}, largest))
+        inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values())
+        taken = COPIES * count_bytes(self.start) + inputs * self.rows.counts[largest] + flops
+        return max(LEAST_CHUNK, min(WORKING_SET[self.data.labels.device.type] // max(taken, 1), MOST_CHUNK))
+
+    def _stacked_private(self, clients: list[int], places: list[tuple[int, ...]], shelves: Sequence[Shelf]) -> Tensors:
+        """Stack private tensors; pad those with a row per sample to one more than the largest."""
+        names = list(shelves[places[0][0]].tensors)
+        if not names:
+            return {}
+        largest = max(self.rows.counts[client] for client in clients)
+        by_shelf: dict[int, list[tuple[int, int]]] = {}
+        for row, (number, there) in enumerate(places):
+            by_shelf.setdefault(number, []).append((row, there))
+        stacked: Tensors = {}
+        for number, rows in by_shelf.items():
+            for name in names:
+                tensor = shelves[number].tensors[name]
+                here, there = torch.tensor(rows, device=tensor.device).T
+                shape = tensor.shape[1:]
+                long = (largest + 1, *shape[1:]) if name in self.method.role.per_sample else shape
+                if name not in stacked:
+                    stacked[name] = tensor.new_zeros(len(clients), *long)
+                target = stacked[name][:, : shape[0]] if name in self.method.role.per_sample else stacked[name]
+                target[here] = tensor[there]
+        return stacked
 
     @cached_property
     def start(self) -> Tensors:
@@ -170,11 +241,10 @@ class LocalEngine:
         if reason := foreign(tensors, self.start, self.method.role):
             raise FedVLError(f"What the server sent is refused: {reason}.")
 
-    def keep(self, trained: Iterable[Trained]) -> None:
+    def keep(self, trained: Sequence[Trained]) -> None:
         """Adopt the private tensors of clients whose round was committed."""
-        for result in trained:
-            if result.private:
-                self.private[result.update.client] = result.private
+        for shelf in Answers.of(trained).shelves():
+            self.private.put(shelf)
 
     def refused(self) -> list[Refusal]:
         """Return the messages that could not be read: none, since nothing travels."""
@@ -242,79 +312,120 @@ class LocalEngine:
     def private_of(self, client: int) -> Tensors:
         """Return a client's private tensors; before its first round, those it would begin with."""
         kept = self.private.get(client, {})
-        if (kept and not self.method.role.renews_private) or not self._joins or not len(self.rows[client]):
+        if (kept and not self.method.role.renews_private) or not self.rows.counts[client]:
             return kept
-        joined = self.method.join(self.data.take(self.rows[client]), torch_generator(self.private_seed, "join", client))
-        self._joins = bool(joined)  # a method that keeps nothing is not asked again: that copies a client's data
+        if not self._joins and not self.method.role.firsts:
+            return kept
+        generator = torch_generator(self.private_seed, "join", client)
+        with torch.no_grad():
+            joined = self.method.first_private(self.data.take(self.rows[client]), generator)
+        # a method that keeps nothing is not asked again: that copies a client's data
+        self._joins = self._joins and joined.keys() != self.method.role.firsts.keys()
         return {**joined, **kept}
 
     def begun(self, client: int, received: Tensors) -> Tensors:
         """Return the private tensors that a client's training begins with."""
         private, begins = self.private_of(client), self.method.role.begins
-        if not begins or not len(self.rows[client]):
+        if not begins or not self.rows.counts[client]:
             return private
         tensors, samples = {**private, **received}, self.data.take(self.rows[client])
         with torch.no_grad():
             return {**private, **{name: make(tensors, samples) for name, make in begins.items()}}
 
+    def _begun(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Shelf]:
+        """Return the private tensors that training begins with, of clients that have data."""
+        role = self.method.role
+        if self._joins or role.begins or role.renews_private:
+            return shelved((client, self.begun(client, own[client] if own else shared)) for client in clients)
+        new = [client for client in clients if client not in self.private]
+        return [*self.private.shelves(clients), *(self._first_shelves(new) if role.firsts else [Shelf(new, {})])]
+
+    def _first_shelves(self, clients: list[int]) -> list[Shelf]:
+        """Make the first private tensors of clients, all of a size in one kernel."""
+        by_size: dict[int, list[int]] = {}
+        for client in clients:
+            by_size.setdefault(self.rows.counts[client], []).append(client)
+        return [Shelf(members, self._first(members)) for members in by_size.values()]
+
+    def _first(self, clients: list[int]) -> Tensors:
+        """Make the first private tensors of clients of the same size, stacked."""
+        firsts, size = self.method.role.firsts, self.rows.counts[clients[0]]
+        numbers = torch.tensor(clients, device=self.data.labels.device)
+
+        def make(inputs: Tensors, labels: Tensor) -> Tensors:
+            return {name: first(Samples(inputs, labels)) for name, first in firsts.items()}
+
+        parts = []
+        with torch.no_grad():
+            for some in torch.split(numbers, MOST_FIRST):
+                samples = self.data.take(self.rows.padded(some, size))
+                parts.append(torch.func.vmap(make)(samples.inputs, samples.labels))
+        return {name: torch.cat([part[name] for part in parts]) for name in firsts}
+
     def local_flops(self, shared: Tensors) -> int:
         """Count the largest client's operations in a round: its first step, times steps."""
+        used = {client: self._used(client, self.begun(client, shared)) for client in self._with_data()}
+        if not used:
+            return 0
+        largest = max(used, key=lambda client: used[client])
+        return self._step_flops(largest, shared) * self._steps(used[largest])
+
+    def _step_flops(self, client: int, handed: Tensors) -> int:
+        """Count the operations of a client's first step."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        privates = [self.begun(client, shared) for client in range(self.clients)]
-        members = [Member(client, self._used(client, private), private) for client, private in enumerate(privates)]
-        largest = max(members, key=lambda member: len(member.used))
-        if not len(largest.used):
+        received = {name: tensor.to(self.data.labels.device) for name, tensor in handed.items()}
+        private = self.begun(client, received)
+        if not (used := self._used(client, private)):
             return 0
+        stacked = self._stacked_private([client], [(0, 0)], shelved([(client, private)]))
         with FlopCounterMode(display=False) as counter:
-            self.train_chunk(0, Chunk([largest], [shared]), most_steps=1)
-        return int(counter.get_total_flops()) * self._steps(len(largest.used))
+            self.train_chunk(0, Chunk([client], [used], stacked, [received]), most_steps=1)
+        return int(counter.get_total_flops())
+
+    def _used(self, client: int, private: Tensors) -> int:
+        """Return how many samples a client trains on."""
+        return int((private[LABELS] >= 0).sum()) if LABELS in private else self.rows.counts[client]
 
     def _steps(self, samples: int) -> int:
         """Return the steps of a client's round; with private records, about as many are drawn."""
         return self.training.local_epochs * -(-samples // self.training.batch_size)
 
     def _with_data(self) -> list[int]:
-        return [client for client in range(self.clients) if len(self.rows[client])]
+        return [client for client, size in enumerate(self.rows.counts) if size]
 
-    def _used(self, client: int, private: Tensors) -> Tensor:
-        """Return the positions of the samples that a client trains on now."""
-        everything = torch.arange(len(self.rows[client]))
-        return everything[private[LABELS].cpu() >= 0] if LABELS in private else everything
-
-    def train_chunk(self, round_index: int, chunk: Chunk, most_steps: int | None = None) -> list[Trained]:
+    def train_chunk(self, round_index: int, chunk: Chunk, most_steps: int | None = None) -> Done:
         """Train the clients of a chunk in one kernel."""
-        members, begins = chunk
-        clients, used = [member.client for member in members], [member.used for member in members]
-        shared, same = begins[0], len(begins) == 1
-        largest = max(len(self.rows[client]) for client in clients)
-        numbers = torch.tensor(clients, device=self.data.labels.device)
-        positions, steps = self._orders(round_index, clients, numbers, used, largest)
-        steps = [min(count, most_steps or count) for count in steps]
-        mask = (positions < largest).float()
+        clients, used, private, begins = chunk
+        shared, same, device = begins[0], len(begins) == 1, self.data.labels.device
+        numbers = torch.tensor(clients, device=device)
+        largest = max(self.rows.counts[client] for client in clients)
+        orders = self._orders(round_index, chunk, numbers, largest)
+        mask = (orders.positions < largest).float()
+        steps = [min(count, most_steps or count) for count in orders.steps]
         received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
         tensors = {
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
             for name, tensor in received.items()
         }
-        tensors |= self._stacked_private([member.private for member in members], largest)
+        tensors |= private
         rates_of = {name: self._rate_factor(name, shared) for name in tensors}
         moving = {name: tensor for name, tensor in tensors.items() if rates_of[name] is not None}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
-        rates = self._rates(round_index, used, max(steps))
+        rates = rates_of_steps(self.training, round_index, self.federation.rounds, used, steps[0], device)
         optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
-        gradient_step = self._gradient_steps[same]
-        seeds = {name: derived_seed(self.private_seed, "noise", name, round_index) for name in self.method.noise()}
-        losses = torch.zeros(len(clients), dtype=torch.float64, device=mask.device)
-        padded_rows = pad(pad_sequence([self.rows[client] for client in clients], batch_first=True), (0, 1))
-        whole = (
-            {name: tensor[padded_rows] for name, tensor in self.data.inputs.items()}
-            if self.method.scope == "client"
-            else {}
-        )
-        for step in range(max(steps)):
-            active = sum(step < count for count in steps)
-            position = positions[:active, step]
+        step_of = self._gradient_steps[same]
+        noise = self.method.noise()
+        seeds = {name: derived_seed(self.private_seed, "noise", name, round_index) for name in noise}
+        losses = torch.zeros(len(clients), dtype=torch.float64, device=device)
+        padded_rows = self.rows.padded(numbers, largest + 1)
+        by_client = self.method.scope == "client"
+        whole = {name: tensor[padded_rows] for name, tensor in self.data.inputs.items()} if by_client else {}
+        active = len(clients)
+        for step in range(steps[0]):
+            while steps[active - 1] <= step:
+                active -= 1
+            position = orders.positions[:active, step]
             rows = padded_rows[:active].gather(1, position)
             batch = Batch(
                 inputs={name: tensor[rows] for name, tensor in self.data.inputs.items()},
@@ -322,13 +433,10 @@ class LocalEngine:
                 mask=mask[:active, step],
                 position=position,
                 received=shared if same else prefix(received, active),
-                noise={
-                    name: draw(keys_of(seeds[name], numbers[:active], step))
-                    for name, draw in self.method.noise().items()
-                },
+                noise={name: draw(keys_of(seeds[name], numbers[:active], step)) for name, draw in noise.items()},
                 whole=prefix(whole, active),
             )
-            gradients, (loss, changed) = gradient_step(prefix(moving, active), prefix(still, active), batch)
+            gradients, (loss, changed) = step_of(prefix(moving, active), prefix(still, active), batch)
             if self.hidden:
                 gradients = self._hidden(self.hidden, gradients, clients, round_index, step)
             optimiser.rate = rates[step]
@@ -338,17 +446,17 @@ class LocalEngine:
             losses[:active] += loss.double()
             self._steps_done += 1
             self.progress(min(self._steps_done, self._steps_planned), self._steps_planned)
-        means = (losses / torch.tensor(steps, device=losses.device)).tolist()
-        return [
-            self._split_update(
-                client,
-                {name: tensor[row] for name, tensor in tensors.items()},
-                shared,
-                len(used[row]),
-                means[row],
-            )
-            for row, client in enumerate(clients)
-        ]
+        means = losses / torch.tensor(steps, device=device)
+        return self._split(clients, tensors, shared, means)
+
+    def _orders(self, round_index: int, chunk: Chunk, numbers: Tensor, largest: int) -> Orders:
+        """Draw which samples each client's steps have, of those that it trains on."""
+        chosen = torch.arange(largest, device=numbers.device) < self.rows.sizes[numbers][:, None]
+        if LABELS in chunk.private:
+            chosen &= chunk.private[LABELS][:, :largest] >= 0
+        if self.hidden:
+            return draw_private_orders(self.hidden, self.private_seed, round_index, chunk.clients, chosen)
+        return draw_orders(self.training, self.private_seed, round_index, numbers, chosen, chunk.used)
 
     def _rate_factor(self, name: str, shared: Tensors) -> float | None:
         """Return the factor on a tensor's learning rate; None if gradients do not move it."""
@@ -357,58 +465,46 @@ class LocalEngine:
         role = self.method.role.shared(name) if name in shared else self.method.role.private(name)
         return role.rate if role.trained else None
 
-    def _split_update(self, client: int, tensors: Tensors, shared: Tensors, used: int, loss: float) -> Trained:
-        """Split what training had in hand into what a client sends and what it keeps."""
-        size, role = len(self.rows[client]), self.method.role
-        tensors = {name: tensor[:size] if name in role.per_sample else tensor for name, tensor in tensors.items()}
+    def _split(self, clients: list[int], tensors: Tensors, shared: Tensors, losses: Tensor) -> Done:
+        """Split what training had in hand into what clients send and what they keep."""
+        role = self.method.role
         names = [name for name in tensors if name not in shared]
+        lasting = [name for name in names if role.private(name).lasts]
+        sent: Columns = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
         if role.ends:
-            samples = self.data.take(self.rows[client])
-            tensors |= {name: make(tensors, samples) for name, make in role.ends.items()}
-        private = {name: tensors[name].clone() for name in names}
-        sent = {name: tensors[name] for name in [*self.start, *role.sent]}
+            ended = [self._ended(client, row, tensors) for row, client in enumerate(clients)]
+            sent = columns_of([{name: own[name] for name in [*self.start, *role.sent]} for own in ended])
+            kept = shelved((c, {name: own[name] for name in lasting}) for c, own in zip(clients, ended, strict=True))
+        else:
+            kept = self._shelves(clients, {name: tensors[name] for name in lasting})
         if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms
             assert self.privacy.clip is not None, "requirements.py asks for it"
-            sent = clipped(sent, shared, self.privacy.clip - rounding_error(shared))
-        # where all weigh the same nobody need know how many examples a client has
-        alike = self.method.weighting == "clients" or self.privacy.unit == "client"
-        update = Update(client, sent, 1.0 if alike else float(used))
-        lasting = {name: tensor for name, tensor in private.items() if role.private(name).lasts}
-        return Trained(update, lasting, loss if self.privacy.unit == "none" else 0.0, 1 if alike else size)
+            clip = self.privacy.clip - rounding_error(shared)
+            each = [{name: column[row] for name, column in sent.items()} for row in range(len(clients))]
+            sent = columns_of([clipped(one, shared, clip) for one in each])
+        return Done(clients, sent, kept, losses)
 
-    def _orders(
-        self, round_index: int, clients: list[int], numbers: Tensor, used: list[Tensor], filler: int
-    ) -> tuple[Tensor, list[int]]:
-        """Draw the samples of each client's steps (clients x steps x batch), and count its steps.
+    def _ended(self, client: int, row: int, tensors: Tensors) -> Tensors:
+        """Return one client's tensors with those that the method makes when training ends."""
+        size, role = self.rows.counts[client], self.method.role
+        own = {name: t[row, :size] if name in role.per_sample else t[row] for name, t in tensors.items()}
+        samples = self.data.take(self.rows[client])
+        return own | {name: make(own, samples) for name, make in role.ends.items()}
 
-        ``filler`` is no sample: it fills the last batch, and stands after a client's last step.
-        """
-        if self.hidden:
-            drawn = [
-                self.hidden.draw(len(own), self.private_seed, round_index, client)
-                for client, own in zip(clients, used, strict=True)
-            ]
-            width = max(1, *(len(step) for steps in drawn for step in steps))
-            orders = [
-                torch.stack([pad(step, (0, width - len(step)), value=filler) for step in steps]) for steps in drawn
-            ]
-            padded = pad_sequence(orders, batch_first=True, padding_value=filler)
-            return padded.to(numbers.device), [len(order) for order in orders]
-        counts = torch.tensor([len(own) for own in used], device=numbers.device)
-        width, epochs = min(self.training.batch_size, len(used[0])), self.training.local_epochs
-        places = pad_sequence(used, batch_first=True, padding_value=filler).to(numbers.device)
-        chosen = places < filler
-        seed = derived_seed(self.private_seed, "order", round_index)
-        shuffled = torch.stack([permutations(seed, numbers, chosen, epoch) for epoch in range(epochs)], dim=1)
-        batches = -(-counts // width)
-        # step s of a client is its batch s % b of epoch s // b, where b is its number of batches
-        step = torch.arange(epochs * int(batches[0]), device=numbers.device)
-        epoch, batch = step // batches[:, None], step % batches[:, None]
-        within = batch[..., None] * width + torch.arange(width, device=numbers.device)
-        real = (epoch < epochs)[..., None] & (within < counts[:, None, None])
-        flat = epoch.clamp(max=epochs - 1)[..., None] * places.shape[1] + within.clamp(max=places.shape[1] - 1)
-        order = places.gather(1, shuffled.flatten(1).gather(1, flat.flatten(1))).view(flat.shape)
-        return order.masked_fill_(~real, filler), (epochs * batches).tolist()
+    def _shelves(self, clients: list[int], tensors: Tensors) -> list[Shelf]:
+        """Sort private tensors by the sizes of clients, where they have a row per sample."""
+        per_sample = self.method.role.per_sample & tensors.keys()
+        if not per_sample:
+            return [Shelf(clients, tensors)] if tensors else []
+        by_size: dict[int, list[int]] = {}
+        for row, client in enumerate(clients):
+            by_size.setdefault(self.rows.counts[client], []).append(row)
+        found = []
+        for size, rows in by_size.items():
+            here = torch.tensor(rows, device=next(iter(tensors.values())).device)
+            cut = {name: t[here, :size] if name in per_sample else t[here] for name, t in tensors.items()}
+            found.append(Shelf([clients[row] for row in rows], cut))
+        return found
 
     def _hidden(
         self, hidden: RecordPrivacy, gradients: Tensors, clients: list[int], round_index: int, step: int
@@ -427,97 +523,19 @@ class LocalEngine:
         ]
         return {name: torch.stack([mean[name] for mean in means]) for name in gradients}
 
-    def _rates(self, round_index: int, used: list[Tensor], steps: int) -> Sequence[float | Tensor]:
-        """Return each step's rate: one for all, or one per client if it falls by epoch."""
-        rounds = self.federation.rounds
-        if self.training.schedule != "cosine-restarts":
-            return [learning_rate(self.training, round_index, rounds)] * steps
-        by_epoch = torch.tensor(
-            [learning_rate(self.training, round_index, rounds, e) for e in range(self.training.local_epochs)]
-        )
-        batches = torch.tensor([-(-len(own) // self.training.batch_size) for own in used])
-        epochs = torch.arange(steps)[:, None] // batches  # a client that has finished is not moved, whatever its rate
-        rates = by_epoch[epochs.clamp(max=self.training.local_epochs - 1)].to(self.data.labels.device)
-        return list(rates)
 
-    def _stacked_private(self, joined: list[Tensors], largest: int) -> Tensors:
-        """Stack private tensors; pad those with a row per sample to one more than the largest."""
-        stacked = {}
-        for name in joined[0]:
-            parts = [tensors[name] for tensors in joined]
-            if name in self.method.role.per_sample:
-                parts = [torch.cat([part, part.new_zeros(largest + 1 - len(part), *part.shape[1:])]) for part in parts]
-            stacked[name] = torch.stack(parts)
-        return stacked
-
-    def _gradient_step(self, same: bool) -> GradientStep:
-        """Return the gradient step: in one kernel, in closed form, or client by client.
-
-        ``same``: all clients received the same tensors, which are then not stacked.
-        """
-
-        device = self.data.labels.device.type
-        mixed = device == "cuda" and self.training.precision == "bfloat16"  # a processor gains nothing by it
-
-        def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-            with torch.autocast(device, torch.bfloat16, enabled=mixed):
-                return self.method.objective({**still, **moving}, batch)
-
-        of_received = None if same else 0
-        axes = Batch(inputs=0, labels=0, mask=0, position=0, received=of_received, noise=0, whole=0)  # type: ignore[arg-type]
-        stacked = torch.func.vmap(objective, in_dims=(0, 0, axes))
-
-        def together(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            """Clients are independent, so the gradient of the summed loss is each one's own."""
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in moving.items()}
-            losses, changed = stacked(leaves, still, batch)
-            gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-            detached = {name: tensor.detach() for name, tensor in changed.items()}
-            return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
-
-        def by_row(moving: Tensors, still: Tensors, batch: Batch) -> Tensors:
-            """Return the sum of one client's gradients, each image's cut before."""
-            assert self.hidden is not None
-
-            def of_row(inputs: Tensors, label: Tensor, mask: Tensor, position: Tensor) -> Tensors:
-                row = batch._replace(inputs=lift(inputs), labels=label[None], mask=mask[None], position=position[None])
-                return dict(torch.func.grad(lambda tensors: objective(tensors, still, row)[0])(moving))
-
-            gradients = torch.func.vmap(of_row)(batch.inputs, batch.labels, batch.mask, batch.position)
-            return row_gradients(gradients, batch.mask, self.hidden.clip)
-
-        def row_by_row(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            totals = torch.func.vmap(by_row, in_dims=(0, 0, axes))(moving, still, batch)
-            return totals, (batch.mask.new_zeros(len(batch.mask)), {})
-
-        closed_form = CLOSED_FORMS.get(type(self.method))  # of this very class: a subclass may have another loss
-
-        def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            assert closed_form is not None
-            gradients, losses, changed = closed_form(self.method, {**still, **moving}, batch)
-            return gradients, (losses, changed)
-
-        gradient = torch.func.grad_and_value(objective, has_aux=True)
-
-        def alone(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-            single = batch._replace(
-                inputs=first(batch.inputs),
-                labels=batch.labels[0],
-                mask=batch.mask[0],
-                position=batch.position[0],
-                received=batch.received if same else first(batch.received),
-                noise=first(batch.noise),
-                whole=first(batch.whole),
-            )
-            gradients, (loss, changed) = gradient(first(moving), first(still), single)
-            return lift(gradients), (loss[None], lift(changed))
-
-        if self.hidden:
-            return row_by_row
-        if self.federation.one_by_one:
-            return alone
-        batched = in_closed_form if closed_form else together
-        return Replayed(batched) if device == "cuda" else batched
+def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None:
+    """Write a chunk's columns to their rows of the whole, which keeps one tensor while shapes agree."""
+    for name, column in part.items():
+        known = whole.get(name)
+        if known is None and isinstance(column, Tensor):
+            known = whole[name] = column.new_empty(count, *column.shape[1:])
+        if isinstance(known, Tensor) and isinstance(column, Tensor) and known.shape[1:] == column.shape[1:]:
+            known[rows.to(column.device)] = column
+            continue
+        each = whole[name] = list(known) if known is not None else [torch.empty(0)] * count
+        for row, tensor in zip(rows.tolist(), column, strict=True):
+            each[row] = tensor
 
 
 def keep_freed_memory() -> None:
@@ -528,15 +546,3 @@ def keep_freed_memory() -> None:
         mallopt(mmap_threshold, 32 * 2**20)
         mallopt(trim_threshold, 2**30)
         mallopt(top_pad, 64 * 2**20)
-
-
-def prefix(tensors: Tensors, count: int) -> Tensors:
-    return {name: tensor[:count] for name, tensor in tensors.items()}
-
-
-def first(tensors: Tensors) -> Tensors:
-    return {name: tensor[0] for name, tensor in tensors.items()}
-
-
-def lift(tensors: Tensors) -> Tensors:
-    return {name: tensor[None] for name, tensor in tensors.items()}

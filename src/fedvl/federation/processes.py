@@ -18,8 +18,8 @@ from safetensors.torch import load as parse_safetensors
 from torch import distributed
 
 from fedvl.errors import FedVLError
-from fedvl.federation.local import Chunk, LocalEngine, Member, Trained
-from fedvl.methods.base import Update
+from fedvl.federation.local import Chunk, Done, LocalEngine
+from fedvl.federation.stacks import Column, Columns, Shelf
 from fedvl.tensors import Tensors, to_bytes
 
 HELD = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
@@ -38,12 +38,12 @@ class Processes:
     def __init__(self, rank: int, count: int) -> None:
         self.rank, self.count = rank, count
 
-    def train(self, round_index: int, chunks: Sequence[Chunk], engine: LocalEngine) -> list[list[Trained]]:
+    def train(self, round_index: int, chunks: Sequence[Chunk], engine: LocalEngine) -> list[Done]:
         """Train each chunk in one of the processes; return their results in the chunks' order."""
         shares = [list(chunks[rank :: self.count]) for rank in range(self.count)]
         for rank in range(1, self.count):
             self.send(rank, pack_chunks(round_index, shares[rank]))
-        found: dict[int, list[list[Trained]]] = {0: [engine.train_chunk(round_index, chunk) for chunk in shares[0]]}
+        found: dict[int, list[Done]] = {0: [engine.train_chunk(round_index, chunk) for chunk in shares[0]]}
         for rank in range(1, self.count):
             found[rank] = unpack_results(self.receive(rank), engine.data.labels.device)
         return [found[number % self.count][number // self.count] for number in range(len(chunks))]
@@ -115,53 +115,51 @@ def pack_chunks(round_index: int, chunks: Sequence[Chunk]) -> Letter:
         for begin in chunk.begins:
             for tensor in begin.values():
                 tensors[f"begin/{places.setdefault(id(tensor), len(places))}/0/"] = tensor
-        for place, member in enumerate(chunk.members):
-            tensors[f"used/{number}/{place}/"] = member.used
-            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in member.private.items()}
-    clients = [[member.client for member in chunk.members] for chunk in chunks]
+        tensors |= {f"private/{number}/0/{name}": tensor for name, tensor in chunk.private.items()}
+    members = [[chunk.clients, chunk.used] for chunk in chunks]
     begins = [
         [{name: places[id(tensor)] for name, tensor in begin.items()} for begin in chunk.begins] for chunk in chunks
     ]
-    return Letter({"what": "train", "round": round_index, "clients": clients, "begins": begins}, tensors)
+    return Letter({"what": "train", "round": round_index, "members": members, "begins": begins}, tensors)
 
 
 def unpack_chunks(letter: Letter, device: torch.device) -> tuple[int, list[Chunk]]:
     parts, header = sorted_out(letter.tensors, device), letter.header
     chunks = []
-    for number, (clients, begins) in enumerate(zip(header["clients"], header["begins"], strict=True)):
-        members = [
-            Member(client, parts["used", number, place][""].cpu(), parts.get(("private", number, place), {}))
-            for place, client in enumerate(clients)
-        ]
+    for number, ((clients, used), begins) in enumerate(zip(header["members"], header["begins"], strict=True)):
         states = [{name: parts["begin", place, 0][""] for name, place in begin.items()} for begin in begins]
-        chunks.append(Chunk(members, states))
+        chunks.append(Chunk(clients, used, parts.get(("private", number, 0), {}), states))
     return header["round"], chunks
 
 
-def pack_results(results: Sequence[Sequence[Trained]]) -> Letter:
+def pack_results(results: Sequence[Done]) -> Letter:
+    """Write what chunks leave; a column of several shapes is written client by client."""
     tensors: Tensors = {}
-    for number, chunk in enumerate(results):
-        for place, trained in enumerate(chunk):
-            tensors |= {f"update/{number}/{place}/{name}": tensor for name, tensor in trained.update.tensors.items()}
-            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in trained.private.items()}
-    figures = [[[t.update.client, t.update.weight, t.loss, t.examples] for t in chunk] for chunk in results]
-    return Letter({"what": "trained", "figures": figures}, tensors)
+    headers = []
+    for number, done in enumerate(results):
+        tensors[f"losses/{number}/0/"] = done.losses
+        apart = {name: len(column) for name, column in done.sent.items() if isinstance(column, list)}
+        for name, column in done.sent.items():
+            parts: Sequence[torch.Tensor] = column if isinstance(column, list) else [column]
+            tensors |= {f"sent/{number}/{place}/{name}": part for place, part in enumerate(parts)}
+        for place, shelf in enumerate(done.private):
+            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in shelf.tensors.items()}
+        headers.append([done.clients, list(done.sent), apart, [shelf.clients for shelf in done.private]])
+    return Letter({"what": "trained", "chunks": headers}, tensors)
 
 
-def unpack_results(letter: Letter, device: torch.device) -> list[list[Trained]]:
-    parts = sorted_out(letter.tensors, device)
-    return [
-        [
-            Trained(
-                Update(client, parts.get(("update", number, place), {}), weight),
-                parts.get(("private", number, place), {}),
-                loss,
-                examples,
-            )
-            for place, (client, weight, loss, examples) in enumerate(chunk)
-        ]
-        for number, chunk in enumerate(letter.header["figures"])
-    ]
+def unpack_results(letter: Letter, device: torch.device) -> list[Done]:
+    parts, results = sorted_out(letter.tensors, device), []
+    for number, (clients, names, apart, shelves) in enumerate(letter.header["chunks"]):
+        sent: Columns = {}
+        for name in names:
+            column: Column = parts["sent", number, 0][name]
+            if name in apart:
+                column = [parts["sent", number, place][name] for place in range(apart[name])]
+            sent[name] = column
+        private = [Shelf(held, parts.get(("private", number, place), {})) for place, held in enumerate(shelves)]
+        results.append(Done(clients, sent, private, parts["losses", number, 0][""]))
+    return results
 
 
 def sorted_out(tensors: Tensors, device: torch.device) -> dict[tuple[str, int, int], Tensors]:

@@ -1,10 +1,12 @@
 """The only loop: (consult ->) choose -> train -> check -> merge -> evaluate -> commit."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from fedvl.config import FederationConfig
@@ -22,12 +24,13 @@ from fedvl.federation.checks import (
 from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
-from fedvl.federation.local import LocalEngine, Summed, Trained
+from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.robust import RULES, Rule, by_root, mean
+from fedvl.federation.stacks import Answers, Trained, Updates
 from fedvl.methods.base import Method, Update
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten, weighted_mean
+from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten
 
 Record = dict[str, Any]
 BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
@@ -36,7 +39,8 @@ BEST = "best/"  # before the names of the best round's tensors, in the journal o
 class Engine(Protocol):
     """Where clients are trained: in this process or on other machines."""
 
-    private: dict[int, Tensors]
+    @property
+    def private(self) -> MutableMapping[int, Tensors]: ...
 
     @property
     def clients(self) -> int: ...
@@ -47,11 +51,11 @@ class Engine(Protocol):
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> list[Trained]: ...
+    ) -> Sequence[Trained]: ...
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed: ...
 
-    def keep(self, trained: list[Trained]) -> None: ...
+    def keep(self, trained: Sequence[Trained]) -> None: ...
 
     def refused(self) -> list[Refusal]: ...
 
@@ -79,8 +83,8 @@ class Gathered(NamedTuple):
     """A cohort, what its clients trained, which updates count, and what was handed out."""
 
     cohort: list[int]
-    trained: list[Trained]
-    good: list[Update]
+    trained: Answers
+    good: Updates
     refusals: list[Refusal]
     handed: ByClient
     usual: float  # move of a client, up to this round
@@ -91,7 +95,7 @@ class Outcome(NamedTuple):
 
     cohort: list[int]
     dropped: list[int]
-    counted: list[Trained]
+    counted: Answers
     refusals: list[Refusal]
     handed: ByClient
     merged: Tensors
@@ -172,20 +176,20 @@ class Federation:
     def _merge_each(self, round_index: int) -> "Outcome":
         """Check the update of each client, and merge those that are sound."""
         cohort, trained, good, refusals, handed, usual = self._gather(round_index)
-        merged_clients = {update.client for update in good}
-        counted = [result for result in trained if result.update.client in merged_clients]
+        counted = trained.of_clients(set(good.clients))
         merged, noise = self._merged(round_index, good)
-        declared = {str(result.update.client): result.examples for result in counted if self._is_new(result)}
+        # in one process sizes are known, and nobody declares anything
+        declared = {} if self.engine.sizes else {str(r.update.client): r.examples for r in counted if self._is_new(r)}
         return Outcome(
             cohort=cohort,
-            dropped=sorted(set(cohort) - {result.update.client for result in trained}),
+            dropped=sorted(set(cohort) - set(trained.clients)),
             counted=counted,
             refusals=refusals,
             handed=handed,
             merged=merged,
             last=last_updates(self.method, self.last, good),
-            loss=mean_loss([result.loss for result in counted]) if counted else 0.0,
-            bytes_up=sum(count_bytes(result.update.tensors) for result in trained),
+            loss=mean_loss(counted.losses) if len(counted) else 0.0,
+            bytes_up=trained.bytes,
             figures={
                 "usual_move": usual,
                 "declared": declared,
@@ -201,10 +205,10 @@ class Federation:
         trained = self.root.train(round_index, [0], self.shared)
         self.root.keep(trained)
         summed = [name for name in self.shared if self.method.role.needs(name) == "sum"]
-        root = moves_of(self.shared, [result.update.tensors for result in trained], summed)[0]
+        root = moves_of(self.shared, Updates.of(Answers.of(trained).updates), summed)[0]
         return lambda moves, weights: by_root(moves, root)
 
-    def _merged(self, round_index: int, good: list[Update]) -> tuple[Tensors, Record]:
+    def _merged(self, round_index: int, good: Updates) -> tuple[Tensors, Record]:
         if not isinstance(self.privacy, ClientPrivacy):
             return merge(self.method, self.shared, good, self._rule(round_index)), {}
         merged, clip = self.privacy.merge(round_index, self.shared, good, self.records)
@@ -226,7 +230,7 @@ class Federation:
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),
-            counted=summed.trained,
+            counted=Answers(summed.trained),
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=moved(self.shared, total),
@@ -300,10 +304,13 @@ class Federation:
         for attempt in range(1 if hidden else self.config.attempts):
             cohort, answering = self._choose(round_index, attempt)
             handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
-            trained = self._train(round_index, answering, handed)
-            asked = dict.fromkeys(cohort, 0) | {result.update.client: result.examples for result in trained}
-            asked = {client: self.examples.get(client, asked[client]) for client in cohort}
-            good, refused = sort_out([r.update for r in trained], asked, handed, self.method, self.config)
+            trained = Answers.of(self._train(round_index, answering, handed))
+            asked = {
+                **dict.fromkeys(cohort, 0),
+                **dict(zip(trained.clients, trained.examples, strict=True)),
+                **self.examples,
+            }
+            good, refused = sort_out(trained.updates, asked, handed, self.method, self.config)
             before = self.records[-1].get("usual_move", 0.0) if self.records else 0.0
             role, ratio = self.method.role, self.config.max_norm_ratio
             far, usual = list[Refusal](), 0.0
@@ -332,7 +339,7 @@ class Federation:
         for client, examples in record.get("declared", {}).items():
             self.examples.setdefault(int(client), examples)
 
-    def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> list[Trained]:
+    def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> Sequence[Trained]:
         """Train from the shared tensors, or from what the method hands out to each client."""
         if self.config.sequential and round_index:
             return self._train_in_turn(round_index, cohort, handed)
@@ -354,15 +361,19 @@ class Federation:
         """Count what went down; a client that was consulted has the shared tensors already."""
         given = self.method.role.given
         if not consulted:
-            return sum(count_bytes(tensors) for tensors in handed.values())
+            several = Counter(id(tensors) for tensors in handed.values())  # most are the same
+            states = {id(tensors): tensors for tensors in handed.values()}
+            return sum(number * count_bytes(states[key]) for key, number in several.items())
         extra = sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed.values())
         return count_bytes(self.shared) * consulted + extra
 
     def _choose(self, round_index: int, attempt: int) -> tuple[list[int], list[int]]:
         """Return a round's clients and those who answer; draws are as if nobody had withdrawn."""
         drawn = self._draw(round_index, attempt)
-        answering = set(self._answering(drawn, round_index, attempt))
         withdrawn = () if self.method.scope == "pooled" else self.config.withdrawn
+        if not (withdrawn or self.config.dropout):
+            return drawn, drawn
+        answering = set(self._answering(drawn, round_index, attempt))
         cohort = [client for client in drawn if client not in withdrawn]
         return cohort, [client for client in cohort if client in answering]
 
@@ -371,7 +382,8 @@ class Federation:
             return self.privacy.choose(round_index)
         generator = numpy_generator(self.seed, "choose", round_index, attempt)
         count = min(self.config.per_round or self.engine.clients, self.engine.clients)
-        return sorted(int(client) for client in generator.choice(self.engine.clients, count, replace=False))
+        drawn: list[int] = np.sort(generator.choice(self.engine.clients, count, replace=False)).tolist()
+        return drawn
 
     def _answering(self, cohort: list[int], round_index: int, attempt: int) -> list[int]:
         if not self.config.dropout:
@@ -390,25 +402,22 @@ def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule
     """Average what the server needs in sum; let the method merge what it needs of each."""
     summed = [name for name in shared if method.role.needs(name) == "sum"]
     rest = {name: tensor for name, tensor in shared.items() if name not in summed}
-    sent, weights = [update.tensors for update in updates], [update.weight for update in updates]
+    stacked = Updates.of(updates)
     if rule is mean:
-        merged = weighted_mean([{name: tensors[name] for name in summed} for tensors in sent], weights)
+        merged = stacked.mean(summed)
     else:
-        moves = moves_of(shared, sent, summed)
-        move = rule(moves, moves.new_tensor(weights))
-        merged = moved_by(shared, move, summed)
+        moves = moves_of(shared, stacked, summed)
+        merged = moved_by(shared, rule(moves, moves.new_tensor(stacked.weights)), summed)
     if rest:
-        each = [
-            update._replace(tensors={name: t for name, t in update.tensors.items() if name not in summed})
-            for update in updates
-        ]
-        merged |= method.merge(rest, each)
+        merged |= method.merge(rest, stacked.only(name for name in stacked.columns if name not in summed))
     return {name: merged[name] for name in shared}
 
 
-def moves_of(shared: Tensors, sent: Sequence[Tensors], names: Sequence[str]) -> torch.Tensor:
+def moves_of(shared: Tensors, updates: Updates, names: Sequence[str]) -> torch.Tensor:
     """Return what updates change, one row for each."""
-    return torch.stack([torch.cat([(one[name] - shared[name]).flatten().double() for name in names]) for one in sent])
+    return torch.cat(
+        [(updates.column(name) - shared[name]).double().reshape(len(updates), -1) for name in names], dim=1
+    )
 
 
 def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tensors:
@@ -421,10 +430,11 @@ def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tenso
 
 def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> ByClient:
     """Return every client's last tensors that the method needs kept, in the order of clients."""
-    sent = {
-        update.client: {name: t.clone() for name, t in update.tensors.items() if method.role.needs(name) == "last"}
-        for update in updates
-    }
+    updates = Updates.of(updates)
+    kept = updates.only(name for name in updates.columns if method.role.needs(name) == "last")
+    if not kept.columns:
+        return last
+    sent = {update.client: {name: t.clone() for name, t in update.tensors.items()} for update in kept}
     newest = last | {client: tensors for client, tensors in sent.items() if tensors}
     return {client: newest[client] for client in sorted(newest)}
 

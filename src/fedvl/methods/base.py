@@ -289,6 +289,12 @@ class Method:
         return Roles(self.roles())
 
     @final
+    def first_private(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        """Return the private tensors that a client of these samples begins with."""
+        made = {name: first(samples) for name, first in self.role.firsts.items()}
+        return {**made, **self.join(samples, generator)}
+
+    @final
     @property
     def clusters(self) -> bool:
         """Whether queries are answered by clustering."""

@@ -44,19 +44,25 @@ class FSTCBDG(Method):
     presets = {"paper": {"training": TRAINING}}
 
     def roles(self) -> dict[str, Role]:
-        return {"weight": Shared(features=True), "soft_labels": Private(per_sample=True)}
+        return {
+            "weight": Shared(features=True),
+            "soft_labels": Private(per_sample=True, first=self.zero_shot),
+            "sigma": Private(first=self.spread),
+        }
 
     def start(self, generator: torch.Generator) -> Tensors:
         text = self.task.text_features
         return {"weight": text.clone(), "bias": text.new_zeros(len(text))}
 
-    def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        """Return q^0 = p, the zero-shot prediction (eq. 2), and the features' spread, sigma."""
-        text = self.task.text_features
-        scores = samples.inputs["features"] @ text.T
-        spread = (samples.inputs["features"] - text[scores.argmax(-1)]).pow(2).mean().sqrt()
-        sigma = spread if self.options.estimate_sigma else torch.full_like(spread, self.options.sigma)
-        return {"soft_labels": torch.softmax(self.options.scale * scores, dim=-1), "sigma": sigma}
+    def zero_shot(self, samples: Samples) -> Tensor:
+        """Return q^0 = p, the zero-shot prediction (eq. 2)."""
+        return torch.softmax(self.options.scale * (samples.inputs["features"] @ self.task.text_features.T), dim=-1)
+
+    def spread(self, samples: Samples) -> Tensor:
+        """Return the features' spread around the texts of their pseudo-classes, sigma."""
+        features, text = samples.inputs["features"], self.task.text_features
+        spread = (features - text[(features @ text.T).argmax(-1)]).pow(2).mean().sqrt()
+        return spread if self.options.estimate_sigma else torch.full_like(spread, self.options.sigma)
 
     def noise(self) -> dict[str, Draw]:
         return {"normal": Normal((self.options.synthetic, self.task.text_features.shape[1])), "place": Uniform()}

@@ -3,7 +3,8 @@
 A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()``
 unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
 
-``begin`` and ``end`` give a tensor its value when a client's training begins or ends, from all the
+``first`` makes a tensor from a client's samples alone, in one kernel for many clients: it is written
+by the three rules of a loss. ``begin`` and ``end`` give a tensor its value when a client's training begins or ends, from all the
 client's tensors at that time and its samples.
 """
 
@@ -41,6 +42,7 @@ class Private:
     rate: float = 1.0  # factor on the learning rate
     per_sample: bool = False  # one row for each of the client's samples
     lasts: bool = True  # outlives the round; if not, it is made anew by ``join``
+    first: Callable[[Any], Any] | None = None  # what a client has before its first round, of its samples
     begin: Make | None = None  # what training begins with; without, what the client kept
     end: Make | None = None  # what the client keeps of it; without, what training left
 
@@ -84,6 +86,7 @@ class Roles:
         self.remembers = any(isinstance(role, Remembered) for role in self.declared.values())
         private = {name: role for name, role in self.declared.items() if isinstance(role, Private)}
         self.trained_private = [name for name, role in private.items() if role.trained]
+        self.firsts = {name: role.first for name, role in private.items() if role.first is not None}
         self.begins = {name: role.begin for name, role in private.items() if role.begin is not None}
         self.per_sample = {name for name, role in private.items() if role.per_sample}
         self.renews_private = not all(role.lasts for role in private.values())

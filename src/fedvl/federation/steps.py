@@ -1,0 +1,98 @@
+"""The gradient step of many clients: in one kernel, in closed form, by image, or client by client."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedvl.config import FederationConfig, TrainingConfig
+from fedvl.federation.graphs import Replayed
+from fedvl.federation.privacy import RecordPrivacy, row_gradients
+from fedvl.methods.base import CLOSED_FORMS, Batch, Method
+from fedvl.tensors import Tensors
+
+GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
+
+
+def gradient_step(
+    method: Method,
+    training: TrainingConfig,
+    federation: FederationConfig,
+    hidden: RecordPrivacy | None,
+    device: str,
+    same: bool,
+) -> GradientStep:
+    """Return the step; ``same``: all clients received the same tensors, which are then not stacked."""
+    mixed = device == "cuda" and training.precision == "bfloat16"  # a processor gains nothing by it
+
+    def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
+        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+            return method.objective({**still, **moving}, batch)
+
+    of_received = None if same else 0
+    axes = Batch(inputs=0, labels=0, mask=0, position=0, received=of_received, noise=0, whole=0)  # type: ignore[arg-type]
+    stacked = torch.func.vmap(objective, in_dims=(0, 0, axes))
+
+    def together(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        """Clients are independent, so the gradient of the summed loss is each one's own."""
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in moving.items()}
+        losses, changed = stacked(leaves, still, batch)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        detached = {name: tensor.detach() for name, tensor in changed.items()}
+        return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
+
+    def by_row(moving: Tensors, still: Tensors, batch: Batch) -> Tensors:
+        """Return the sum of one client's gradients, each image's cut before."""
+        assert hidden is not None
+
+        def of_row(inputs: Tensors, label: Tensor, mask: Tensor, position: Tensor) -> Tensors:
+            row = batch._replace(inputs=lift(inputs), labels=label[None], mask=mask[None], position=position[None])
+            return dict(torch.func.grad(lambda tensors: objective(tensors, still, row)[0])(moving))
+
+        gradients = torch.func.vmap(of_row)(batch.inputs, batch.labels, batch.mask, batch.position)
+        return row_gradients(gradients, batch.mask, hidden.clip)
+
+    def row_by_row(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        totals = torch.func.vmap(by_row, in_dims=(0, 0, axes))(moving, still, batch)
+        return totals, (batch.mask.new_zeros(len(batch.mask)), {})
+
+    closed_form = CLOSED_FORMS.get(type(method))  # of this very class: a subclass may have another loss
+
+    def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        assert closed_form is not None
+        gradients, losses, changed = closed_form(method, {**still, **moving}, batch)
+        return gradients, (losses, changed)
+
+    gradient = torch.func.grad_and_value(objective, has_aux=True)
+
+    def alone(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        single = batch._replace(
+            inputs=first(batch.inputs),
+            labels=batch.labels[0],
+            mask=batch.mask[0],
+            position=batch.position[0],
+            received=batch.received if same else first(batch.received),
+            noise=first(batch.noise),
+            whole=first(batch.whole),
+        )
+        gradients, (loss, changed) = gradient(first(moving), first(still), single)
+        return lift(gradients), (loss[None], lift(changed))
+
+    if hidden:
+        return row_by_row
+    if federation.one_by_one:
+        return alone
+    batched = in_closed_form if closed_form else together
+    return Replayed(batched) if device == "cuda" else batched
+
+
+def prefix(tensors: Tensors, count: int) -> Tensors:
+    return {name: tensor[:count] for name, tensor in tensors.items()}
+
+
+def first(tensors: Tensors) -> Tensors:
+    return {name: tensor[0] for name, tensor in tensors.items()}
+
+
+def lift(tensors: Tensors) -> Tensors:
+    return {name: tensor[None] for name, tensor in tensors.items()}
