@@ -179,6 +179,7 @@ class Result(Content):
     bytes_up_per_client_round: Count | None = None
     bytes_down_per_client_round: Count | None = None
     local_flops: Count | None = None
+    chunk: Count | None = None
     seconds: Seconds | None = None
     seconds_per_image: Number | None = None
     class_names: Names | None = None

@@ -17,6 +17,7 @@ from fedvl.evaluation.judge import Judge, Judged
 from fedvl.evaluation.metrics import accuracy_by_mix, recall_by_class
 from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
+from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation, best_round
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
@@ -72,6 +73,7 @@ def describe(
         "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
         // max(sum(len(r["cohort"]) for r in records), 1),
         "local_flops": local_flops,
+        "chunk": engine.chunk if isinstance(engine, LocalEngine) else None,  # clients in one kernel
         "seconds": {
             "encode": prepared.encode_seconds,
             "train": sum(record["seconds"] for record in records),

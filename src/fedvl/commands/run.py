@@ -112,7 +112,9 @@ def run(
         ),
     ] = None,
     privacy: PrivacyFlag = None,
-    chunk: Annotated[int | None, typer.Option(help="Clients trained in one kernel.")] = None,
+    chunk: Annotated[
+        int | None, typer.Option(help="Clients trained in one kernel; by what one takes, if absent.")
+    ] = None,
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="Train clients one at a time; same result, slower.")
     ] = False,

@@ -1,0 +1,184 @@
+"""Many clients in few tensors: rows, updates, private tensors, as if each were by itself."""
+
+import pytest
+import torch
+from helpers.small import run_quietly, small_federation, small_method
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedvl.federation.stacks import (
+    Cohort,
+    PrivateTensors,
+    Rows,
+    Shelf,
+    Updates,
+    columns_of,
+    shelved,
+)
+from fedvl.methods.base import Update
+from fedvl.tensors import digest
+
+
+def updates_of(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Update(
+            client,
+            {"w": torch.randn(shape, generator=generator), "b": torch.randn(2, generator=generator)},
+            client + 1.0,
+        )
+        for client, shape in enumerate(shapes)
+    ]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_rows_are_those_of_a_list(sizes):
+    held = list(torch.randperm(sum(sizes)).split(sizes))
+    rows = Rows.of(held)
+    assert rows.counts == sizes
+    assert all(torch.equal(left, right) for left, right in zip(rows, held, strict=True))
+    if not sum(sizes):
+        return
+    padded = rows.padded(torch.arange(len(sizes)), max(sizes) + 1)
+    assert padded.shape == (len(sizes), max(sizes) + 1)
+    for row, own in zip(padded, held, strict=True):
+        assert torch.equal(row[: len(own)], own)
+
+
+@pytest.mark.parametrize("shapes", [(3, 3, 3), (3, 2, 3)])
+def test_updates_are_those_they_were_made_of(shapes):
+    single = updates_of(*shapes)
+    stacked = Updates.of(reversed(single))
+    assert stacked.clients == [0, 1, 2]
+    assert stacked.alike == (shapes == (3, 3, 3))
+    for left, right in zip(stacked, single, strict=True):
+        assert left[::2] == right[::2]
+        assert digest(left.tensors) == digest(right.tensors)
+    some = stacked.take([0, 2])
+    assert [update.client for update in some] == [0, 2]
+    assert digest(some[1].tensors) == digest(single[2].tensors)
+    assert stacked.bytes == 4 * (sum(shapes) + 6)
+    assert list(stacked.only(["b"])[0].tensors) == ["b"]
+
+
+@pytest.mark.parametrize("shapes", [(3, 3, 3), (3, 2, 3)])
+@pytest.mark.parametrize("same", [True, False])
+def test_moves_are_norms_of_what_changed(shapes, same):
+    single = updates_of(*shapes)
+    handed = {u.client: {"w": torch.full_like(u.tensors["w"], float(u.client)), "b": torch.ones(2)} for u in single}
+    if same and len(set(shapes)) == 1:
+        handed = dict.fromkeys(handed, handed[1])
+    moves = Updates.of(single).moves(["w", "b"], handed)
+    for update, move in zip(single, moves, strict=True):
+        changed = [update.tensors[name] - handed[update.client][name] for name in ("w", "b")]
+        assert float(move) == pytest.approx(float(torch.cat(changed).norm()), rel=1e-6)
+
+
+def test_moves_of_what_nobody_was_handed_are_its_norms():
+    single = updates_of(3, 3)
+    moves = Updates.of(single).moves(["w"], {0: {}, 1: {}})
+    assert moves.tolist() == pytest.approx([float(u.tensors["w"].norm()) for u in single])
+
+
+def test_the_mean_is_the_same_bits_whoever_sends_first_and_as_a_plain_sum_says():
+    generator = torch.Generator().manual_seed(0)
+    single = [Update(c, {"w": torch.randn(5, generator=generator)}, float(c % 3 + 1)) for c in range(150)]
+    mean = Updates.of(single).mean(["w"])["w"]
+    assert torch.equal(mean, Updates.of(single[::-1]).mean(["w"])["w"])
+    total = sum(update.weight for update in single)
+    plain = torch.stack([update.tensors["w"].double() * update.weight for update in single]).sum(0) / total
+    torch.testing.assert_close(mean, plain.float(), rtol=1e-6, atol=1e-7)
+
+
+class Model:
+    """A dictionary that a store is compared with."""
+
+    def __init__(self):
+        self.store, self.plain = PrivateTensors(), {}
+
+    def put(self, clients, size, value):
+        tensors = {"t": torch.full((len(clients), size), float(value)), "n": torch.arange(len(clients)) + value}
+        self.store.put(Shelf(clients, tensors))
+        self.plain |= {
+            c: {name: tensor[row].clone() for name, tensor in tensors.items()} for row, c in enumerate(clients)
+        }
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), st.integers(0, 3)),
+            st.integers(0, 6),
+        ),
+        max_size=12,
+    )
+)
+def test_private_tensors_are_a_dictionary(actions):
+    model = Model()
+    for number, action in enumerate(actions):
+        if isinstance(action, int):
+            model.store.pop(action, None)
+            model.plain.pop(action, None)
+        else:
+            clients, size = action
+            model.put(clients, size, number)
+    assert set(model.store) == set(model.plain)
+    assert {c: digest(own) for c, own in model.store.items()} == {c: digest(own) for c, own in model.plain.items()}
+    found = {
+        c: {n: t[row] for n, t in s.tensors.items()}
+        for s in model.store.shelves(range(7))
+        for row, c in enumerate(s.clients)
+    }
+    assert {c: digest(own) for c, own in found.items()} == {c: digest(own) for c, own in model.plain.items()}
+
+
+def test_what_is_read_of_a_store_does_not_change_with_it():
+    store = PrivateTensors()
+    store[3] = {"t": torch.zeros(2)}
+    before = store[3]
+    store[3] = {"t": torch.ones(2)}
+    assert before["t"].tolist() == [0, 0]
+
+
+def test_a_cohort_is_a_list_of_what_each_client_trained():
+    updates = updates_of(3, 3, 3)
+    shelves = shelved([(0, {"p": torch.zeros(1)}), (2, {"p": torch.ones(1)}), (1, {"p": torch.ones(2)})])
+    cohort = Cohort(Updates.of(updates), shelves, [0.1, 0.2, 0.3], [4, 5, 6])
+    assert [result.private["p"].tolist() for result in cohort] == [[0], [1, 1], [1]]
+    some = cohort.of_clients({1, 2})
+    assert [(r.update.client, r.loss, r.examples, r.private["p"].tolist()) for r in some] == [
+        (1, 0.2, 5, [1, 1]),
+        (2, 0.3, 6, [1]),
+    ]
+    assert cohort.of_clients({0, 1, 2}) is cohort
+
+
+def test_columns_stay_apart_where_shapes_differ():
+    found = columns_of([{"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.ones(2), "b": torch.ones(3)}])
+    assert isinstance(found["a"], torch.Tensor)
+    assert isinstance(found["b"], list)
+
+
+def engine_of(name, **federation):
+    engine = small_federation(small_method(name), **federation).engine
+    engine.rows = Rows.of(torch.arange(24).split(2))
+    return engine
+
+
+def test_a_chunk_is_chosen_by_what_a_client_takes():
+    assert engine_of("linear").chunk == 4096  # a head of 4 x 6 numbers takes nearly nothing
+    assert 10 <= engine_of("fedlora").chunk < engine_of("promptfl").chunk < 4096  # both towers, one tower
+    assert engine_of("linear", chunk=7).chunk == 7
+    assert engine_of("linear", one_by_one=True).chunk == 1
+
+
+@pytest.mark.parametrize("name", ["fst-cbdg", "fed-prime"])
+def test_a_chunk_does_not_depend_on_the_round(name):
+    """Private tensors and pools may have grown: a run that is resumed must have the chunks of the whole one."""
+    federation = small_federation(small_method(name))
+    federation.engine.rows = Rows.of(torch.arange(24).split(2))
+    first = federation.engine.chunk
+    run_quietly(federation)
+    del federation.engine.__dict__["chunk"]
+    assert federation.engine.chunk == first > 10
