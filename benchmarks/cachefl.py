@@ -46,6 +46,7 @@ from fedvl.data.protocols import Labels, closed
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.orders import order_of
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
@@ -242,7 +243,7 @@ def problem() -> tuple[CacheFL, Samples, Tensors]:
 
 
 def order(round_index: int, client: int) -> torch.Tensor:
-    return torch.randperm(SAMPLES, generator=torch_generator(0, "order", round_index, client))
+    return order_of(0, round_index, client, SAMPLES)
 
 
 def ours(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:

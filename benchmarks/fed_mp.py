@@ -24,6 +24,7 @@ from torch.nn.functional import normalize
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.evaluation.predict import Conversation
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.orders import order_of
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.seeding import torch_generator
@@ -201,8 +202,7 @@ def speed(repeats: int) -> dict[str, float]:
 
 def batches(client: int, count: int) -> torch.Tensor:
     """Return the order in which our engine takes a client's samples in round 0."""
-    generator = torch_generator(0, "order", 0, client)
-    return torch.cat([torch.randperm(count, generator=generator) for _ in range(EPOCHS)]).view(-1, BATCH)
+    return torch.cat([order_of(0, 0, client, count, epoch) for epoch in range(EPOCHS)]).view(-1, BATCH)
 
 
 def matrix_products(images: torch.Tensor, shared: Tensors, order: torch.Tensor) -> None:

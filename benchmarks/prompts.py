@@ -31,6 +31,7 @@ from torch.nn.functional import cross_entropy, normalize
 from benchmarks.plain_clip import PlainClip
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.orders import order_of
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
@@ -156,7 +157,7 @@ class Contest:
         for round_index in range(self.settings.rounds + 1):
             sent = []
             for client, rows in enumerate(self.rows):
-                order = rows[torch.randperm(len(rows), generator=torch_generator(SEED, "order", round_index, client))]
+                order = rows[order_of(SEED, round_index, client, len(rows))]
                 trained = self.train_one(scores, {**kept[client], **shared}, order)
                 sent.append({name: trained[name] for name in shared})
                 kept[client] = {name: trained[name] for name in kept[client]}

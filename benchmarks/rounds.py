@@ -23,10 +23,11 @@ import torch
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.orders import order_of
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
-from fedvl.seeding import numpy_generator, torch_generator
+from fedvl.seeding import numpy_generator
 from fedvl.tensors import Tensors
 
 CLIENTS, SAMPLES, WIDTH, CLASSES, PER_ROUND, ROUNDS, BATCH = 100, 128, 1024, 100, 10, 10, 32
@@ -52,7 +53,7 @@ def cohort(round_index: int) -> list[int]:
 
 
 def order(round_index: int, client: int) -> torch.Tensor:
-    return torch.randperm(SAMPLES, generator=torch_generator(SEED, "order", round_index, client))
+    return order_of(SEED, round_index, client, SAMPLES)
 
 
 def ours(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:

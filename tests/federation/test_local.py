@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from helpers.small import RAGGED, run_quietly, shuffled, small_federation, small_method, small_samples
+from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.draws import Uniform, keys_of
+from fedvl.federation.orders import order_of
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Given, Private, Shared
@@ -68,7 +69,7 @@ def test_local_training_equals_a_plain_loop_with_torch_optim():
     layer.load_state_dict(federation.shared)
     optimiser = torch.optim.SGD(layer.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
     for epoch in range(2):
-        for rows in shuffled(12, round_index=2, client=3, epoch=epoch).split(4):
+        for rows in order_of(0, round_index=2, client=3, samples=12, epoch=epoch).split(4):
             weights = layer.weight, layer.bias
             scores = 10.0 * features[rows] @ weights[0].T + weights[1]
             optimiser.zero_grad()
@@ -145,7 +146,7 @@ def test_rates_fall_from_epoch_to_epoch_for_each_client_by_its_own_batches():
         optimiser = torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
         for epoch in range(2):
             optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * (2 + epoch) / 6))
-            for chosen in rows[shuffled(len(rows), 1, client, epoch)].split(4):
+            for chosen in rows[order_of(0, 1, client, len(rows), epoch)].split(4):
                 scores = 10.0 * samples.inputs["features"][chosen] @ parameters[0].T + parameters[1]
                 optimiser.zero_grad()
                 torch.nn.functional.cross_entropy(scores, samples.labels[chosen]).backward()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
-from fedvl.draws import keys_of, permutations
+from fedvl.draws import keys_of
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.round import Federation
@@ -22,7 +22,7 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
-from fedvl.seeding import derived_seed, torch_generator
+from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 AnyFederation = TypeVar("AnyFederation", bound=Federation)
@@ -193,9 +193,3 @@ def run_quietly(federation: AnyFederation) -> AnyFederation:
 def drawn(method: Method, client: int = 0) -> Tensors:
     """Draw the random numbers of a client's first step."""
     return {name: draw(keys_of(0, torch.tensor([client]), 0))[0] for name, draw in method.noise().items()}
-
-
-def shuffled(count: int, round_index: int, client: int, epoch: int = 0) -> torch.Tensor:
-    """Draw the order of a client's samples in an epoch."""
-    seed = derived_seed(0, "order", round_index)
-    return permutations(seed, torch.tensor([client]), torch.ones(1, count, dtype=torch.bool), epoch)[0]

@@ -525,7 +525,7 @@ class LocalEngine:
 
 
 def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None:
-    """Write a chunk's columns to their rows of the whole, which keeps one tensor while shapes agree."""
+    """Write a chunk's columns to their rows of the whole: one tensor, while shapes agree."""
     for name, column in part.items():
         known = whole.get(name)
         if known is None and isinstance(column, Tensor):

@@ -42,6 +42,12 @@ def draw_orders(
     return Orders(positions.masked_fill_(~real, filler), steps)
 
 
+def order_of(seed: int, round_index: int, client: int, samples: int, epoch: int = 0) -> Tensor:
+    """Return the order of one client's samples in an epoch."""
+    chosen = torch.ones(1, samples, dtype=torch.bool)
+    return permutations(derived_seed(seed, "order", round_index), torch.tensor([client]), chosen, epoch)[0]
+
+
 def draw_private_orders(
     hidden: RecordPrivacy, seed: int, round_index: int, clients: Sequence[int], chosen: Tensor
 ) -> Orders:
