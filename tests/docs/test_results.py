@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tools.reproduced_page import figures_in, sections
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 PRIVATE = (DOCS / "differential-privacy.md").read_text(encoding="utf-8")
@@ -23,6 +25,25 @@ def numbers(sentence: str, page: str = PAGE) -> list[float]:
     found = re.search(sentence, page)
     assert found, f"the page does not say {sentence}"
     return [float(number) for number in found.groups()]
+
+
+def test_figures_of_recipes_are_those_of_the_reproduced_tables():
+    """Every figure after a mending, beside the command of a recipe, is in that recipe's own table."""
+    tables, recipe, compared = sections((DOCS / "reproduced.md").read_text(encoding="utf-8")), "", 0
+    for line in PAGE.splitlines():
+        cells = line.strip("| ").split(" | ")
+        if len(cells) != 4:
+            continue
+        _, _, after, command = cells
+        if not command.startswith("the same"):
+            found = re.search(r"`fedvl reproduce (\S+) --on embedded`", command)
+            recipe = found[1] if found else ""
+        if recipe:
+            shown = set(figures_in(tables[recipe]).cells.values())
+            figures = [float(figure) for figure in re.findall(r"(?<![\w.,])\d+\.\d(?![\d.])(?! M)", after)]
+            assert set(figures) <= shown, f"{line} has figures that {recipe} does not show"
+            compared += len(figures)
+    assert compared > 20
 
 
 def test_fedntd_differs_from_fedavg_only_with_a_scale_or_a_large_weight():
