@@ -46,6 +46,20 @@ def test_figures_of_recipes_are_those_of_the_reproduced_tables():
     assert compared > 20
 
 
+def test_fst_cbdg_on_whole_cifar10_agrees_with_an_independent_implementation():
+    figures = table("FST-CBDG, independent")
+    ours, zero_shot = figures["FST-CBDG"], figures["zero-shot"][0]
+    assert all(abs(one - two) < 1 for one, two in zip(ours, figures["FST-CBDG, independent"], strict=True))
+    theirs, told = numbers(r"falls to ([0-9.]+) %\. Ours falls to ([0-9.]+) %")
+    iid, *skewed = figures["sampling only, labels frozen"]
+    assert iid == told < zero_shot < min(skewed)  # "skewed clients ... do not"
+    assert abs(told - theirs) < 1
+    assert zero_shot < min(ours)
+    for name in ("FedAvg from the texts", "FedNTD from the texts"):
+        iid, *skewed = figures[name]
+        assert iid > ours[0] > zero_shot > max(skewed)
+
+
 def test_fedntd_differs_from_fedavg_only_with_a_scale_or_a_large_weight():
     figures = table("FedNTD, the model's scale")
     plain, distilled = figures["FedAvg, no scale"], figures["FedNTD, no scale"]
