@@ -54,7 +54,8 @@ class MethodConfig(BaseModel):
 
 
 class DataConfig(Section):
-    dataset: str = "cifar10-mini"  # an embedded set, a catalogue name, a folder, a parquet file or a manifest
+    # an embedded set, a catalogue name, a folder, a parquet file or a manifest; several, joined by a plus
+    dataset: str = "cifar10-mini"
     root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
     # names of the classes to keep, all if absent; for a folder of images without labels, the names of its classes
     classes: tuple[str, ...] | None = Field(None, min_length=2)

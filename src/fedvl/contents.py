@@ -105,6 +105,16 @@ class SetFigure(Content):
     zero_shot_interval: Bounds | None = None
 
 
+class OfDataset(Content):
+    """What is said of one of several datasets: the classes among which its images are asked."""
+
+    dataset: str
+    class_names: Names
+    test_images: Count
+    accuracy: Finite | None = None
+    zero_shot_accuracy: Finite | None = None
+
+
 class Skipped(Content):
     image: str
     reason: str
@@ -196,6 +206,10 @@ class Result(Content):
     conditions: list[Condition] | None = None
     candidate_sets: dict[Literal["own", "base", "new"], list[Names]] | None = None
     base_to_new: Annotated[list[SetFigure], Field(max_length=6)] | None = None
+    datasets: Annotated[list[OfDataset], Field(max_length=1000)] | None = None
+    class_lists: Annotated[list[Names], Field(max_length=MOST_CLIENTS)] | None = (
+        None  # of clients, where each has its own
+    )
     embedding: Embedding | None = None
     partition_counts: list[list[Count]] | None = None
     partition_class_names: Names | None = None

@@ -30,6 +30,7 @@ from fedvl.data.protocols import (
     Labels,
     Queries,
     number_domains,
+    number_origins,
     only_test,
     renumbered,
     with_client_shots,
@@ -39,6 +40,7 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.parts.losses import CLASS_LIST
 from fedvl.methods.parts.pseudo_labels import Rule, relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
@@ -51,6 +53,7 @@ from fedvl.requirements import (
     check_secure_sum,
     check_sequential,
     check_subspace,
+    check_united,
     check_validation,
     check_withdrawn,
 )
@@ -205,6 +208,7 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
     method = load_method(experiment.method.name)
     dataset = opener.dataset_of(experiment.data)
     check_classes(dataset)
+    check_united(dataset, method, experiment)
     options = method.options_type.model_validate(experiment.method.options)
     inputs = [form for form in method.forms(options) if form != "present"]
     encoder = opener.model(experiment.model.name, device)
@@ -237,7 +241,10 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     if encoded.read.keys() >= {"train", "test"}:
         parts = (domains_of(sources.dataset.splits[name], encoded.read[name].kept) for name in ("train", "test"))
         domains = number_domains(*parts)
-    known = Labels(encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains)
+    origins = number_origins(sources.dataset.origins)
+    known = Labels(
+        encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains, origins
+    )
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
     found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
@@ -270,6 +277,7 @@ def make_methods(
             experiment.seed,
             protocol=experiment.evaluation.protocol,
             target=target,
+            origins=tuple(sources.dataset.origins[c] for c in classes) if sources.dataset.origins else (),
             templates=tuple(sources.dataset.templates.get(experiment.data.templates, ())),
             stage=display.stage,
             **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
@@ -309,6 +317,8 @@ def take_training(
             samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups, whole
         )
         samples = Samples(inputs, own)
+    if assignment.lists:
+        samples = with_class_lists(samples, assignment)
     validation = take_validation(samples, held, experiment)
     if data.label_noise is not None:
         noise, count = Noise.parse(data.label_noise), len(assignment.trained_classes)
@@ -326,6 +336,14 @@ def take_training(
         root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
     (root,) = without([root], left)
     return Training(samples, without(rows, left), own, counts, assignment.note, root, newcomers, validation)
+
+
+def with_class_lists(samples: Samples, assignment: Assignment) -> Samples:
+    """Give each training image its client's class list, among which alone its label is learned."""
+    known = np.ones((len(samples), len(assignment.trained_classes)), bool)
+    for rows, own in zip(assignment.clients, assignment.lists, strict=True):
+        known[rows] = np.isin(assignment.trained_classes, own)
+    return Samples({**samples.inputs, CLASS_LIST: torch.from_numpy(known).to(samples.labels.device)}, samples.labels)
 
 
 def of_newcomers(rows: list[Tensor], experiment: Experiment) -> list[Tensor]:

@@ -24,6 +24,21 @@ def check_classes(dataset: Dataset) -> None:
         )
 
 
+def check_united(dataset: Dataset, method: type[Method], experiment: Experiment) -> None:
+    """Refuse what does not know which of several datasets an image is from."""
+    if not dataset.origins:
+        return
+    if experiment.evaluation.protocol not in ("closed", "personal", "base-to-new"):
+        raise FedVLError(
+            f"The {experiment.evaluation.protocol} protocol is for one dataset; with several use closed, personal or base-to-new."
+        )
+    trains = method.start is not Method.start
+    if (trains and method.labels == "none") or experiment.data.labels != "true":
+        raise FedVLError(
+            "Pseudo-labels would be of classes of all datasets; use one dataset, or true labels and a method that needs them."
+        )
+
+
 def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
     """Refuse a model of a kind that the method was not written for."""
     name, model = experiment.method.name, experiment.model.name

@@ -19,6 +19,7 @@ from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation, best_round
+from fedvl.methods.base import Task
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
 from fedvl.preparation import Prepared
@@ -63,6 +64,7 @@ def describe(
         "temperature": (fitted := temperature(prepared, federation)),
         **(calibration_figures(prepared, final, zero_shot) if fitted is None else {}),
         **target_figures(experiment.evaluation.target_accuracy, records, local_flops),
+        **dataset_figures(prepared, final, zero_shot),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
@@ -149,6 +151,34 @@ def calibration_figures(prepared: Prepared, final: Judged | None, zero_shot: Jud
             found[f"{prefix}ece"] = calibration_error(shares, correct)
             found[f"{prefix}ece_interval"] = list(calibration_interval(shares, correct))
     return found
+
+
+def dataset_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+    """Return the accuracy on each of several datasets, and who is asked among which classes."""
+    task, labels = prepared.queried.task, prepared.test.samples.labels.cpu().numpy()
+    if not task.origins or final is None:
+        return {}
+    origins = np.array(task.origins)
+    rows = []
+    for name in dict.fromkeys(task.origins):
+        asked = (origins[labels] == name) & (final.answers >= 0)
+        found = {"accuracy": final, "zero_shot_accuracy": zero_shot}
+        rows.append(
+            {
+                "dataset": name,
+                "class_names": [task.class_names[c] for c in np.flatnonzero(origins == name)],
+                "test_images": int(asked.sum()),
+                **{
+                    key: 100 * float((judged.answers == labels)[asked].mean())
+                    for key, judged in found.items()
+                    if judged is not None and asked.any()
+                },
+            }
+        )
+    return {
+        "datasets": rows,
+        "class_lists": [[task.class_names[c] for c in own.tolist()] for own in prepared.test.candidates],
+    }
 
 
 def target_figures(target: float | None, records: list[dict[str, Any]], local_flops: int | None) -> dict[str, Any]:
@@ -247,16 +277,25 @@ def set_figures(
     """Return the candidate sets of the base-to-new protocol by name, and the figures of each."""
     if judge.for_new is None:
         return {}
-    base, new = (method.task.class_names for method in (judge.method, judge.for_new))
+    base = judge.method.task.class_names
     before = judge.judge_sets_zero_shot(zero_shot) if zero_shot else None
     return {
         "candidate_sets": {
             "own": [[base[index] for index in own.tolist()] for own in judge.candidates],
-            "base": [list(base)],
-            "new": [list(new)],
+            "base": candidates_of(judge.method.task),
+            "new": candidates_of(judge.for_new.task),
         },
         "base_to_new": described(judge.judge_sets(final, federation.shared, federation.last), before),
     }
+
+
+def candidates_of(task: Task) -> list[list[str]]:
+    """Return the names among which an image is asked: all, or those of each of several datasets."""
+    origins = task.origins or ("",) * len(task.class_names)
+    return [
+        [name for name, own in zip(task.class_names, origins, strict=True) if own == origin]
+        for origin in dict.fromkeys(origins)
+    ]
 
 
 def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -> dict[str, Any]:

@@ -40,6 +40,20 @@ def wilson(percent: float, count: float) -> Interval:
     return Interval(100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
 
 
+def mean_of_shares(percents: Sequence[float], counts: Sequence[int]) -> Interval:
+    """Return the interval of the mean of shares of different images, from Wilson's of each.
+
+    Distances to the bounds are squared and summed (Zou and Donner, 2008).
+    """
+    each = [wilson(percent, count) for percent, count in zip(percents, counts, strict=True)]
+    mean = sum(percents) / len(percents)
+    below, above = (
+        math.sqrt(sum((bounds[side] - percent) ** 2 for bounds, percent in zip(each, percents, strict=True)))
+        for side in (0, 1)
+    )
+    return Interval(mean - below / len(percents), mean + above / len(percents))
+
+
 def bootstrap_mean(values: Sequence[float]) -> Interval:
     """Return the interval of a mean over clients: they are drawn again, with replacement."""
     drawn = np.random.default_rng(SEED).choice(np.asarray(values, float), (RESAMPLES, len(values)))

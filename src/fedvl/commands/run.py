@@ -73,7 +73,8 @@ def run(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint, domains or domains+dirichlet:ALPHA."
+            help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint, domains, domains+dirichlet:ALPHA or "
+            "domains+disjoint."
         ),
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Keep this many training images of each class.")] = None,

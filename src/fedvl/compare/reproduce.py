@@ -56,6 +56,8 @@ def missing_requirements(grid: Grid) -> list[str]:
 def missing_dataset(name: str, root: Path | None) -> str:
     if Path(name).exists():
         return ""
+    if "+" in name:
+        return " ".join(filter(None, (missing_dataset(part, root) for part in name.split("+"))))
     entry, root = find(name), root or default_data_root()
     return "" if entry.embedded or place_of(entry, root) else how_to_get(entry, root)
 

@@ -47,6 +47,11 @@ def read_forms(
 
     An image is usable if the model's main input (features or pixels) can be computed for it.
     """
+    if split.parts:
+        return joined(
+            [read_forms(name, part, encoder, wanted, device, stage) for part in split.parts],
+            list(map(len, split.parts)),
+        )
     main = "pixels" if isinstance(encoder, FusedEncoder) else "features"
     kinds = [main, *(kind for kind in VERBS if kind in wanted and kind != main)]
     read = {
@@ -65,6 +70,17 @@ def read_forms(
             forms[form] = rows_of(read[form], kept)
     on_device = {form: tensor.to(device) for form, tensor in forms.items()}
     return Read(on_device, kept, read[main].bad, [part.note for part in read.values() if part.note])
+
+
+def joined(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
+    """Join what was read of several datasets, one after the other."""
+    firsts = np.cumsum([0, *sizes])
+    return Read(
+        {form: torch.cat([read.forms[form] for read in reads]) for form in reads[0].forms},
+        np.concatenate([read.kept + first for read, first in zip(reads, firsts, strict=False)]),
+        [bad for read in reads for bad in read.bad],
+        [note for read in reads for note in read.notes],
+    )
 
 
 def rows_of(read: Encoded, kept: NDArray[np.int64]) -> torch.Tensor:

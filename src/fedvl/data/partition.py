@@ -8,6 +8,7 @@ specification, the number of clients and the seed.
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,14 +50,14 @@ class Partition:
 def parse_spec(spec: str) -> tuple[str, float]:
     """Return the scheme of a specification such as `dirichlet:0.3` and its number, 0 if none."""
     scheme, colon, text = spec.partition(":")
-    if scheme in ("iid", "disjoint", "domains"):
+    if scheme in ("iid", "disjoint", "domains", "domains+disjoint"):
         if colon:
             raise FedVLError(f"Partition '{spec}' takes no number; write just {scheme}.")
         return scheme, 0.0
     if scheme not in _EXAMPLES:
         raise FedVLError(
             f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
-            "disjoint, domains or domains+dirichlet:ALPHA."
+            "disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
         )
     try:
         value = float(text)
@@ -80,7 +81,7 @@ def partition(
 ) -> Partition:
     """Assign samples to clients by their labels (-1: none) or, for `domains`, by domain numbers.
 
-    For `domains+dirichlet` a number is domain * `classes` + label. `minimum` is how many samples a
+    For `domains+` a number is domain * `classes` + label. `minimum` is how many samples a
     Dirichlet draw must give each client; other schemes ignore it.
     """
     scheme, value = parse_spec(spec)
@@ -109,6 +110,8 @@ def partition(
             drawn, note = _domains(sizes[present], clients)
         case "domains+dirichlet":
             drawn, note = _within_domains(sizes[present], present // classes, value, clients, minimum, generator)
+        case "domains+disjoint":
+            drawn, note = _disjoint_in_domains(sizes[present], present // classes, clients, generator)
         case _:
             drawn, note = _disjoint(sizes[present], clients, generator)
     counts = np.zeros((clients, len(sizes)), np.int64)
@@ -419,6 +422,29 @@ def _within_domains(
         counts[np.ix_(block, columns)] = drawn
         notes.append(note)
     return counts, f"each of {clients} clients holds samples of one of {len(present)} domains; {'; '.join(notes)}"
+
+
+def _disjoint_in_domains(
+    sizes: Indices, domains: Indices, clients: int, generator: np.random.Generator
+) -> tuple[Indices, str]:
+    """Assign each client to one domain, whose classes its clients share out (FedTPG)."""
+    counts = np.zeros((clients, len(sizes)), np.int64)
+    columns = [np.flatnonzero(domains == domain) for domain in np.unique(domains)]
+    _clients_of_domains(len(columns), clients)
+    first = 0
+    for own, count in zip(columns, share_clients([len(own) for own in columns], clients), strict=True):
+        drawn, _ = _disjoint(sizes[own], count, generator)
+        counts[np.ix_(np.arange(first, first + count), own)] = drawn
+        first += count
+    return counts, f"each of {clients} clients holds classes of one of {len(columns)} domains that no other holds"
+
+
+def share_clients(classes: Sequence[int], clients: int) -> list[int]:
+    """Share clients among domains, one at least, so that all have about as many classes."""
+    shares = [1] * len(classes)
+    for _ in range(clients - len(classes)):
+        shares[int(np.argmax([count / share for count, share in zip(classes, shares, strict=True)]))] += 1
+    return shares
 
 
 def _clients_of_domains(domains: int, clients: int) -> list[Indices]:

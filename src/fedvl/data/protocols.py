@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.config import DataConfig
-from fedvl.data.partition import Partition, few_shot, long_tail, open_split, parse_spec, partition, partition_test
+from fedvl.data.partition import (
+    Partition,
+    few_shot,
+    long_tail,
+    open_split,
+    parse_spec,
+    partition,
+    partition_test,
+    share_clients,
+)
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 
@@ -25,12 +34,16 @@ class Domains(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Labels of both splits, below ``classes`` or -1 for none, and domains if there are any."""
+    """Labels of both splits, below ``classes`` or -1 for none, and domains if there are any.
+
+    Of several datasets, each is a domain, and ``origins`` is the dataset's number of each class.
+    """
 
     train: Integers
     test: Integers
     classes: int
     domains: Domains | None = None
+    origins: Integers | None = None
 
 
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
@@ -40,6 +53,11 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
     names, found = np.unique([*train, *test], return_inverse=True)
     numbers = found.astype(np.int64)
     return Domains(numbers[: len(train)], numbers[len(train) :], tuple(names.tolist()))
+
+
+def number_origins(origins: Sequence[str]) -> Integers | None:
+    """Number the datasets of the classes in the order of their names, as domains; None of one."""
+    return np.unique(origins, return_inverse=True)[1].astype(np.int64) if origins else None
 
 
 class Queries(NamedTuple):
@@ -66,6 +84,7 @@ class Assignment:
     )  # rows of ``queried`` by client, if each has its own test images
     candidates: list[Integers] = field(default_factory=list)  # classes of those rows, if not all are asked among
     new: Queries | None = None  # what is asked besides, about classes that nobody trains on
+    lists: list[Integers] = field(default_factory=list)  # classes that each client knows of, if it does not know all
 
 
 def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
@@ -76,16 +95,38 @@ def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
 def personal(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Query each client's own test images, split by the draw that split the training images."""
     assignment, drawn = _closed(labels, data, seed)
-    return replace(assignment, parts=partition_test(drawn, _partition_by(labels, data.partition).test).clients)
+    parts = partition_test(drawn, _partition_by(labels, drawn.spec).test).clients
+    if labels.origins is None:
+        return replace(assignment, parts=parts)
+    # a class without training images is tested by all, who then know of it
+    both = zip(assignment.lists, parts, strict=True)
+    return replace(assignment, parts=parts, candidates=[np.union1d(own, labels.test[part]) for own, part in both])
 
 
 def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Partition]:
     kept = _kept(labels, data, seed)
-    drawn = _draw(labels, data, data.partition, kept, seed)
+    several = labels.origins is not None
+    spec = _one_domain_each(data.partition, "several datasets") if several else data.partition
+    drawn = _draw(labels, data, spec, kept, seed)
     everything = np.arange(labels.classes)
     nothing = np.array([], dtype=np.int64)
     rows = [kept[client] for client in drawn.clients]
-    return Assignment(rows, everything, np.arange(len(labels.test)), everything, nothing, drawn.note), drawn
+    lists = [np.unique(labels.train[own]) for own in rows] if several else []
+    queried = np.arange(len(labels.test))
+    return Assignment(rows, everything, queried, everything, nothing, drawn.note, lists=lists), drawn
+
+
+def _one_domain_each(spec: str, what: str) -> str:
+    """Return the partition among clients of one domain each, as the given one says."""
+    if spec.startswith("domains"):
+        return spec
+    scheme = parse_spec(spec)[0]
+    if scheme not in ("iid", "dirichlet", "disjoint"):
+        raise FedVLError(
+            f"Clients of {what} have one domain each, which partition '{spec}' cannot divide; "
+            "use iid, dirichlet:ALPHA, disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
+        )
+    return "domains" if scheme == "iid" else f"domains+{spec}"
 
 
 def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
@@ -157,17 +198,28 @@ def _queries(pool: Integers, labels: Labels, data: DataConfig, seed: int) -> tup
 def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Deal the first half of the classes to the clients; they query their own, all these, the rest.
 
-    The classes are halved in the order of their labels (CoOp) and dealt by the seed (FedPGP).
+    The classes are halved in the order of their labels (CoOp) and dealt by the seed (FedPGP); of
+    several datasets each is halved, and dealt to clients of its own (FedTPG).
     """
-    half = -(-labels.classes // 2)
-    base, new = np.arange(half), np.arange(half, labels.classes)
-    if 2 * data.clients > half:  # among one class there is nothing to choose
+    datasets = [np.arange(labels.classes)]
+    if labels.origins is not None:
+        datasets = [np.flatnonzero(labels.origins == number) for number in np.unique(labels.origins)]
+    halves = [np.array_split(classes, 2) for classes in datasets]  # the larger half is base
+    base, new = (np.concatenate([half[part] for half in halves]) for part in (0, 1))
+    half, most = len(base), sum(max(1, len(classes) // 2) for classes, _ in halves)
+    if data.clients < len(datasets):
         raise FedVLError(
-            f"The base-to-new protocol deals {half} of {labels.classes} classes to the clients, two each at least, and "
-            f"there are {data.clients} clients; use {max(1, half // 2)} or fewer, and three classes or more."
+            f"Each client has classes of one of {len(datasets)} datasets; use {len(datasets)} or more clients."
         )
-    dealt = numpy_generator(seed, "base-to-new", half, data.clients).permutation(half)
-    owned = [np.sort(mine) for mine in np.array_split(dealt, data.clients)]
+    shares = share_clients([len(classes) for classes, _ in halves], data.clients)
+    if any(2 * count > len(classes) for count, (classes, _) in zip(shares, halves, strict=True)):
+        raise FedVLError(  # among one class there is nothing to choose
+            f"The base-to-new protocol deals {half} of {labels.classes} classes to the clients, two each at least, and "
+            f"there are {data.clients} clients; use {most} or fewer, and three classes or more."
+        )
+    generator = numpy_generator(seed, "base-to-new", half, data.clients)
+    dealt = [(generator.permutation(classes), count) for count, (classes, _) in zip(shares, halves, strict=True)]
+    owned = [np.sort(mine) for classes, count in dealt for mine in np.array_split(classes, count)]
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
     # in a mixed order, for a method may remember images; the same for all seeds
@@ -176,12 +228,14 @@ def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     if not len(queried) or not len(asked_new):
         raise FedVLError("A half of the classes has no test image, so that nothing can be asked about it; add some.")
     parts = [np.flatnonzero(np.isin(labels.test[queried], mine)) for mine in owned]
+    of_each = f"of {len(datasets)} datasets " if len(datasets) > 1 else ""
     note = (
-        f"base-to-new: the first {half} of {labels.classes} classes are dealt to {data.clients} clients, "
+        f"base-to-new: {of_each}the first {half} of {labels.classes} classes are dealt to {data.clients} clients, "
         f"{min(map(len, owned))} or more to each; no client holds the other {len(new)}"
     )
     nothing = np.array([], dtype=np.int64)
-    return Assignment(rows, base, queried, base, nothing, note, parts, owned, Queries(asked_new, new))
+    lists = [] if labels.origins is None else owned
+    return Assignment(rows, base, queried, base, nothing, note, parts, owned, Queries(asked_new, new), lists)
 
 
 def leave_one_domain_out(labels: Labels, data: DataConfig, seed: int) -> Assignment:
@@ -192,13 +246,7 @@ def leave_one_domain_out(labels: Labels, data: DataConfig, seed: int) -> Assignm
         "use emoji (fedvl data get emoji) or a manifest with a column domain",
     )
     target = _target(domains.names, data.target_domain, seed)
-    spec = {"iid": "domains", "dirichlet": f"domains+{data.partition}"}.get(parse_spec(data.partition)[0])
-    spec = data.partition if data.partition.startswith("domains") else spec
-    if spec is None:
-        raise FedVLError(
-            f"Clients of the leave-one-domain-out protocol have one domain each, which partition '{data.partition}' cannot "
-            "divide; use iid, dirichlet:ALPHA, domains or domains+dirichlet:ALPHA."
-        )
+    spec = _one_domain_each(data.partition, "the leave-one-domain-out protocol")
     kept = _kept(labels, data, seed)
     source = kept[domains.train[kept] != target]
     drawn = _draw(labels, data, spec, source, seed)

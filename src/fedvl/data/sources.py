@@ -16,6 +16,7 @@ from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub
 from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
 from fedvl.data.stores import Dataset, FileStore, Split
+from fedvl.data.united import unite
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, regular
 
@@ -33,8 +34,13 @@ ENDINGS = ("", ".jpg", ".jpeg", ".png", ".tif", ".dcm")
 def open_dataset(name: str, data_root: Path | None = None, classes: tuple[str, ...] | None = None) -> Dataset:
     """Open an embedded set, a catalogue name under `data_root`, a hub name, a folder or a file.
 
+    Several are joined by a plus (`caltech101+dtd`), unless there is a file or folder of that name.
     `classes` are those to keep; for a folder of images without labels, the names of its classes.
     """
+    if "+" in name and not os.path.exists(os.path.expanduser(name)):
+        if classes:
+            raise FedVLError("Classes of several datasets cannot be chosen; leave data.classes out.")
+        return unite([open_dataset(part, data_root) for part in name.split("+")])
     if name.startswith(HUB):
         dataset = assemble(name.split("/")[-1], read_tables(fetch_from_hub(name)))
         return only_classes(dataset, classes) if classes else dataset

@@ -43,6 +43,7 @@ class Split:
     labels: Integers
     texts: tuple[str, ...] | None = None
     domains: tuple[str, ...] | None = None
+    parts: tuple["Split", ...] = ()  # of several datasets, whose rows follow each other
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,7 +73,7 @@ class Split:
 class Dataset:
     """Classes, prompt templates and splits ("train", "test" and sometimes "val").
 
-    `notes` says what was left out and why.
+    `notes` says what was left out and why. `origins` names the dataset of each class of several.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Dataset:
     templates: dict[str, tuple[str, ...]]
     splits: dict[str, Split]
     notes: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
 
 def size_and_hash(data: bytes) -> str:

@@ -40,13 +40,18 @@ def predict_all(
 ) -> Predicted:
     """Predict the class of each row in one session; the first class wins a tie.
 
-    Candidates are all classes, or those ``among`` which is asked.
+    Candidates are all classes of the image's dataset, or those ``among`` which is asked.
     """
+    origins = np.unique(method.task.origins, return_inverse=True)[1] if method.task.origins else None
     conversation = Conversation(method, tensors)
     classes, shares = [], []
     for first in range(0, len(samples), batch_size):
         inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
         scores = conversation.ask(inputs).scores
+        if origins is not None:
+            own = origins[samples.labels[first : first + batch_size].cpu().numpy()]
+            elsewhere = torch.from_numpy(own[:, None] != origins).to(scores.device)
+            scores = scores.masked_fill(elsewhere, torch.finfo(scores.dtype).min)
         scores = scores if among is None else scores[:, among]
         found = scores.argmax(dim=-1)
         shares.append(scores.double().softmax(-1).amax(-1).cpu())

@@ -67,6 +67,9 @@ class Task:
     target: Tensors | None = None  # that user's own images, unlabelled; only for a method that ``uses_target``
     templates: tuple[str, ...] = ("a photo of a {}",)  # of the texts that the embeddings are of
     held_out: Callable[[], Samples] = nothing_held_out  # training images that no client holds, in a simulation
+    origins: tuple[
+        str, ...
+    ] = ()  # the dataset of each class, where there are several: one's image is asked among its own
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 

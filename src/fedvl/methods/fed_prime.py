@@ -37,7 +37,7 @@ from torch.nn.functional import logsigmoid, normalize
 
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
-from fedvl.methods.parts.losses import cross_entropy, masked_mean
+from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.matching import align
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
@@ -151,7 +151,7 @@ class FedPrime(FusedMethod):
         """Return the task loss + lambda R of every pool, and the new uses of the inter prompts."""
         seen = embed(self.task.fused, batch.inputs)
         choices = self.choose_all(tensors, seen, batch.mask)
-        loss = cross_entropy(classify(tensors, self.state(tensors, seen, choices)), batch.labels, batch.mask)
+        loss = label_loss(classify(tensors, self.state(tensors, seen, choices)), batch)
         if self.options.key_loss != "none":
             loss = loss + self.options.key_weight * sum(self.relevance(c, batch.mask) for c in choices.values())
         if "inter" not in choices:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.adapters import linear_layer
-from fedvl.methods.parts.losses import cross_entropy
+from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.models.resnet import forward, head_scores, initial
 from fedvl.tensors import Tensors, load
@@ -80,7 +80,7 @@ class FedAvgNN(Method):
         scores = head_scores(tensors, features)
         if self.clusters:
             scores = torch.where(tensors["mine"] > 0, scores, NOT_MINE)
-        return cross_entropy(scores, batch.labels, batch.mask), features, changed
+        return label_loss(scores, batch), features, changed
 
     def represent(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return forward(tensors, self._images(inputs), training=False)[0]

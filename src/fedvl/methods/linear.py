@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, closed_form
+from fedvl.methods.parts.losses import on_class_list
 from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
 
@@ -41,7 +42,7 @@ def softmax_gradients(method: Linear, tensors: Tensors, batch: Batch) -> tuple[T
     """Return gradients and losses in closed form: d loss / d scores = (p - y) / n."""
     features, labels = batch.inputs["features"], batch.labels.clamp(min=0)[..., None]
     scores = method.scale * torch.bmm(features, tensors["weight"].mT) + tensors["bias"][:, None]
-    likelihood = torch.softmax(scores, dim=-1)
+    likelihood = torch.softmax(on_class_list(scores, batch), dim=-1)
     share = (batch.mask / batch.mask.sum(-1, keepdim=True).clamp(min=1))[..., None]
     found = likelihood.gather(-1, labels).clamp(min=torch.finfo(likelihood.dtype).tiny)  # a loss stays finite
     losses = -(found.log() * share).sum((1, 2))

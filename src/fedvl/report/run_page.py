@@ -22,6 +22,7 @@ from fedvl.report.tables import (
     cell_of,
     condition_f1,
     cost_rows,
+    dataset_rows,
     human_bytes,
     human_seconds,
     moment,
@@ -304,6 +305,8 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
             for row in result.get("conditions") or []
         ],
         "sets": set_rows(result),
+        "datasets": dataset_rows(result),
+        "class_lists": [len(own) for own in result.get("class_lists") or ()],
         "set_classes": [
             (name, ", ".join(f"{len(classes)}" for classes in lists))
             for name, lists in (result.get("candidate_sets") or {}).items()

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fedvl.display import visible
 from fedvl.report.reading import difference, gain, images_tested, intervals, number
-from fedvl.uncertainty import Interval, wilson
+from fedvl.uncertainty import Interval, mean_of_shares, wilson
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
@@ -215,6 +215,26 @@ def set_rows(result: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def dataset_rows(result: dict[str, Any]) -> list[Row]:
+    """Return the accuracy on each of several datasets beside that of zero-shot, and their means."""
+    found = [row for row in result.get("datasets") or [] if row["test_images"] and row.get("accuracy") is not None]
+    if len(found) < 2:
+        return []
+    compared = result["method"] != "zero-shot" and all(row.get("zero_shot_accuracy") is not None for row in found)
+    rows = []
+    for row in found:
+        text = sure(row["accuracy"], row["test_images"])
+        text += f"; zero-shot {sure(row['zero_shot_accuracy'], row['test_images'])}" if compared else ""
+        label = f"{row['dataset']}, {row['test_images']:,} images, {len(row['class_names'])} classes"
+        rows.append(Row(label, text, _exact(row["accuracy"])))
+    keys = ("accuracy", "zero_shot_accuracy") if compared else ("accuracy",)
+    means = [sum(row[key] for row in found) / len(found) for key in keys]
+    counts = [row["test_images"] for row in found]
+    known = [mean_of_shares([row[key] for row in found], counts) for key in keys]
+    texts = [known_spread(mean, bounds) for mean, bounds in zip(means, known, strict=True)]
+    return [*rows, Row(f"Mean of the {len(found)} datasets", "; zero-shot ".join(texts), _exact(means[0]))]
+
+
 def known_spread(value: float, bounds: Sequence[float]) -> str:
     return f"{percent(value)} ({spread(Interval(*bounds))})"
 
@@ -283,7 +303,7 @@ def result_table(result: dict[str, Any]) -> Table:
         style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
     table.add_section()
-    for row in (*condition_rows(result), *set_rows(result)):
+    for row in (*condition_rows(result), *set_rows(result), *dataset_rows(result)):
         table.add_row(Text(row.label), Text(row.text))
     table.add_section()
     for row in (*privacy_rows(result), *cost_rows(result)):

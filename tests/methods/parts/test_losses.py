@@ -43,3 +43,14 @@ def test_one_candidate_is_a_label():
     expected = cross_entropy(scores, labels, batch.mask)
     torch.testing.assert_close(label_loss(scores, batch), expected)
     torch.testing.assert_close(label_loss(scores, batch._replace(inputs={"candidates": hot})), expected)
+
+
+def test_classes_that_a_client_does_not_know_of_do_not_compete():
+    scores = torch.log(torch.tensor([[0.2, 0.3, 0.4, 0.1], [0.2, 0.3, 0.4, 0.1], [0.2, 0.3, 0.4, 0.1]]))
+    known = torch.tensor([[True, True, False, False], [True, True, True, True], [True, True, False, False]])
+    batch = Batch({"class_list": known}, torch.tensor([1, 1, 3]), torch.ones(3), torch.arange(3), {})
+    # Among 0 and 1 the share is 0.3 / 0.5; a label that is not on the list (a wrong one) competes too: 0.1 / 0.6.
+    expected = -(math.log(0.6) + math.log(0.3) + math.log(0.1 / 0.6)) / 3
+    assert label_loss(scores, batch).item() == pytest.approx(expected, abs=1e-6)
+    grown = scores + torch.tensor([[0.0, 0.0, 50.0, 0.0], [0.0] * 4, [0.0] * 4])
+    assert label_loss(grown, batch).item() == pytest.approx(expected, abs=1e-6)

@@ -11,6 +11,8 @@ from fedvl.tensors import Tensors
 if TYPE_CHECKING:
     from fedvl.methods.base import Batch
 
+CLASS_LIST = "class_list"  # rows x classes: whether the client of a row knows of a class; all are known if absent
+
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the entropy of each row's softmax, in nats."""
@@ -35,8 +37,17 @@ def candidate_loss(scores: Tensor, candidates: Tensor, mask: Tensor) -> Tensor:
     return -masked_mean(log_likelihood, mask)
 
 
+def on_class_list(scores: Tensor, batch: "Batch") -> Tensor:
+    """Hide the scores of classes that the client does not know of; a wrong label stays in sight."""
+    if CLASS_LIST not in batch.inputs:
+        return scores
+    labelled = torch.arange(scores.shape[-1], device=scores.device) == batch.labels[..., None]
+    return scores.masked_fill(~(batch.inputs[CLASS_LIST] | labelled), torch.finfo(scores.dtype).min)
+
+
 def label_loss(scores: Tensor, batch: "Batch") -> Tensor:
     """Return the loss of a batch's labels, or of its candidate sets (``data.labels = "cpl"``)."""
+    scores = on_class_list(scores, batch)
     if "candidates" in batch.inputs:
         return candidate_loss(scores, batch.inputs["candidates"], batch.mask)
     return cross_entropy(scores, batch.labels, batch.mask)
