@@ -10,7 +10,9 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.federation.round import best_round
-from fedvl.result import target_figures
+from fedvl.memory import Peak
+from fedvl.report.page import write_report
+from fedvl.result import memory_figures, target_figures
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
 
@@ -119,6 +121,12 @@ def test_what_it_takes_to_reach_a_target(tmp_path: Path) -> None:
     assert best["seconds_to_target"] == pytest.approx(sum(record["seconds"] for record in rounds[:at]))
     assert target_figures(100.0, rounds, 5)["round_to_target"] is None
     assert target_figures(None, rounds, 5) == {}
+    assert 2**20 < result["memory_bytes_to_target"] <= result["peak_memory_bytes"] < 2**36
+    assert result["peak_gpu_memory_bytes"] is result["gpu_memory_bytes_to_target"] is None
+    peaks = {1: Peak(5, None), at: Peak(7, 3)}
+    told = memory_figures(Peak(9, 4), peaks, max(accuracies), rounds)
+    assert told["memory_bytes_to_target"] == (5 if at == 1 else 7)
+    assert memory_figures(Peak(9, 4), {}, 100.0, rounds)["memory_bytes_to_target"] is None
     assert result["ece_interval"][0] < result["ece"] < result["ece_interval"][1]
 
 
@@ -144,3 +152,22 @@ def test_newcomers_take_no_part_and_are_then_tested_before_and_after_a_round_of_
         completed(tmp_path / "closed", {**settings, "evaluation": {"protocol": "closed"}})
     with pytest.raises(FedVLError, match=r"lower data\.newcomers"):
         completed(tmp_path / "all", {**settings, "data": {**data, "newcomers": 5}})
+
+
+def test_a_long_tail_is_tested_by_groups_of_classes(tmp_path: Path) -> None:
+    settings = {
+        "data": {"clients": 2, "long_tail": 100, "partition": "iid", "test_shots": 5},
+        "federation": {"rounds": 1},
+    }
+    folder, result = completed(tmp_path / "run", settings)
+    found = result["long_tail"]
+    assert found["by"].startswith("more than 100, 20 to 100")
+    # 200 x 100^(-c/9): 200, 120, 72, 43, 26, 15, 9, 6, 3, 2
+    assert [row["classes"] for row in found["groups"]] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]]
+    assert [row["training_images"] for row in found["groups"]] == [320, 141, 35]
+    recalls = result["per_class_recall"]
+    for row in found["groups"]:
+        mean = sum(recalls[c] for c in row["classes"]) / len(row["classes"])  # classes have as many test images
+        assert row["accuracy"] == pytest.approx(mean)
+    assert folder.result == result
+    assert "Many, medium and few training images" in write_report(folder.path).read_text()

@@ -1,5 +1,8 @@
 """Intervals and tests of differences, against other implementations, values computed by hand, and their own promises."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +10,18 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import f1_score, precision_score, recall_score
 
-from fedvl.uncertainty import Paired, bootstrap_lead, bootstrap_macro, bootstrap_mean, mcnemar, wilson
+from fedvl.uncertainty import (
+    Paired,
+    bootstrap_clients,
+    bootstrap_lead,
+    bootstrap_macro,
+    bootstrap_mean,
+    bootstrap_right,
+    bootstrap_seeds,
+    mcnemar,
+    mean_of_shares,
+    wilson,
+)
 
 TRUTHS = st.text("01", min_size=1, max_size=60)
 
@@ -92,3 +106,43 @@ def test_a_lead_over_seeds_is_drawn_image_by_image():
     error = lead.std() / 30
     found = bootstrap_lead([text[0]], [text[1]])
     assert found == pytest.approx((lead.mean() - 1.96 * error, lead.mean() + 1.96 * error), abs=0.5)
+
+
+def test_seeds_are_drawn_again_and_spread_as_new_ones_would():
+    """Without images, against all 4^4 draws of four seeds, whose deviation is made good by sqrt(4 / 3)."""
+    values = [50.0, 58.0, 61.0, 71.0]
+    told = [{"accuracy": value} for value in values]
+    low, high = bootstrap_seeds(told, lambda generator: told, 1)["accuracy"]
+    everything = [sum(draw) / 4 for draw in itertools.product(values, repeat=4)]
+    expected = [60 + math.sqrt(4 / 3) * (bound - 60) for bound in np.quantile(everything, (0.025, 0.975))]
+    assert (low, high) == pytest.approx(expected, abs=0.8)
+
+
+def test_images_are_drawn_again_where_seeds_agree():
+    run = "1" * 320 + "0" * 80
+    low, high = bootstrap_right([run] * 3)  # three times the same predictions say no more than one
+    assert high - low == pytest.approx(2 * 1.96 * 100 * math.sqrt(0.8 * 0.2 / 400), rel=0.1)
+    assert low < 80 < high
+    assert bootstrap_right(["1111", "1111"]) == (100, 100)
+
+
+def test_seeds_that_differ_widen_the_interval_of_the_images():
+    generator = np.random.default_rng(0)
+    runs = ["".join("01"[int(right)] for right in generator.random(400) < share) for share in (0.6, 0.8, 0.9)]
+    wide, narrow = (high - low for low, high in (bootstrap_right(runs), bootstrap_right(runs[1:2] * 3)))
+    assert wide > 2 * narrow
+
+
+def test_a_mean_over_clients_draws_the_images_of_each_client():
+    one = ([50.0, 90.0], [100, 400])
+    low, high = bootstrap_clients([one, one])
+    # The error of the mean of two independent shares; both runs are drawn on their own, and their mean is surer.
+    alone = 100 * math.sqrt(0.25 / 100 + 0.09 / 400) / 2
+    assert 2 * 1.96 * alone / math.sqrt(2) * 0.85 < high - low < 2 * 1.96 * alone * 1.1
+    assert low < 70 < high
+
+
+def test_the_mean_of_shares_of_different_images():
+    assert mean_of_shares([75.0], [40]) == pytest.approx(wilson(75.0, 40))
+    low, high = mean_of_shares([50.0, 50.0], [400, 400])
+    assert (low, high) == pytest.approx(wilson(50.0, 800), abs=0.02)  # as sure as the pooled share

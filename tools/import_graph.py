@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "loopback",
         "prometheus",
         "uncertainty",
+        "memory",
     ),
     "Models": ("models",),
     "Data": ("data",),

@@ -105,6 +105,20 @@ class SetFigure(Content):
     zero_shot_interval: Bounds | None = None
 
 
+class SetsRight(Content):
+    """Who was right image by image in the base-to-new protocol; shares of models in thousandths."""
+
+    owner: list[Annotated[int, Field(ge=-1, lt=MOST_CLIENTS)]]
+    own: Right
+    base: list[Annotated[int, Field(ge=0, le=1000)]]
+    new: list[Annotated[int, Field(ge=0, le=1000)]]
+
+    @model_validator(mode="after")
+    def lengths_agree(self) -> Self:
+        same_lengths(owner=self.owner, own=list(self.own), base=self.base)
+        return self
+
+
 class OfDataset(Content):
     """What is said of one of several datasets: the classes among which its images are asked."""
 
@@ -113,6 +127,22 @@ class OfDataset(Content):
     test_images: Count
     accuracy: Finite | None = None
     zero_shot_accuracy: Finite | None = None
+
+
+class TailGroup(Content):
+    """Classes of a long tail with about as many training images."""
+
+    name: Literal["many", "medium", "few"]
+    classes: list[Count]
+    training_images: Count
+    test_images: Count
+    accuracy: Finite | None = None
+    zero_shot_accuracy: Finite | None = None
+
+
+class LongTail(Content):
+    by: str
+    groups: Annotated[list[TailGroup], Field(max_length=3)]
 
 
 class Skipped(Content):
@@ -184,6 +214,10 @@ class Result(Content):
     bytes_to_target: Count | None = None
     flops_to_target: Count | None = None
     seconds_to_target: Number | None = None
+    memory_bytes_to_target: Count | None = None
+    gpu_memory_bytes_to_target: Count | None = None
+    peak_memory_bytes: Count | None = None
+    peak_gpu_memory_bytes: Count | None = None
     trainable_parameters: Count | None = None
     private_parameters: Count | None = None
     bytes_up_per_client_round: Count | None = None
@@ -206,10 +240,12 @@ class Result(Content):
     conditions: list[Condition] | None = None
     candidate_sets: dict[Literal["own", "base", "new"], list[Names]] | None = None
     base_to_new: Annotated[list[SetFigure], Field(max_length=6)] | None = None
+    base_to_new_right: SetsRight | None = None
     datasets: Annotated[list[OfDataset], Field(max_length=1000)] | None = None
     class_lists: Annotated[list[Names], Field(max_length=MOST_CLIENTS)] | None = (
         None  # of clients, where each has its own
     )
+    long_tail: LongTail | None = None
     embedding: Embedding | None = None
     partition_counts: list[list[Count]] | None = None
     partition_class_names: Names | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedvl import memory
 from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display, Silent, when_slow
@@ -21,7 +22,7 @@ from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import explained
 from fedvl.preparation import Prepared, Training, prepare
-from fedvl.result import describe, example_images, pseudo_label_figures
+from fedvl.result import describe, example_images, memory_figures, pseudo_label_figures
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors
@@ -169,6 +170,7 @@ def run_rounds(
     """
     experiment, method = prepared.experiment, prepared.method
     torch.set_num_threads(experiment.federation.threads)
+    memory.begin(prepared.device)
     judge = make_judge(prepared, engine)
     validator = make_validator(prepared, judge)
     tested = experiment.evaluation.test and len(prepared.test.samples) > 0
@@ -191,6 +193,7 @@ def run_rounds(
     )
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
+    peaks = dict[int, memory.Peak]()  # until the end of each round that this process ran
 
     def judge_now(shared: Tensors, last: ByClient) -> Judged:
         began = time.perf_counter()
@@ -216,6 +219,7 @@ def run_rounds(
         def after_round(record: dict[str, Any]) -> None:
             folder.append_round(record)
             show(record)
+            peaks[record["round"]] = memory.peak(prepared.device)
 
         federation.run(evaluate, after_round)
         if federation.best:
@@ -223,8 +227,10 @@ def run_rounds(
             check_restored(federation, start, folder)
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
+    in_use = memory.peak(prepared.device)  # before what describes the run needs some too
     result = {
         **describe(prepared, federation, judge, zero_shot, judged),
+        **memory_figures(in_use, peaks, experiment.evaluation.target_accuracy, federation.records),
         **newcomer_figures(prepared, federation, judge),
         **told(),
     }

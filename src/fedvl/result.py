@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvl.evaluation.base_to_new import described
+from fedvl.evaluation import long_tail
+from fedvl.evaluation.base_to_new import described, kept
 from fedvl.evaluation.calibration import MOST_IMAGES, calibration_error, calibration_interval, fit_temperature
 from fedvl.evaluation.embedding import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
@@ -19,6 +20,7 @@ from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation, best_round
+from fedvl.memory import Peak
 from fedvl.methods.base import Task
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
@@ -65,6 +67,7 @@ def describe(
         **(calibration_figures(prepared, final, zero_shot) if fitted is None else {}),
         **target_figures(experiment.evaluation.target_accuracy, records, local_flops),
         **dataset_figures(prepared, final, zero_shot),
+        **long_tail_figures(prepared, final, zero_shot),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
         "trainable_parameters": count_elements(
@@ -186,9 +189,7 @@ def target_figures(target: float | None, records: list[dict[str, Any]], local_fl
     if target is None:
         return {}
     names = ("round_to_target", "bytes_to_target", "flops_to_target", "seconds_to_target")
-    reached = next(
-        (at for at, r in enumerate(records, 1) if r.get("accuracy", r.get("validation", -1)) >= target), None
-    )
+    reached = round_reaching(target, records)
     if reached is None:
         return dict.fromkeys(names)
     until = records[:reached]
@@ -198,6 +199,38 @@ def target_figures(target: float | None, records: list[dict[str, Any]], local_fl
         sum(record["seconds"] for record in until),
     )
     return dict(zip(names, (reached, *costs), strict=True))
+
+
+def round_reaching(target: float, records: list[dict[str, Any]]) -> int | None:
+    """Return the first round whose accuracy reached a target."""
+    return next((at for at, r in enumerate(records, 1) if r.get("accuracy", r.get("validation", -1)) >= target), None)
+
+
+def memory_figures(
+    in_use: Peak, peaks: dict[int, Peak], target: float | None, records: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the most memory in use, of the whole run and until a round reached a target.
+
+    The latter is None where no round did, or another process ran that round.
+    """
+    found = {"peak_memory_bytes": in_use.process, "peak_gpu_memory_bytes": in_use.gpu}
+    if target is None:
+        return found
+    until = peaks.get(round_reaching(target, records) or 0)
+    return {
+        **found,
+        "memory_bytes_to_target": until.process if until else None,
+        "gpu_memory_bytes_to_target": until.gpu if until else None,
+    }
+
+
+def long_tail_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+    """Return the accuracy on classes with many, medium and few training images of a long tail."""
+    same = list(prepared.queried.task.class_names) == prepared.class_names
+    if prepared.experiment.data.long_tail is None or final is None or not same:
+        return {}
+    before = None if zero_shot is None else zero_shot.confusion
+    return {"long_tail": long_tail.described(prepared.training.counts.sum(0), final.confusion, before)}
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:
@@ -279,13 +312,15 @@ def set_figures(
         return {}
     base = judge.method.task.class_names
     before = judge.judge_sets_zero_shot(zero_shot) if zero_shot else None
+    hits = judge.judge_sets(final, federation.shared, federation.last)
     return {
         "candidate_sets": {
             "own": [[base[index] for index in own.tolist()] for own in judge.candidates],
             "base": candidates_of(judge.method.task),
             "new": candidates_of(judge.for_new.task),
         },
-        "base_to_new": described(judge.judge_sets(final, federation.shared, federation.last), before),
+        "base_to_new": described(hits, before),
+        "base_to_new_right": kept(hits),
     }
 
 

@@ -97,6 +97,57 @@ def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str,
     return {name: _bounds(np.array(values)) for name, values in found.items()}
 
 
+def bootstrap_seeds(
+    runs: Sequence[Mapping[str, float]],
+    drawn: Callable[[np.random.Generator], Sequence[Mapping[str, float]]],
+    images: int,
+) -> dict[str, Interval]:
+    """Return intervals of the mean percentages of runs: seeds are drawn again, then their images.
+
+    ``drawn`` returns the figures of all runs with so many images drawn again. A few seeds that are
+    drawn again spread less than as many new ones would; this is made good by n / (n - 1).
+    """
+    generator, count = np.random.default_rng(SEED), len(runs)
+    known = np.array([list(run.values()) for run in runs])
+    mean, wider = known.mean(0), math.sqrt(count / max(1, count - 1))
+    found = []
+    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // max(1, images)))):
+        seeds = generator.integers(0, count, count)
+        again = np.array([list(run.values()) for run in drawn(generator)])
+        found.append(mean + wider * (known[seeds].mean(0) - mean) + (again - known)[seeds].mean(0))
+    bounds = (_bounds(np.clip(values, 0, 100)) for values in np.array(found).T)
+    return dict(zip(runs[0], bounds, strict=True))
+
+
+def bootstrap_right(runs: Sequence[str]) -> Interval:
+    """Return the interval of a mean accuracy over seeds, on the same test images.
+
+    A text has one letter for each test image: 1 right, 0 wrong.
+    """
+    right = np.array([[letter == "1" for letter in run] for run in runs], float)
+
+    def drawn(generator: np.random.Generator) -> list[dict[str, float]]:
+        chosen = generator.integers(0, right.shape[1], right.shape[1])
+        return [{"accuracy": 100 * float(run[chosen].mean())} for run in right]
+
+    told = [{"accuracy": 100 * float(run.mean())} for run in right]
+    return bootstrap_seeds(told, drawn, right.size)["accuracy"]
+
+
+def bootstrap_clients(runs: Sequence[tuple[Sequence[float], Sequence[int]]]) -> Interval:
+    """Return the interval over seeds of a mean over clients, of their percentages and images.
+
+    The images of each client are drawn again: what is right of them is binomial.
+    """
+    shares = [(np.array(percents) / 100, np.array(counts)) for percents, counts in runs]
+
+    def drawn(generator: np.random.Generator) -> list[dict[str, float]]:
+        return [{"accuracy": 100 * float((generator.binomial(n, p) / n).mean())} for p, n in shares]
+
+    told = [{"accuracy": 100 * float(p.mean())} for p, _ in shares]
+    return bootstrap_seeds(told, drawn, sum(len(p) for p, _ in shares))["accuracy"]
+
+
 def mcnemar(first: str, second: str) -> Paired | None:
     """Test exactly whether one of two models is right more often, on images that both were asked.
 

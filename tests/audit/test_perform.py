@@ -35,6 +35,26 @@ def test_an_audit_says_what_leaves_and_what_could_be_learned(method):
     assert ("class-names-by-seed" in {each["name"] for each in found["findings"]}) is (method == "fed-mp")
 
 
+@pytest.mark.parametrize("variant", ["flora", "hetlora"])
+def test_clients_that_are_handed_factors_of_their_own_are_audited(variant):
+    """A client begins with its own rank and, after the first round, beside a stack that has grown."""
+    settings = {
+        "method": {"name": "fedlora", "variant": variant, "ranks": [1, 2]},
+        "data": {"clients": 2, "shots": 3, "test_shots": 6, "classes": ["cat", "ship"], "partition": "iid"},
+        "federation": {"rounds": 2, "threads": 1},
+        "training": {"local_epochs": 1},
+    }
+    found = audit(resolve_experiment(settings), Silent(), clients=2, rounds=2, opener=OPENER)
+    server = {each["name"]: each for each in found["findings"] if each["view"] == "the server"}
+    assert {"label-histogram", "membership"} <= server.keys()
+    assert all(math.isfinite(each["value"]) for each in server.values())
+
+
+def test_class_lists_of_several_datasets_do_not_stop_an_audit():
+    found = audited("linear", dataset="cifar10-mini+emoji-mini", partition="disjoint", shots=3, test_shots=4)
+    assert {"label-histogram", "membership"} <= {each["name"] for each in found["findings"]}
+
+
 @pytest.mark.parametrize("method, reason", [("zero-shot", "no client sends anything"), ("centralised", "pooled")])
 def test_where_nothing_is_sent_every_attack_says_so(method, reason):
     found = audited(method)

@@ -19,7 +19,7 @@ from fedvl.report.page import write_comparison
 from fedvl.settings import resolve_experiment
 
 ALL = {
-    "bench": ["base-to-new"],  # of many papers
+    "bench": ["base-to-new", "shots"],  # of many papers
     "cachefl": ["figure1", "figure5", "figure6", "figure7", "table1", "table2"],
     "fed-mp": ["figure3", "figure4", "figure5", "table1", "table2", "table3"],
     "fed-prime": ["figure1", "table1", "table2"],
@@ -45,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_table_and_figure_has_its_recipe() -> None:
     assert recipe_names() == NAMES
-    assert len(NAMES) == 33
+    assert len(NAMES) == 34
 
 
 @pytest.mark.parametrize("name", NAMES)

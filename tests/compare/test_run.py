@@ -9,14 +9,16 @@ import pytest
 from helpers.grids import grid_of, outcome_of
 
 from fedvl.compare.grid import Grid
-from fedvl.compare.run import Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
+from fedvl.compare.run import KEPT, Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
+from fedvl.evaluation.base_to_new import mean_intervals
 from fedvl.report.comparison_tables import cell_text, footnote, opening
 from fedvl.report.page import write_comparison
-from fedvl.uncertainty import bootstrap_lead, wilson
+from fedvl.uncertainty import bootstrap_clients, bootstrap_lead, bootstrap_right, wilson
 
+CONFIG: dict[str, Any] = {"evaluation": {"every": 1}}
 SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
 
 
@@ -135,6 +137,42 @@ def test_a_single_run_has_the_interval_of_its_images() -> None:
     assert second["interval"] is None
     assert cell_text(first) == "75.0 (30.1 to 95.4; n = 4)"
     assert "In brackets, the interval of 95 %" in footnote(summarise(outcome, ""))
+
+
+def test_several_runs_have_an_interval_over_seeds_and_images() -> None:
+    outcome = outcome_of({("a", "x"): [75.0, 25.0], ("b", "x"): [60.0, 70.0], ("c", "x"): [75.0, 25.0]})
+    outcome.tests = {
+        ("a", "x"): [("s", "1110"), ("s", "0010")],
+        ("b", "x"): [("s", "1110"), ("s", "0010")],  # means over clients
+        ("c", "x"): [("s", "1110"), ("other", "0010")],
+    }
+    clients = [([50.0, 70.0], [10, 10]), ([60.0, 80.0], [10, 10])]
+    facts = dict.fromkeys(KEPT)
+    outcome.results = {
+        ("b", "x"): [
+            {**facts, "per_client_accuracy": [*own, None], "per_client_test_images": [*n, 0], "config": CONFIG}
+            for own, n in clients
+        ]
+    }
+    seeds, means, tests = summarise(outcome, "")["cells"]
+    assert seeds["interval"] == list(bootstrap_right(["1110", "0010"]))
+    assert means["interval"] == list(bootstrap_clients(clients))
+    assert tests["interval"] is None  # of different images
+    low, high = seeds["interval"]
+    assert cell_text(seeds) == f"50.0 ± 35.4 ({low:.1f} to {high:.1f}; n = 4)"
+    assert "over seeds and test images (two-level bootstrap)" in footnote(summarise(outcome, ""))
+
+
+def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
+    right = {"owner": [0, 0, 1, 1], "own": "1101", "base": [1000, 500, 0, 1000], "new": [1000, 0]}
+    facts = dict.fromkeys(KEPT)
+    outcome = outcome_of({("a", "x"): [75.0, 75.0]}, measure="accuracy@own")
+    outcome.results = {("a", "x"): [{**facts, "base_to_new_right": right, "config": CONFIG}] * 2}
+    (cell,) = summarise(outcome, "")["cells"]
+    expected = mean_intervals([right, right])
+    assert cell["interval"] == list(expected["own"])
+    assert cell["interval"][0] < 75 < cell["interval"][1]
+    assert list(expected) == ["own", "base", "new", "hm3", "hm2", "cm"]
 
 
 def test_no_claim_with_few_seeds_or_no_spread() -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers.runs import run
 from helpers.small import CLASSES, batch_of, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
 
@@ -111,3 +112,23 @@ def test_presets_are_the_published_settings():
     assert (paper.training.learning_rate, paper.training.batch_size, paper.federation.rounds) == (0.003, 128, 100)
     with pytest.raises(FedVLError, match=r"method\.prompts"):
         resolve_experiment({"method": {"name": "fedmvp", "prompts": 0}})
+
+
+def test_its_loss_falls_on_real_images_and_predictions_stay_near_zero_shot():
+    """Small: each step runs the image tower. The loss holds features near the pretrained ones, as the page of methods says."""
+    settings = {
+        "data": {
+            "clients": 2,
+            "shots": 4,
+            "test_shots": 10,
+            "partition": "iid",
+            "classes": ["airplane", "cat", "frog", "ship"],
+        },
+        "training": {"learning_rate": 0.03, "batch_size": 8},
+        "federation": {"rounds": 4},
+    }
+    finished = run({"method": {"name": "fedmvp"}, **settings})
+    losses = [record["loss"] for record in finished.federation.records]
+    print(losses, finished.accuracy, finished.zero_shot_accuracy)
+    assert losses[-1] < losses[0] - 0.1
+    assert finished.accuracy > finished.zero_shot_accuracy - 10

@@ -73,7 +73,10 @@ def test_lines_run_over_the_columns_and_bars_tick_the_paper():
     assert "food: mine 61, theirs 71" in str(figure["charts"][0])
     (figure,) = describe_grid(make_grid("bars"))["figures"]
     assert "mine, cars: 62.0, paper 64.0" in str(figure["charts"][0])
-    assert figure["caption"] == "Points are seeds, whiskers a standard deviation. The tick marks the paper's value."
+    assert (
+        figure["caption"]
+        == "Points are seeds. Whiskers are a standard deviation over seeds. The tick marks the paper's value."
+    )
 
 
 def test_bars_of_different_measures_have_scales_of_their_own():

@@ -9,6 +9,7 @@ from fedvl.report.tables import (
     MINUS,
     accuracy_rows,
     cost_rows,
+    dataset_rows,
     human_bytes,
     human_count,
     human_seconds,
@@ -16,6 +17,7 @@ from fedvl.report.tables import (
     points,
     result_table,
     set_rows,
+    tail_rows,
 )
 
 
@@ -188,6 +190,27 @@ def test_what_a_target_took_is_told_or_that_it_was_not_reached():
         "To reach 70 %: training time": "1.5 s",
     }
     assert not any(row.label.startswith("To reach") for row in cost_rows({"method": "linear"}))
+    result |= {
+        "memory_bytes_to_target": 310_000_000,
+        "gpu_memory_bytes_to_target": None,
+        "peak_memory_bytes": 320_000_000,
+    }
+    told = {row.label: row.text for row in cost_rows(result)}
+    assert (told["To reach 70 %: peak memory"], told["Peak memory"]) == ("310 MB", "320 MB")
+    assert "Peak memory of the GPU" not in told
+
+
+def test_datasets_and_groups_of_a_long_tail_come_with_intervals():
+    one = {"dataset": "a", "class_names": ["x", "y"], "test_images": 100, "accuracy": 90.0, "zero_shot_accuracy": 50.0}
+    result = {"method": "promptfl", "datasets": [one, {**one, "dataset": "b", "accuracy": 70.0}]}
+    first, _, mean = dataset_rows(result)
+    assert first.label == "a, 100 images, 2 classes"
+    assert first.text == "90.00 % (82.6 to 94.5); zero-shot 50.00 % (40.4 to 59.6)"
+    # Wilson's bounds are 7.4 and 4.5 away from 90, 9.6 and 8.1 from 70: half the roots of the sums of their squares
+    assert mean.text == "80.00 % (73.9 to 84.6); zero-shot 50.00 % (43.2 to 56.8)"
+    group = {"name": "few", "classes": [3], "training_images": 9, "test_images": 100, "accuracy": 90.0}
+    (few,) = tail_rows({"method": "linear", "long_tail": {"by": "thirds", "groups": [group]}})
+    assert (few.label, few.text) == ("Few: 1 class, 9 images", "90.00 % (82.6 to 94.5)")
 
 
 def test_clients_differences_and_calibration_come_with_intervals():

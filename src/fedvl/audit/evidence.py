@@ -26,6 +26,7 @@ from fedvl.federation.privacy import privacy_of
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Method, Samples, Update
+from fedvl.methods.parts.losses import CLASS_LIST
 from fedvl.models.vilt import FusedEncoder
 from fedvl.preparation import (
     SPLITS,
@@ -47,7 +48,7 @@ MOST_OWN, MOST_OUTSIDE = 600, 300  # images of the attacker, and images that nob
 FEW_OWN, FEW_OUTSIDE = 90, 45
 
 
-ENCODED = {"features", "embeddings", "patches", "candidates"}  # inputs that are computed once
+ENCODED = {"features", "embeddings", "patches", "candidates", CLASS_LIST}  # inputs that are computed once
 
 
 class Message(NamedTuple):
@@ -278,6 +279,8 @@ def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -
     if "candidates" in training.samples.inputs:
         one_hot = torch.nn.functional.one_hot(known.clamp(min=0), len(method.task.class_names))
         inputs["candidates"] = one_hot.to(training.samples.inputs["candidates"])
+    if CLASS_LIST in training.samples.inputs:
+        inputs[CLASS_LIST] = torch.ones(len(known), len(method.task.class_names), dtype=torch.bool, device=known.device)
     slow = not ENCODED.issuperset(training.samples.inputs)
     limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
     share = min(1.0, len(usable) / sum(limits))
@@ -286,6 +289,22 @@ def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -
     own, outside = (Samples(inputs, known).take(part) for part in (rows[:cut], rows[cut:]))
     whole = (complete.take(rows[:cut]), complete.take(rows[cut:]))
     return Evidence(experiment, method, sources, encoded, training, slow, own, outside, whole, rows[:cut], rows[cut:])
+
+
+def begun_alike(evidence: Evidence, seen: Sequence[Seen]) -> Iterator[tuple[int, Tensors, list[Seen]]]:
+    """Yield the rounds, each with what clients began with, and the changes that began so.
+
+    A client that was handed tensors of its own is yielded by itself.
+    """
+    for index in sorted({each.round_index for each in seen}):
+        before = evidence.rounds[index].before
+        changes = [each for each in seen if each.round_index == index]
+        alike = [each for each in changes if all(torch.equal(each.before[name], before[name]) for name in each.change)]
+        if alike:
+            yield index, before, alike
+        for each in changes:
+            if not any(each is other for other in alike):
+                yield index, each.before, [each]
 
 
 def by_client(seen: Sequence[Seen]) -> Iterator[tuple[int, list[Seen]]]:

@@ -75,7 +75,9 @@ def imitate(
         SEED,
         evidence.experiment.privacy if as_run else None,
     )
-    handed = {**method.hand_out(before, {}, 0), **before}  # with what a method gives in a client's first round
+    handed = before
+    if not method.role.given.keys() <= before.keys():  # what a method gives in a client's first round
+        handed = {**method.hand_out(before, {}, 0), **before}
     for first in range(0, len(all_rows), chunk):
         cohort = range(first, min(first + chunk, len(all_rows)))
         for client in cohort:

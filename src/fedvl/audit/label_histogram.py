@@ -7,7 +7,7 @@ changes that is nearest to the client's. A report with one number for each class
 import numpy as np
 import torch
 
-from fedvl.audit.evidence import Evidence, Seen
+from fedvl.audit.evidence import Evidence, Seen, begun_alike
 from fedvl.audit.finding import CLIENT, SERVER, Finding, Numbers, Outcome, Unmeasured, correlation, mean_of
 from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture, moved_names
 from fedvl.seeding import torch_generator
@@ -49,10 +49,8 @@ def estimate(evidence: Evidence, seen: list[Seen]) -> dict[int, Numbers]:
     everywhere = draw_rows(torch.arange(len(own)), max(evidence.typical_size, count), generator)
     mixed = [torch.cat([part, everywhere]) for part in rows]
     shares: dict[int, list[Numbers]] = {}
-    for index in sorted({each.round_index for each in seen}):
-        changes = [each for each in seen if each.round_index == index]
+    for index, before, changes in begun_alike(evidence, seen):
         coordinates = Coordinates(moved_names(evidence, changes[0].change), changes[0].change)
-        before = evidence.rounds[index].before
         directions = torch.stack([coordinates.of(c) for c in imitate(evidence, own, rows, before, index)])
         apart = (directions - directions.mean(0)).norm()
         if apart <= ALIKE * directions.norm():  # a client of one class learns nothing by this method

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.audit.evidence import Evidence, Seen, by_client
+from fedvl.audit.evidence import Evidence, Seen, begun_alike, by_client
 from fedvl.audit.finding import (
     CLIENT,
     SERVER,
@@ -139,9 +139,7 @@ def score_updates(evidence: Evidence, seen: list[Seen], names: list[str]) -> lis
     inside: dict[int, Tensor] = {}
     outside: dict[int, Tensor] = {}
     tried = {client: members(evidence, client) for client, _ in by_client(seen)}
-    for index in sorted({each.round_index for each in seen}):
-        changes = [each for each in seen if each.round_index == index]
-        before = evidence.rounds[index].before
+    for index, before, changes in begun_alike(evidence, seen):
         coordinates = Coordinates(names, before)
 
         def of(samples: Samples) -> Tensor:

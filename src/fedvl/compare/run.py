@@ -19,11 +19,12 @@ from fedvl.config import MethodConfig, toml_value
 from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
+from fedvl.evaluation.base_to_new import mean_intervals
 from fedvl.experiment import complete
 from fedvl.methods import load_method
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
-from fedvl.uncertainty import bootstrap_lead, wilson
+from fedvl.uncertainty import Interval, bootstrap_clients, bootstrap_lead, bootstrap_right, wilson
 from fedvl.version import __version__
 
 SIGNIFICANT = 0.05
@@ -34,7 +35,10 @@ COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift"
 
 # What a comparison's page tells of its runs
 FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
-KEPT = (*FACTS, "per_round", "config", "base_to_new")
+KEPT = (
+    *FACTS,
+    *("per_round", "config", "base_to_new", "base_to_new_right", "per_client_accuracy", "per_client_test_images"),
+)
 APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
 Place = tuple[str, str]  # row and column
@@ -52,6 +56,7 @@ class Outcome:
         default_factory=dict
     )  # the test's hash, and which images are right
     results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
+    sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
 
 
 def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
@@ -221,16 +226,46 @@ def images_of(outcome: Outcome, place: Place) -> int | None:
 
 
 def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
-    """Return the interval of a single run's accuracy; of several, the seeds say more."""
-    key, _, name = outcome.grid.measure_of(*place).partition("@")
-    rows = (outcome.results.get(place) or [{}])[0].get("base_to_new") or ()
-    if len(values) == 1 and key == "accuracy" and (own := next((row for row in rows if row["name"] == name), None)):
-        return list(own["interval"])
-    right = [right.replace("-", "") for _, right in outcome.tests.get(place, ())]
-    if outcome.grid.measure_of(*place) != "accuracy" or len(values) != 1 or len(right) != 1 or not right[0]:
+    """Return the interval of an accuracy over test images and, of several runs, over seeds."""
+    key, _, part = outcome.grid.measure_of(*place).partition("@")
+    results, tests = outcome.results.get(place, []), outcome.tests.get(place, [])
+    if key != "accuracy":
         return None
-    mean = 100 * right[0].count("1") / len(right[0])
-    return list(wilson(mean, len(right[0]))) if math.isclose(mean, values[0]) else None  # not a mean over clients
+    if part:
+        return interval_of_set(outcome, place, part)
+    right = [right.replace("-", "") for _, right in tests]
+    shares = [100 * run.count("1") / len(run) if run else math.nan for run in right]
+    if len(right) == len(values) and all(map(math.isclose, shares, values)):  # not means over clients
+        if len(values) == 1:
+            return list(wilson(values[0], len(right[0])))
+        return list(bootstrap_right(right)) if len({(test, len(run)) for test, run in tests}) == 1 else None
+    clients = [by_client(result) for result in results]
+    if len(values) < 2 or len(clients) != len(values) or not all(map(len, (run[0] for run in clients))):
+        return None
+    return list(bootstrap_clients(clients))
+
+
+def by_client(result: dict[str, Any]) -> tuple[list[float], list[int]]:
+    """Return the accuracy and the test images of each client that has some."""
+    pairs = zip(result.get("per_client_accuracy") or (), result.get("per_client_test_images") or (), strict=False)
+    known = [(accuracy, images) for accuracy, images in pairs if accuracy is not None and images]
+    return [accuracy for accuracy, _ in known], [images for _, images in known]
+
+
+def interval_of_set(outcome: Outcome, place: Place, part: str) -> list[float] | None:
+    """Return the interval of a figure of the base-to-new protocol."""
+    results = outcome.results.get(place, [])
+    if len(results) == 1:
+        rows = results[0].get("base_to_new") or ()
+        return next((list(row["interval"]) for row in rows if row["name"] == part), None)
+    right = [result.get("base_to_new_right") for result in results]
+    known = [one for one in right if one is not None]
+    if not known or len(known) < len(right) or len({(len(one["base"]), len(one["new"])) for one in known}) > 1:
+        return None
+    runs = tuple(outcome.runs[place])
+    if runs not in outcome.sets:  # several columns show figures of the same runs
+        outcome.sets[runs] = mean_intervals(known)
+    return list(outcome.sets[runs][part]) if part in outcome.sets[runs] else None
 
 
 def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> list[float] | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedvl.evaluation.predict import predict_classes
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
-from fedvl.uncertainty import bootstrap_figures
+from fedvl.uncertainty import Interval, bootstrap_figures, bootstrap_seeds
 
 Integers = NDArray[np.int64]
 Shares = NDArray[np.float64]
@@ -67,6 +67,33 @@ def intervals(hits: Hits) -> dict[str, Any]:
         return figures(Hits(hits.owner[base], hits.own[base], hits.base[base], hits.new[new]))
 
     return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
+
+
+def kept(hits: Hits) -> dict[str, Any]:
+    """Return who was right image by image, as a result keeps it; shares are in thousandths."""
+    own = "".join("-" if owner < 0 else "01"[int(right)] for owner, right in zip(hits.owner, hits.own, strict=True))
+    shares = {name: np.rint(1000 * getattr(hits, name)).astype(int).tolist() for name in ("base", "new")}
+    return {"owner": hits.owner.tolist(), "own": own, **shares}
+
+
+def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
+    """Return the intervals of each figure's mean over runs of several seeds, on the same images."""
+    hits = [
+        Hits(
+            np.array(run["owner"]),
+            np.array([letter == "1" for letter in run["own"]], float),
+            np.array(run["base"]) / 1000,
+            np.array(run["new"]) / 1000,
+        )
+        for run in runs
+    ]
+
+    def drawn(generator: np.random.Generator) -> list[dict[str, float]]:
+        base, new = (generator.integers(0, count, count) for count in (len(hits[0].base), len(hits[0].new)))
+        return [figures(Hits(one.owner[base], one.own[base], one.base[base], one.new[new])) for one in hits]
+
+    images = sum(len(one.base) + len(one.new) for one in hits)
+    return bootstrap_seeds([figures(one) for one in hits], drawn, images)
 
 
 def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> Shares:

@@ -13,7 +13,8 @@ from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
 from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening, zero_shot
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
-from fedvl.report.tables import MISSING, cell_of, moment, points
+from fedvl.report.tables import MISSING, cell_of, moment, points, spread
+from fedvl.uncertainty import Interval
 
 OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
@@ -27,6 +28,7 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
     """Return the template values of a comparison's page."""
     cells = by_place(grid)
     shared, alone = ([], []) if grid.get("recipe") else _different(grid)
+    one_test = len({cell["images"] for cell in grid["cells"] if cell.get("images")}) == 1
     return {
         "title": str(grid.get("title") or "Comparison"),
         "opening": opening(grid),
@@ -42,7 +44,9 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "note": footnote({**grid, "label": ""}),
         "unit": grid.get("unit", ""),
         "columns": grid["columns"],
-        "rows": [(row, [_place(cells.get((row, column))) for column in grid["columns"]]) for row in grid["rows"]],
+        "rows": [
+            (row, [_place(cells.get((row, column)), one_test) for column in grid["columns"]]) for row in grid["rows"]
+        ],
         "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
         "figures": FIGURES[grid["kind"]](grid),
         "failures": [(f["row"], f["column"], f["seed"], f["error"]) for f in grid.get("failures") or []],
@@ -112,13 +116,14 @@ def _runs(grid: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _place(cell: Any) -> dict[str, Any]:
+def _place(cell: Any, one_test: bool) -> dict[str, Any]:
     """Return one table cell: our value, the paper's value and the difference."""
     if cell is None:
         return {
             "cell": cell_of(None, figure),
             "star": "",
             "deviation": "",
+            "interval": "",
             "paper": None,
             "best": False,
             "chosen": False,
@@ -127,7 +132,8 @@ def _place(cell: Any) -> dict[str, Any]:
     change = None if paper is None else cell["mean"] - paper
     return {
         "cell": cell_of(cell["mean"], figure),
-        "deviation": _spread(cell),
+        "deviation": "" if cell["deviation"] is None else f"± {figure(cell['deviation'], cell['mean'])}",
+        "interval": _interval(cell, one_test),
         "star": "*" if cell["significant"] else "",
         "paper": None if paper is None else figure(paper),
         "change": points(change, 1),
@@ -137,11 +143,11 @@ def _place(cell: Any) -> dict[str, Any]:
     }
 
 
-def _spread(cell: Any) -> str:
-    """Return the deviation over seeds, or the interval of a single run."""
-    if cell["deviation"] is not None:
-        return f"± {figure(cell['deviation'], cell['mean'])}"
-    return f"({interval_text(cell)})" if cell.get("interval") else ""
+def _interval(cell: Any, one_test: bool) -> str:
+    """Return a cell's interval; how many images it is of, only where rows differ in that."""
+    if not cell.get("interval"):
+        return ""
+    return f"({spread(Interval(*cell['interval'])) if one_test else interval_text(cell)})"
 
 
 def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:
@@ -200,15 +206,17 @@ def _lines(grid: Summary) -> list[PageFigure]:
             for place, column in enumerate(grid["columns"])
             if (row, column) in cells
         ]
+        errors = {place: _error(cells[row, grid["columns"][place]]) for place, _ in known}
         if known:
-            curves.append(Series(row, known))
+            curves.append(Series(row, known, errors={place: ends for place, ends in errors.items() if ends}))
     if not curves:
         return []
     charts = [
         line_chart(curves, None, width, 320, grid["unit"], "setting", form=".3g", places=grid["columns"])
         for width in SIZES
     ]
-    return [_figure("", charts, [one.name for one in curves], _averaged(grid))]
+    caption = f"{_averaged(grid)}{_error_caption(grid['cells']).replace(' Points are seeds.', '')}".strip()
+    return [_figure("", charts, [one.name for one in curves], caption)]
 
 
 def _bars(grid: Summary) -> list[PageFigure]:
@@ -250,17 +258,18 @@ def _bars(grid: Summary) -> list[PageFigure]:
 
 
 def _error(cell: Any) -> tuple[float, float] | None:
-    """Return the ends of a bar's whisker: a deviation over seeds, or a single run's interval."""
-    if cell["deviation"] is not None:
-        return cell["mean"] - cell["deviation"], cell["mean"] + cell["deviation"]
-    return (cell["interval"][0], cell["interval"][1]) if cell.get("interval") else None
+    """Return the ends of a whisker: an interval or, where there is none, a deviation over seeds."""
+    if cell.get("interval"):
+        return cell["interval"][0], cell["interval"][1]
+    return None if cell["deviation"] is None else (cell["mean"] - cell["deviation"], cell["mean"] + cell["deviation"])
 
 
 def _error_caption(cells: Sequence[Any]) -> str:
     if not any(map(_error, cells)):
         return ""
-    several = any(cell["deviation"] is not None for cell in cells)
-    return " Points are seeds, whiskers a standard deviation." if several else " Whiskers are intervals of 95 %."
+    points = " Points are seeds." if any(cell["deviation"] is not None for cell in cells) else ""
+    exact = any(cell.get("interval") for cell in cells)
+    return f"{points} Whiskers are {'intervals of 95 %' if exact else 'a standard deviation over seeds'}."
 
 
 def _radar(grid: Summary) -> list[PageFigure]:

@@ -51,7 +51,7 @@ def cell_text(cell: GridCell | None) -> str:
     text = figure(cell["mean"])
     if cell["deviation"] is not None:
         text += f" ± {figure(cell['deviation'], cell['mean'])}"
-    elif cell.get("interval"):
+    if cell.get("interval"):
         text += f" ({interval_text(cell)})"
     text += "*" if cell["significant"] else ""
     text += " chosen" if cell.get("chosen") else ""
@@ -73,7 +73,8 @@ def footnote(summary: Summary) -> str:
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
     if any(cell.get("interval") for cell in summary["cells"]):
         which = "validation" if any(cell.get("chosen") for cell in summary["cells"]) else "test"
-        parts.append(f"In brackets, the interval of 95 % over the {which} images.")
+        over = f"the {which} images" if seeds == "1" else f"seeds and {which} images (two-level bootstrap)"
+        parts.append(f"In brackets, the interval of 95 % over {over}.")
     parts += leads(summary) if len(summary["columns"]) > 1 else []
     parts += unlike(summary)
     if counts and counts[-1] >= 3:

@@ -33,6 +33,7 @@ from fedvl.report.tables import (
     set_rows,
     spread,
     sure,
+    tail_rows,
 )
 from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
@@ -306,6 +307,8 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
         ],
         "sets": set_rows(result),
         "datasets": dataset_rows(result),
+        "tail": tail_rows(result),
+        "tail_by": str((result.get("long_tail") or {}).get("by", "")),
         "class_lists": [len(own) for own in result.get("class_lists") or ()],
         "set_classes": [
             (name, ", ".join(f"{len(classes)}" for classes in lists))

@@ -235,6 +235,23 @@ def dataset_rows(result: dict[str, Any]) -> list[Row]:
     return [*rows, Row(f"Mean of the {len(found)} datasets", "; zero-shot ".join(texts), _exact(means[0]))]
 
 
+def tail_rows(result: dict[str, Any]) -> list[Row]:
+    """Return the accuracy on classes with many, medium and few training images of a long tail."""
+    rows = []
+    for row in (result.get("long_tail") or {}).get("groups") or []:
+        if row.get("accuracy") is None:
+            continue
+        text = sure(row["accuracy"], row["test_images"])
+        if row.get("zero_shot_accuracy") is not None and result["method"] != "zero-shot":
+            text += f"; zero-shot {sure(row['zero_shot_accuracy'], row['test_images'])}"
+        count = len(row["classes"])
+        label = (
+            f"{row['name'].capitalize()}: {count} class{'' if count == 1 else 'es'}, {row['training_images']:,} images"
+        )
+        rows.append(Row(label, text, _exact(row["accuracy"])))
+    return rows
+
+
 def known_spread(value: float, bounds: Sequence[float]) -> str:
     return f"{percent(value)} ({spread(Interval(*bounds))})"
 
@@ -270,9 +287,18 @@ def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> 
     seconds = result.get("seconds") or {}
     for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
         rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
+    for key, label in (("peak_memory_bytes", "Peak memory"), ("peak_gpu_memory_bytes", "Peak memory of the GPU")):
+        if result.get(key) is not None:
+            rows.append(_cost_row(label, result[key], human_bytes, "bytes"))
     if result.get("seconds_per_image") is not None:
         rows.append(_cost_row("Prediction for one image", result["seconds_per_image"], human_seconds, "seconds"))
     return rows
+
+
+MEMORY_TO_TARGET = {
+    "memory_bytes_to_target": "peak memory",
+    "gpu_memory_bytes_to_target": "peak memory of the GPU",
+}
 
 
 def target_rows(result: dict[str, Any]) -> list[Row]:
@@ -289,6 +315,11 @@ def target_rows(result: dict[str, Any]) -> list[Row]:
             f"To reach {target:g} %: training of the largest client", result["flops_to_target"], _human_flops, "FLOPs"
         ),
         _cost_row(f"To reach {target:g} %: training time", result["seconds_to_target"], human_seconds, "seconds"),
+        *(
+            _cost_row(f"To reach {target:g} %: {label}", result[key], human_bytes, "bytes")
+            for key, label in MEMORY_TO_TARGET.items()
+            if result.get(key) is not None
+        ),
     ]
 
 
@@ -303,7 +334,7 @@ def result_table(result: dict[str, Any]) -> Table:
         style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
     table.add_section()
-    for row in (*condition_rows(result), *set_rows(result), *dataset_rows(result)):
+    for row in (*condition_rows(result), *set_rows(result), *dataset_rows(result), *tail_rows(result)):
         table.add_row(Text(row.label), Text(row.text))
     table.add_section()
     for row in (*privacy_rows(result), *cost_rows(result)):

@@ -1,7 +1,7 @@
 """Line charts over rounds, shots, clients or any other ordered axis."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedvl.report.charts.parts import apart, colour
@@ -16,6 +16,7 @@ class Series(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
     css: str = ""
+    errors: Mapping[float, tuple[float, float]] = {}  # ends of the whisker at some x values
 
 
 def line_chart(
@@ -38,6 +39,7 @@ def line_chart(
     margin = 54.0 + max(map(text_width, names), default=0.0)
     left, right, top, bottom = 46.0, width - margin, 24.0, height - 40.0
     known = [y for one in series for _, y in one.points] + ([] if reference is None else [reference])
+    known += [end for one in series for ends in one.errors.values() for end in ends]
     y_ticks = ticks(min(known), max(known))
     stops = sorted({x for one in series for x, _ in one.points})
     first, last = stops[0], stops[-1]
@@ -62,6 +64,11 @@ def line_chart(
         parts.append(element("line", x1=left, x2=right, y1=up(reference), y2=up(reference), css="reference"))
     styles = [(one, f"{colour(index)} {one.css}".strip()) for index, one in enumerate(series) if one.points]
     parts += [_curve([(across(x), up(y)) for x, y in one.points], css, right - left) for one, css in styles]
+    for place, (one, css) in enumerate(styles):
+        aside = 3 * (place - (len(styles) - 1) / 2)  # so that whiskers of curves that meet can be told apart
+        for x, (low, high) in one.errors.items():
+            at = across(x) + aside
+            parts.append(element("line", x1=at, x2=at, y1=up(low), y2=up(high), css=f"error {css}"))
 
     for one, css in styles:
         marked = [(across(x), up(y)) for x, y in one.points if x == ring]

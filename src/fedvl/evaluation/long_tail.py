@@ -1,0 +1,46 @@
+"""Accuracy on classes with many, medium and few training images, of the long-tail protocol.
+
+The usual bounds (Liu et al., 2019) are more than 100, 20 to 100 and fewer than 20 images. Where one
+of these groups would be empty, the classes are cut into thirds by their numbers of images.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+NAMES = ("many", "medium", "few")
+MANY, FEW = 100, 20
+BOUNDS = f"more than {MANY}, {FEW} to {MANY} and fewer than {FEW} training images a class"
+THIRDS = "thirds of the classes, by their training images"
+
+
+def groups(counts: Integers) -> tuple[list[Integers], str]:
+    """Return the classes with many, medium and few training images, and how they were cut."""
+    usual = [np.flatnonzero(chosen) for chosen in (counts > MANY, (counts >= FEW) & (counts <= MANY), counts < FEW)]
+    if all(map(len, usual)):
+        return usual, BOUNDS
+    return [np.sort(third) for third in np.array_split(np.argsort(-counts, kind="stable"), len(NAMES))], THIRDS
+
+
+def described(counts: Integers, confusion: Integers, before: Integers | None) -> dict[str, Any]:
+    """Return the accuracy on each group's test images; ``before`` is the confusion of zero-shot."""
+    found, by = groups(counts)
+    matrices = {"accuracy": confusion} | ({} if before is None else {"zero_shot_accuracy": before})
+    rows = []
+    for name, classes in zip(NAMES, found, strict=True):
+        images = int(confusion[classes].sum())
+        rows.append(
+            {
+                "name": name,
+                "classes": classes.tolist(),
+                "training_images": int(counts[classes].sum()),
+                "test_images": images,
+                **{
+                    key: 100 * float(matrix[classes, classes].sum() / images) if images else None
+                    for key, matrix in matrices.items()
+                },
+            }
+        )
+    return {"by": by, "groups": rows}
