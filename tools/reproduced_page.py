@@ -22,7 +22,8 @@ HEAD = """# The papers' tables and figures on the embedded model
 
 `fedvl reproduce all --on embedded`: every recipe on the embedded model and images, in the reduced form that its
 note describes. **None of these numbers is from CLIP or from the papers' datasets**; the paper's number is in brackets
-where the recipe has one, to compare the order of rows, never their values. `±` is the standard deviation over seeds.
+where the recipe has one, to compare the order of rows, never their values. `±` is the standard deviation over seeds;
+"a to b" is the interval of 95 % over seeds and test images ([comparisons](compare.md)), in tables made since it is computed.
 What the paper shows is in words before a table. Whether our table shows it too is counted after it, from its figures.
 Each recipe also writes a `report.html` with its figure.
 """
@@ -94,6 +95,7 @@ def text(cell: dict[str, Any] | None) -> str:
     if cell is None or cell.get("ours") is None:
         return ""
     deviation = f" ± {cell['deviation']:.1f}" if cell["n"] > 1 else ""
+    deviation += f", {cell['interval'][0]:.1f} to {cell['interval'][1]:.1f}" if cell.get("interval") else ""
     paper = f" ({cell['paper']:g})" if cell.get("paper") is not None else ""
     return f"{shown(cell['ours'])}{deviation}{paper}"
 

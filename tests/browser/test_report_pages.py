@@ -119,6 +119,27 @@ def test_no_page_is_wider_than_the_screen_and_nothing_is_fetched(browser, sample
         assert browser.evaluate(f"{tables}.every(part => part.scrollWidth <= part.clientWidth)"), page
 
 
+def test_figures_of_a_wide_table_stand_below_each_other_on_a_phone(browser, tmp_path):
+    """Each with its heading, its interval on a line of its own, and nothing to be scrolled sideways."""
+    grid = make_grid("table")
+    cells = [{**cell, "interval": [54.25, 65.75], "images": 500} for cell in grid["cells"]]
+    (tmp_path / "comparison.json").write_text(json.dumps({**grid, "cells": cells}))
+    page = write_report(tmp_path).as_uri()
+    browser.screen(390, 800, phone=True)
+    browser.open(page)
+    assert browser.evaluate("document.querySelector('#table .scroll').scrollWidth") <= 390
+    places = "new Set([...row.querySelectorAll('td')].map(cell => cell.offsetLeft)).size"
+    lefts = f"[...document.querySelectorAll('#table tbody tr')].map(row => {places})"
+    assert browser.evaluate(lefts) == [1, 1]
+    lines = "[...document.querySelectorAll('#table .figure small')].every(part => part.getClientRects().length === 1)"
+    assert browser.evaluate(lines)
+    heads = "getComputedStyle(document.querySelector('#table td'), '::before').content"
+    assert browser.evaluate(heads) == '"pets"'
+    browser.screen(1280, 900)
+    browser.open(page)
+    assert browser.evaluate(lefts) == [3, 3]
+
+
 def test_the_command_can_be_copied_and_print_unfolds_what_matters(browser, sample, save, tmp_path):
     browser.open(write_report(save(tmp_path, *sample)).as_uri())
     browser.evaluate("document.querySelector('[data-copies]').click()")

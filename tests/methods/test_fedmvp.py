@@ -116,19 +116,9 @@ def test_presets_are_the_published_settings():
 
 def test_its_loss_falls_on_real_images_and_predictions_stay_near_zero_shot():
     """Small: each step runs the image tower. The loss holds features near the pretrained ones, as the page of methods says."""
-    settings = {
-        "data": {
-            "clients": 2,
-            "shots": 4,
-            "test_shots": 10,
-            "partition": "iid",
-            "classes": ["airplane", "cat", "frog", "ship"],
-        },
-        "training": {"learning_rate": 0.03, "batch_size": 8},
-        "federation": {"rounds": 4},
-    }
+    data = {"clients": 2, "shots": 3, "test_shots": 4, "partition": "iid"}
+    settings = {"data": data, "training": {"learning_rate": 0.03, "batch_size": 5}, "federation": {"rounds": 2}}
     finished = run({"method": {"name": "fedmvp"}, **settings})
-    losses = [record["loss"] for record in finished.federation.records]
-    print(losses, finished.accuracy, finished.zero_shot_accuracy)
-    assert losses[-1] < losses[0] - 0.1
-    assert finished.accuracy > finished.zero_shot_accuracy - 10
+    first, second = (record["loss"] for record in finished.federation.records)
+    assert second < first - 0.1  # 2.37 and 1.99 were seen
+    assert abs(finished.accuracy - finished.zero_shot_accuracy) < 15  # of 40 images

@@ -48,6 +48,8 @@ Examples:
 
   fedvl reproduce fst-cbdg/table2 --on embedded           with what is in the package; says so
 
+  fedvl reproduce bench/base-to-new --on embedded --jobs 8    eight runs at once
+
   fedvl reproduce all --on embedded                       everything; resume with the same command
 """
 
@@ -55,6 +57,7 @@ Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of every run, as section.key=value; repeatable.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")]
 
 
 def compare(
@@ -65,7 +68,7 @@ def compare(
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell; 3 unless the file says otherwise.")] = None,
     settings: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")] = 1,
+    jobs: Jobs = 1,
     slurm: Annotated[
         Path | None, typer.Option(help="Write a Slurm array of the runs to this file, and run nothing.")
     ] = None,
@@ -165,6 +168,7 @@ def reproduce(
     rows: Annotated[str, typer.Option(help="Only rows whose names contain one of these, comma-separated.")] = "",
     settings: Assignments = None,
     out: Annotated[Path, typer.Option(help="Folder of results and runs.")] = Path("reproductions"),
+    jobs: Jobs = 1,
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the five papers, and compare it with the paper."""
@@ -178,7 +182,7 @@ def reproduce(
     chosen = [name for name in recipe_names() if recipe in (name, "all", name.split("/")[0])]
     if not chosen:
         raise FedVLError(f"There is no recipe '{recipe}'; fedvl reproduce --list shows all.")
-    reproduce_all(chosen, on, quick, seeds, listed(rows), assigned(settings), out, quiet)
+    reproduce_all(chosen, on, quick, seeds, listed(rows), assigned(settings), out, jobs, quiet)
 
 
 def reproduce_all(
@@ -189,6 +193,7 @@ def reproduce_all(
     rows: list[str],
     settings: dict[str, Any],
     out: Path,
+    jobs: int,
     quiet: bool,
 ) -> None:
     """Reproduce recipes one after the other; runs that they share are run once."""
@@ -210,7 +215,8 @@ def reproduce_all(
         needs = "\n".join(f"  - {sentence}" for sentence in missing)
         raise FedVLError(f"These requirements are not on this machine:\n{needs}\nOr try --on embedded.")
     folder, opener, failed = out / (f"{on}-quick" if quick else on), Opener.once(), 0
-    for name, grid in grids.items():
+    for name, wanted in grids.items():
+        grid = run_first(wanted, folder / "runs", jobs, quiet) if jobs > 1 else wanted
         outcome = performed(grid, folder / "runs", quiet, opener)
         summary = against_paper(name, recipes[name], outcome, labels, command_line(name))
         write_comparison(summary, folder / name)
