@@ -198,6 +198,7 @@ def run(
     local_epochs: Given = None,
     protocol: Given = None,
     device: Given = None,
+    precision: Given = None,
     seed: Given = None,
     dropout: Given = None,
     secure_sum: Given = None,

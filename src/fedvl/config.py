@@ -101,7 +101,8 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0)  # adamw: decoupled; sgd and adam: added to the gradient
     batch_size: int = Field(50, ge=1, le=MANY)
     local_epochs: int = Field(1, ge=1, le=10_000)
-    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products on a GPU; what is trained stays float32
+    # of matrix products on a GPU, where what is trained stays float32; "auto" becomes one of the others when a run begins
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "float32"
     schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"  # of the rate over rounds
     restart_rounds: int = Field(
         5, ge=1, le=MOST_ROUNDS
@@ -259,6 +260,7 @@ FLAGS = {
     "missing": "data.missing",
     "model": "model.name",
     "local_epochs": "training.local_epochs",
+    "precision": "training.precision",
     "rounds": "federation.rounds",
     "per_round": "federation.per_round",
     "dropout": "federation.dropout",

@@ -19,6 +19,7 @@ from fedvl.evaluation.metrics import accuracy_by_mix, recall_by_class
 from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.precision import used_precision
 from fedvl.federation.round import Federation, best_round
 from fedvl.memory import Peak
 from fedvl.methods.base import Task
@@ -108,6 +109,10 @@ def describe(
         "skipped_images": prepared.skipped,
         "notes": [*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
         "device": str(prepared.device),
+        # other machines have their own devices
+        "precision": used_precision(experiment.training.precision, prepared.device.type)
+        if isinstance(engine, LocalEngine)
+        else experiment.training.precision,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": experiment.model_dump(mode="json", exclude_none=True),
         "command": command_for(experiment),

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedvl.config import Experiment, MethodConfig, explain, overlay, resolve, toml_value
+from fedvl.config import Experiment, MethodConfig, explain, nested, overlay, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
+from fedvl.federation.precision import choose_precision
 from fedvl.methods import file_digest, load_method
 
 
@@ -27,6 +28,8 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
         overlay(layered, layer)
     experiment = resolve([layered])
+    if experiment.training.precision == "auto":  # the choice is recorded with the run, which resumes with it elsewhere
+        overlay(layered, nested("training.precision", choose_precision(method.through_encoder, experiment.device)))
     try:
         options = method.options_type.model_validate(experiment.method.options)
     except ValidationError as error:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedvl import settings
+from fedvl.federation import precision
 from fedvl.run_folder import RunFolder
 
 
@@ -54,3 +56,50 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
     assert stopped.exit_code == 130
     assert stopped.stderr == f"Stopped; {saved}; go on with `fedvl resume runs/linear-cifar10-mini`.\n"
     assert call("resume", "runs/linear-cifar10-mini", "--quiet").exit_code == 0
+
+
+def test_a_run_resumes_with_the_precision_that_it_began_with(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bfloat16 is emulated on the processor; the second machine would choose float32."""
+    monkeypatch.setattr(precision, "FASTER", {"cpu"})
+    words: tuple[str, ...] = (
+        "run",
+        "--method",
+        "promptfl",
+        "--shots",
+        "2",
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--rounds",
+        "2",
+    )
+    words = (
+        *words,
+        "--set",
+        "evaluation.every=2",
+        "--set",
+        "data.test_shots=2",
+        "--device",
+        "cpu",
+        "--quiet",
+        "--json",
+    )
+
+    def interrupted(folder: RunFolder, record: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(settings, "choose_precision", lambda towers, device: "bfloat16")
+    whole = json.loads(call(*words, "--precision", "auto", "--out", "whole").stdout)
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "append_round", interrupted)
+        assert call(*words, "--precision", "auto", "--out", "stopped").exit_code == 130
+    monkeypatch.setattr(settings, "choose_precision", lambda towers, device: "float32")
+    resumed = json.loads(call("resume", "stopped", "--quiet", "--json").stdout)
+    plain = json.loads(call(*words, "--precision", "auto", "--out", "plain").stdout)
+    assert resumed["precision"] == whole["precision"] == "bfloat16"
+    assert resumed["config"]["training"]["precision"] == "bfloat16"
+    assert resumed["state_sha256"] == whole["state_sha256"] != plain["state_sha256"]
+    assert plain["precision"] == "float32"
+    assert "--set 'training.precision=\"bfloat16\"'" in whole["command"]
+    assert "precision" not in plain["command"]

@@ -97,6 +97,12 @@ def run(
         str | None, typer.Option(help="paper, released where public code differs, or another of the method.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of products in training on a GPU: float32, tf32, bfloat16, or auto (bfloat16 where steps run the encoder)."
+        ),
+    ] = None,
     seed: SeedFlag = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a chosen client does not answer.")] = None,
     secure_sum: SecureSumFlag = False,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.graphs import Replayed
+from fedvl.federation.precision import in_precision, mixed_products
 from fedvl.federation.privacy import RecordPrivacy, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method
 from fedvl.tensors import Tensors
@@ -23,10 +24,9 @@ def gradient_step(
     same: bool,
 ) -> GradientStep:
     """Return the step; ``same``: all clients received the same tensors, which are then not stacked."""
-    mixed = device == "cuda" and training.precision == "bfloat16"  # a processor gains nothing by it
 
     def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
-        with torch.autocast(device, torch.bfloat16, enabled=mixed):
+        with mixed_products(training.precision, device):
             return method.objective({**still, **moving}, batch)
 
     of_received = None if same else 0
@@ -79,11 +79,13 @@ def gradient_step(
         return lift(gradients), (loss[None], lift(changed))
 
     if hidden:
-        return row_by_row
-    if federation.one_by_one:
-        return alone
-    batched = in_closed_form if closed_form else together
-    return Replayed(batched) if device == "cuda" else batched
+        step: GradientStep = row_by_row
+    elif federation.one_by_one:
+        step = alone
+    else:
+        batched = in_closed_form if closed_form else together
+        step = Replayed(batched) if device == "cuda" else batched
+    return in_precision(step, training.precision, device)
 
 
 def prefix(tensors: Tensors, count: int) -> Tensors:

@@ -6,7 +6,7 @@ client and ONE batch, as its paper is; the engine trains all clients of a round 
 numbers from :meth:`Method.noise`.
 
 The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
-has defaults: eight declarations and fifteen hooks, all in :class:`Method`.
+has defaults: nine declarations and fifteen hooks, all in :class:`Method`.
 """
 
 import inspect
@@ -192,6 +192,7 @@ class Method:
     # all clients pooled in one place (an upper bound)
     scope: ClassVar[str] = "batch"
     weighting: ClassVar[str] = "samples"  # of clients in the mean: by size, or equally
+    through_encoder: ClassVar[bool] = False  # whether a step runs through the encoder: bfloat16 then pays on a GPU
 
     # --- hooks that describe it
 

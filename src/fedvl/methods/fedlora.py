@@ -56,6 +56,7 @@ class FedLoRA(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: FedLoRAOptions
     presets = {
         "paper": {
@@ -200,7 +201,8 @@ class FedLoRA(Method):
             changes = [Change(deltas=layer) for layer in self.deltas(tensors, "image")]
             images = normalize(self.task.clip.encode_image(pixels, changes=changes), dim=-1)
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
-            return self.scale * images @ texts.T
+            kind = next(iter(tensors.values())).dtype
+            return self.scale * images.to(kind) @ texts.to(kind).T
 
 
 Pair = tuple[Tensor, Tensor]

@@ -57,6 +57,7 @@ class FedMGP(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: FedMGPOptions
     presets = {"paper": SETTING, "released": {**SETTING, "method": {"diversity": "released"}}}
 

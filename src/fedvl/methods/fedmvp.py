@@ -52,6 +52,7 @@ class FedMVP(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     weighting = "clients"
     options: FedMVPOptions
     presets = {"paper": {"training": TRAINING, "federation": {"rounds": 100}, "data": {"shots": 8}}}

@@ -45,6 +45,7 @@ class FedOTP(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: FedOTPOptions
     presets = {"paper": {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"protocol": "personal"}}}
 

@@ -52,6 +52,7 @@ class FedPHA(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: FedPHAOptions
     presets = {"paper": SETTING, "released": {**SETTING, "method": {"space": "rows"}}}
 

@@ -72,6 +72,7 @@ class FedPP(Method):
     inputs = ("features", "pixels")
     labels = "none"
     scope = "row"
+    through_encoder = True
     options: FedPPOptions
     presets = {"paper": SETTING, "released": {**SETTING, "method": {"quota": "mean-reliable", "contexts": "same"}}}
 
@@ -153,4 +154,6 @@ class FedPP(Method):
         texts = self.texts.features(tensors["context"]) if "context" in tensors else self.task.text_features
         if "trained" in tensors:
             texts = torch.where(tensors["trained"] > 0, texts, self.task.text_features.to(texts))
-        return self.scale * images @ texts.T
+        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
+            kind = self.task.text_features.dtype
+            return self.scale * images.to(kind) @ texts.to(kind).T

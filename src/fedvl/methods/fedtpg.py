@@ -37,6 +37,7 @@ class FedTPG(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: FedTPGOptions
     weighting = "clients"  # as the released code
     presets = {

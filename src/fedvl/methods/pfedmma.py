@@ -52,6 +52,7 @@ class PFedMMA(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: PFedMMAOptions
     presets = {
         "paper": SETTING,

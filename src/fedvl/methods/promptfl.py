@@ -32,6 +32,7 @@ class PromptFL(Method):
     labels = "candidates"
     vocabulary = "any"
     scope = "row"
+    through_encoder = True
     options: PromptOptions
     weighting = "clients"  # as the released code
     presets = {

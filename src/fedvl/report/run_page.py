@@ -408,6 +408,7 @@ def _facts(result: dict[str, Any]) -> list[Row]:
         "started": "Started",
         "finished": "Finished",
         "device": "Device",
+        "precision": "Precision of training",
         "fedvl_version": "FedVL version",
         "schema": "Schema of result.json",
         "state_sha256": "SHA-256 of what was trained",

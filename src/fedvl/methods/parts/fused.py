@@ -93,6 +93,7 @@ class FusedMethod(Method):
 
     inputs = ("tokens", "pixels", "present")
     scope = "row"
+    through_encoder = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": SETTING}
 
     def start(self, generator: torch.Generator) -> Tensors:

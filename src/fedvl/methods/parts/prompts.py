@@ -86,7 +86,7 @@ class ClassTexts:
         """Return scale cos(image, class text) for unit ``images``: rows x classes."""
         texts = self.features(context)
         with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
-            return self.encoder.logit_scale * images @ texts.T
+            return self.encoder.logit_scale * images @ texts.to(images.dtype).T
 
     def read(self, chunk: Chunk, context: Tensor) -> Tensor:
         """Return the text embeddings (n x d) of a chunk of names behind start and context."""
