@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -202,3 +204,11 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
         0: "it answered twice, or what it was not asked",
         4: "its message is not whole safetensors",
     }
+
+
+# --- Flower's own processes
+
+
+def test_they_load_no_torch_for_they_never_open_a_message():
+    code = "import sys, fedvl.deployment.flower; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -7,15 +7,17 @@ should have sent.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load as parse_safetensors
 
 from fedvl.errors import FedVLError
-from fedvl.tensors import Tensors, to_bytes
+
+if TYPE_CHECKING:  # half of the start of Flower's own processes, which carry messages and never open them
+    import torch
+
+    from fedvl.tensors import Tensors
 
 MOST_HEADER_CHARACTERS = 4096  # of a message; ours have some 500
 MOST_LOSS = 1e6  # either way: a loss beyond it is a lie or a divergence, and would spoil the record
@@ -86,12 +88,16 @@ def write(header: Header, payload: bytes = b"") -> Message:
     return Message(header.model_dump_json(), payload)
 
 
-def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def pack_tensors(tensors: Mapping[str, "torch.Tensor"]) -> bytes:
+    from fedvl.tensors import to_bytes
+
     return to_bytes(tensors)
 
 
-def unpack_tensors(payload: bytes, limit: int) -> Tensors:
+def unpack_tensors(payload: bytes, limit: int) -> "Tensors":
     """Return the tensors of a payload of at most ``limit`` bytes, or raise a FedVLError."""
+    from safetensors.torch import load as parse_safetensors
+
     if len(payload) > limit:
         raise FedVLError(f"its message has {len(payload):,} bytes, more than the {limit:,} that it may have")
     if len(payload) < LENGTH_BYTES:
