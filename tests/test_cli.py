@@ -1,4 +1,7 @@
-"""The command line as a user meets it: real processes, wrong input, crashes."""
+"""The command line as a user meets it: real processes, wrong input, crashes.
+
+What loads the most and does the least, as to refuse an input, is done in forked children.
+"""
 
 import json
 import os
@@ -7,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.forked import in_child
 from PIL import Image
 
 SMALL = ["--rounds", "2", "--quiet"]
@@ -32,6 +36,16 @@ class Command:
         return subprocess.run(
             command, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=240, **options
         )
+
+    def forked(self, *arguments):
+        """The same in a process that need not load everything again."""
+        return in_child(self.work, *arguments, prepare=self._settle)
+
+    def _settle(self):
+        from huggingface_hub import constants
+
+        os.environ.update(self.environment)
+        constants.HF_HUB_OFFLINE = True  # it may have been loaded before
 
 
 @pytest.fixture
@@ -65,10 +79,10 @@ def test_version_and_lists(fedvl):
 
     assert fedvl("--version").stdout.strip() == __version__
     assert "fedprox" in fedvl("methods").stdout
-    assert "method.mu" in fedvl("methods", "fedprox").stdout
-    assert "fedvl-tiny" in fedvl("models").stdout
-    assert "cifar10-mini" in fedvl("data", "list").stdout
-    shown = fedvl("data", "show", "cifar10-mini").stdout
+    assert "method.mu" in fedvl.forked("methods", "fedprox").out
+    assert "fedvl-tiny" in fedvl.forked("models").out
+    assert "cifar10-mini" in fedvl.forked("data", "list").out
+    shown = fedvl.forked("data", "show", "cifar10-mini").out
     assert "airplane" in shown
     assert "2000" in shown
 
@@ -162,11 +176,11 @@ def test_wrong_input_gives_one_sentence_and_leaves_no_run(fedvl, arguments, word
     (work / "taken").mkdir()
     (work / "taken" / "mine.txt").write_text("mine")
     before = sorted(str(path) for path in work.rglob("*"))
-    done = fedvl(*arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+    done = fedvl.forked(*arguments)
+    assert done.code == 2, done.out + done.error
+    assert "Traceback" not in done.error
+    lines = done.error.strip().splitlines()
+    assert len(lines) == 1, done.error
     assert words in lines[0]
     assert sorted(str(path) for path in work.rglob("*") if path.name != "runs") == before
 
