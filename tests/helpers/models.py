@@ -45,11 +45,19 @@ def add_siglip_tokenizer(
 
 
 def random_weights(module: torch.nn.Module, seed: int = 0, spread: float = 0.05) -> dict[str, Tensor]:
-    """Random values for every weight of a module, vectors around 1 for norms: cheap, and no two tensors alike."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
+    """Random values for every weight of a module, vectors around 1 for norms: cheap, and no two tensors alike.
+
+    To draw the 800 million numbers of a large model would take longer than all that is done with them: a million are
+    drawn, and the tensors, one after the other, are filled with them again and again. No row repeats another, since
+    that million is a prime number.
+    """
+    drawn = torch.randn(1_000_003, generator=torch.Generator().manual_seed(seed)) * spread
+    weights, used = {}, 0
     for name, tensor in module.state_dict().items():
-        value = torch.randn(tensor.shape, generator=generator) * spread
+        first = used % len(drawn)
+        used += tensor.numel()
+        turns = -(-(first + tensor.numel()) // len(drawn))
+        value = drawn.repeat(turns)[first : first + tensor.numel()].clone().reshape(tensor.shape)
         if name.endswith("running_var"):
             value = value.abs() + 0.5
         elif tensor.dim() == 1 and name.endswith("weight"):
