@@ -101,7 +101,7 @@ def test_a_network_without_a_head_does_not_pretend_to_name_classes():
 
 def settings(name, **more):
     training = {"batch_size": 16, "learning_rate": 0.01, "local_epochs": 2}
-    data = {"shots": 4, "clients": 2, "partition": "iid"}
+    data = {"shots": 4, "test_shots": 10, "clients": 2, "partition": "iid"}
     return {
         "method": {"name": name, "width": 4},
         "data": data,
