@@ -1,8 +1,10 @@
 """What tests of several folders share as fixtures. What is heavy is imported when a test asks for it."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,23 @@ sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long tests, so that several processes end at the same time."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Let every process begin with its share of the long tests, file by file, so that all end at the same time.
+
+    Each gets a piece of the list, of equal length, and takes from the end of another's piece when its own is done. Long
+    tests at the head of the list alone would be one process's, and most of their time is waiting.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long: dict[Path, list[pytest.Item]] = {}
+    short: list[pytest.Item] = []
+    for item in items:
+        (long.setdefault(item.path, []) if item.get_closest_marker("slow") else short).append(item)
+    arranged: list[pytest.Item] = []
+    rest = iter(short)
+    for number in range(processes):
+        length = (len(items) - len(arranged)) // (processes - number)  # of this piece, as xdist counts
+        own = [item for file in list(long.values())[number::processes] for item in file]
+        arranged += [*own, *islice(rest, max(length - len(own), 0))]
+    items[:] = [*arranged, *rest]
 
 
 @pytest.fixture(autouse=True)
