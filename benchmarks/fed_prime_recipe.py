@@ -62,7 +62,9 @@ def main() -> None:
             "data": {"root": str(root), "clients": arguments.clients},
             "federation": {"rounds": arguments.rounds},
         }
-        reproduce_all(["fed-prime/table1"], "paper", False, 1, [ROW], settings, Path(place) / "out", quiet=False)
+        reproduce_all(
+            ["fed-prime/table1"], "paper", False, 1, [ROW], settings, Path(place) / "out", jobs=1, quiet=False
+        )
 
 
 if __name__ == "__main__":
