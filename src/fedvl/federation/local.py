@@ -201,7 +201,8 @@ class LocalEngine:
         """
         if self.federation.one_by_one:
             return 1
-        if self.federation.chunk or self.clients <= LEAST_CHUNK:
+        trains = self.start or self.method.role.trained_private
+        if self.federation.chunk or self.clients <= LEAST_CHUNK or not trains:
             return self.federation.chunk or LEAST_CHUNK
         largest = self.rows.counts.index(max(self.rows.counts))
         flops = self._step_flops(largest, self.method.hand_out(self.start, {}, largest))
