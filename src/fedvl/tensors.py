@@ -16,7 +16,8 @@ from fedvl.errors import FedVLError
 from fedvl.files import read_file, write_whole
 
 MOST_BYTES = 2**34  # of a safetensors file
-BLOCK = 64  # rows that are summed in one go: few enough to stay in a processor's cache
+# rows that are summed in one go: few enough to stay in a processor's cache, enough to keep a GPU busy
+BLOCKS = {"cpu": 64, "cuda": 4096}
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
@@ -50,9 +51,14 @@ def mean_of_rows(rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
         raise ValueError("a mean needs at least one item and a positive total weight")
     shares = torch.tensor(weights, dtype=torch.float64, device=rows.device) / total
     sums = torch.zeros_like(rows[0], dtype=torch.float64)
-    for part, share in zip(torch.split(rows, BLOCK), torch.split(shares, BLOCK), strict=True):
+    block = block_of(rows)
+    for part, share in zip(torch.split(rows, block), torch.split(shares, block), strict=True):
         sums += (part * share.view(-1, *(1 for _ in part.shape[1:]))).sum(0)
     return sums.to(rows.dtype)
+
+
+def block_of(rows: torch.Tensor) -> int:
+    return BLOCKS.get(rows.device.type, BLOCKS["cpu"])
 
 
 def flatten(by_client: Mapping[int, Tensors]) -> Tensors:

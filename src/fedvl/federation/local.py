@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,6 +50,9 @@ from fedvl.federation.steps import gradient_step, prefix
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements
+
+Integers = NDArray[np.int64]
+Places = Integers  # client, samples it trains on, number of its shelf, row in it: one column each
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 MOST_FIRST = 4096  # clients whose first private tensors are made in one kernel
@@ -170,27 +175,36 @@ class LocalEngine:
 
     def _chunks(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
         """Share clients out to chunks: those of one have tensors of the same shapes."""
-        per_sample = self.method.role.per_sample
-        groups: dict[object, list[tuple[int, int, int, int]]] = {}
         shelves = self._begun(clients, shared, own)
-        for number, (members, tensors) in enumerate(shelves):
-            shapes = frozenset((name, tensor.shape[1:]) for name, tensor in tensors.items() if name not in per_sample)
-            counts = (tensors[LABELS] >= 0).sum(1).tolist() if LABELS in tensors else None
-            for row, client in enumerate(members):
-                used = self.rows.counts[client] if counts is None else counts[row]
-                if used:
-                    received = frozenset((n, t.shape) for n, t in own[client].items()) if own else None
-                    groups.setdefault((shapes, received), []).append((-used, client, number, row))
+        groups: dict[object, list[Places]] = {}
+        for number, shelf in enumerate(shelves):
+            for shapes, places in self._places(number, shelf, own):
+                groups.setdefault(shapes, []).append(places)
         chunks = []
         for group in groups.values():
-            group.sort()
-            for first in range(0, len(group), self.chunk):
-                some = group[first : first + self.chunk]
-                members = [client for _, client, _, _ in some]
-                private = self._stacked_private(members, [place[2:] for place in some], shelves)
-                begins = [own[client] for client in members] if own else [shared]
-                chunks.append(Chunk(members, [-used for used, *_ in some], private, begins))
+            found = np.concatenate(group, axis=1)
+            client, used, number, row = found[:, np.lexsort((found[0], -found[1]))]
+            for first in range(0, len(client), self.chunk):
+                some = slice(first, first + self.chunk)
+                members = client[some].tolist()
+                private = self._stacked_private(members, number[some], row[some], shelves)
+                begins = [own[member] for member in members] if own else [shared]
+                chunks.append(Chunk(members, used[some].tolist(), private, begins))
         return chunks
+
+    def _places(self, number: int, shelf: Shelf, own: Mapping[int, Tensors] | None) -> Iterable[tuple[object, Places]]:
+        """Return client, samples used, shelf and row of who has any, by the shapes of their tensors."""
+        per_sample = self.method.role.per_sample
+        shapes = frozenset((name, t.shape[1:]) for name, t in shelf.tensors.items() if name not in per_sample)
+        clients = np.array(shelf.clients, dtype=np.int64)
+        used = self.rows.sizes_known[clients]
+        if LABELS in shelf.tensors:
+            used = (shelf.tensors[LABELS] >= 0).sum(1).cpu().numpy()
+        places = np.stack([clients, used, np.full_like(clients, number), np.arange(len(clients))])[:, used > 0]
+        if own is None:
+            return [(shapes, places)] if places.size else []
+        handed = [frozenset((name, tensor.shape) for name, tensor in own[client].items()) for client in places[0]]
+        return [((shapes, kind), places[:, [each == kind for each in handed]]) for kind in set(handed)]
 
     @cached_property
     def chunk(self) -> int:
@@ -210,25 +224,25 @@ class LocalEngine:
         taken = COPIES * count_bytes(self.start) + inputs * self.rows.counts[largest] + flops
         return max(LEAST_CHUNK, min(WORKING_SET[self.data.labels.device.type] // max(taken, 1), MOST_CHUNK))
 
-    def _stacked_private(self, clients: list[int], places: list[tuple[int, ...]], shelves: Sequence[Shelf]) -> Tensors:
+    def _stacked_private(
+        self, clients: list[int], numbers: Integers, rows: Integers, shelves: Sequence[Shelf]
+    ) -> Tensors:
         """Stack private tensors; pad those with a row per sample to one more than the largest."""
-        names = list(shelves[places[0][0]].tensors)
+        names, per_sample = list(shelves[numbers[0]].tensors), self.method.role.per_sample
         if not names:
             return {}
-        largest = max(self.rows.counts[client] for client in clients)
-        by_shelf: dict[int, list[tuple[int, int]]] = {}
-        for row, (number, there) in enumerate(places):
-            by_shelf.setdefault(number, []).append((row, there))
+        largest = int(self.rows.sizes_known[clients].max())
         stacked: Tensors = {}
-        for number, rows in by_shelf.items():
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
             for name in names:
                 tensor = shelves[number].tensors[name]
-                here, there = torch.tensor(rows, device=tensor.device).T
                 shape = tensor.shape[1:]
-                long = (largest + 1, *shape[1:]) if name in self.method.role.per_sample else shape
+                long = (largest + 1, *shape[1:]) if name in per_sample else shape
                 if name not in stacked:
                     stacked[name] = tensor.new_zeros(len(clients), *long)
-                target = stacked[name][:, : shape[0]] if name in self.method.role.per_sample else stacked[name]
+                target = stacked[name][:, : shape[0]] if name in per_sample else stacked[name]
+                here, there = (torch.from_numpy(index).to(tensor.device) for index in (places, rows[places]))
                 target[here] = tensor[there]
         return stacked
 
@@ -379,7 +393,7 @@ class LocalEngine:
         private = self.begun(client, received)
         if not (used := self._used(client, private)):
             return 0
-        stacked = self._stacked_private([client], [(0, 0)], shelved([(client, private)]))
+        stacked = self._stacked_private([client], np.array([0]), np.array([0]), shelved([(client, private)]))
         with FlopCounterMode(display=False) as counter:
             self.train_chunk(0, Chunk([client], [used], stacked, [received]), most_steps=1)
         return int(counter.get_total_flops())

@@ -151,18 +151,24 @@ class Federation:
                 **spent,
                 **evaluate(found.merged, found.last, round_index + 1),
             }
-            everything = self._everything(found.merged, found.last)
-            earlier = {}
-            if "validation" in record and best_round([*self.records, record]) == round_index + 1:
-                self.best = everything
-            elif self.best:
-                earlier = {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
-            if self.journal:
-                self.journal.commit(round_index + 1, everything | earlier, record)
+            self._commit(round_index + 1, found, record)
             self.shared, self.last = found.merged, found.last
             self._learn(record)
             self.records.append(record)
             after_round(record)
+
+    def _commit(self, number: int, found: "Outcome", record: Record) -> None:
+        """Write the round down, with the tensors of the best one so far."""
+        best = "validation" in record and best_round([*self.records, record]) == number
+        if not (best or self.journal):  # to name the tensors of many clients takes its time
+            return
+        everything, earlier = self._everything(found.merged, found.last), dict[str, torch.Tensor]()
+        if best:
+            self.best = everything
+        elif self.best:
+            earlier = {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
+        if self.journal:
+            self.journal.commit(number, everything | earlier, record)
 
     def return_to_best(self) -> None:
         """Take back the tensors of the round that was best on the validation images."""

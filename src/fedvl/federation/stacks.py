@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedvl.methods.base import Update
-from fedvl.tensors import BLOCK, Tensors, count_bytes, mean_of_rows
+from fedvl.tensors import Tensors, block_of, count_bytes, mean_of_rows
+
+MOST_ROWS = 2**40  # of a store
 
 Column = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
 Columns = dict[str, Column]
@@ -41,6 +43,7 @@ class Rows(Sequence[Tensor]):
     def __init__(self, samples: Tensor, sizes: Tensor) -> None:
         self.samples, self.sizes = samples, sizes
         self.ends = sizes.cumsum(0)
+        self.sizes_known = sizes.cpu().numpy()
         self.counts: list[int] = sizes.tolist()
         self._ends: list[int] = self.ends.tolist()
 
@@ -147,11 +150,11 @@ class Updates(Sequence[Update]):
         if isinstance(column, list):
             pairs = zip(column, begun, strict=True)
             return torch.cat([length_from(sent[None], tensors.get(name)) for sent, tensors in pairs])
-        parts = []
-        for first in range(0, len(column), BLOCK):
-            known = begun[first : first + 1] if same else begun[first : first + BLOCK]
+        parts, block = [], block_of(column)
+        for first in range(0, len(column), block):
+            known = begun[first : first + 1] if same else begun[first : first + block]
             was = torch.stack([tensors[name] for tensors in known]) if name in begun[0] else None
-            parts.append(length_from(column[first : first + BLOCK], was))
+            parts.append(length_from(column[first : first + block], was))
         return torch.cat(parts)
 
     def mean(self, names: Sequence[str]) -> Tensors:
@@ -280,19 +283,19 @@ class PrivateTensors(MutableMapping[int, Tensors]):
     """The private tensors of many clients: those of the same shapes are rows of one store."""
 
     def __init__(self) -> None:
-        self._stores: dict[object, Store] = {}
-        self._places: dict[int, tuple[Store, int]] = {}
+        self._stores: dict[object, Store] = {}  # by shapes
+        self._places: dict[int, int] = {}  # the number of a client's store and its row there, in one number
 
     def __getitem__(self, client: int) -> Tensors:
-        store, row = self._places[client]
-        return {name: tensor[row].clone() for name, tensor in store.tensors.items()}
+        number, row = divmod(self._places[client], MOST_ROWS)
+        return {name: tensor[row].clone() for name, tensor in self._numbered[number].tensors.items()}
 
     def __setitem__(self, client: int, tensors: Tensors) -> None:
         self.put(Shelf([client], {name: tensor[None] for name, tensor in tensors.items()}))
 
     def __delitem__(self, client: int) -> None:
-        store, row = self._places.pop(client)
-        store.free.append(row)
+        number, row = divmod(self._places.pop(client), MOST_ROWS)
+        self._numbered[number].free.append(row)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)
@@ -307,6 +310,10 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         self._stores.clear()
         self._places.clear()
 
+    @property
+    def _numbered(self) -> "list[Store]":
+        return list(self._stores.values())
+
     def put(self, shelf: Shelf) -> None:
         """Keep the tensors of clients, in place of those they had."""
         if not shelf.tensors:
@@ -314,28 +321,30 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         # as a set: what was restored from a journal comes in another order
         shapes = frozenset((name, tensor.shape[1:], tensor.dtype) for name, tensor in shelf.tensors.items())
         store = self._stores.setdefault(shapes, Store())
-        for client in shelf.clients:
-            if client in self._places and self._places[client][0] is not store:
-                del self[client]
+        first = self._numbered.index(store) * MOST_ROWS
+        for client in self._elsewhere(shelf.clients, first):
+            del self[client]
         new = [client for client in shelf.clients if client not in self._places]
-        if new:
-            rows = store.room(len(new), shelf.tensors)
-            self._places.update({client: (store, row) for client, row in zip(new, rows, strict=True)})
-        places = [self._places[client][1] for client in shelf.clients]
+        self._places.update(zip(new, (first + row for row in store.room(len(new), shelf.tensors)), strict=True))
+        places = torch.tensor([self._places[client] - first for client in shelf.clients])
         for name, tensor in shelf.tensors.items():
-            store.tensors[name][torch.tensor(places, device=tensor.device)] = tensor
+            store.tensors[name][places.to(tensor.device)] = tensor
 
-    def shelves(self, clients: Iterable[int]) -> Iterator[Shelf]:
+    def _elsewhere(self, clients: Iterable[int], first: int) -> list[int]:
+        """Return the clients that have tensors of other shapes."""
+        places = ((client, self._places.get(client, first)) for client in clients)
+        return [client for client, place in places if not first <= place < first + MOST_ROWS]
+
+    def shelves(self, clients: Sequence[int]) -> Iterator[Shelf]:
         """Return the tensors of clients, stacked by their shapes; who has none is left out."""
-        found: dict[int, tuple[Store, list[int], list[int]]] = {}
-        for client in clients:
-            if client in self._places:
-                store, row = self._places[client]
-                _, members, rows = found.setdefault(id(store), (store, [], []))
-                members.append(client)
-                rows.append(row)
-        for store, members, rows in found.values():
-            yield Shelf(members, {n: t[torch.tensor(rows, device=t.device)] for n, t in store.tensors.items()})
+        places = torch.tensor([self._places.get(client, -1) for client in clients], dtype=torch.long)
+        members = torch.tensor(clients, dtype=torch.long)
+        for number, store in enumerate(self._stores.values()):
+            here = places.div(MOST_ROWS, rounding_mode="floor") == number
+            if bool(here.any()):
+                rows = places[here] % MOST_ROWS
+                tensors = {name: tensor[rows.to(tensor.device)] for name, tensor in store.tensors.items()}
+                yield Shelf(members[here].tolist(), tensors)
 
 
 class Store:
@@ -355,5 +364,6 @@ class Store:
                 self.tensors[name] = torch.cat([self.tensors[name], fresh]) if name in self.tensors else fresh
             self.free += range(self.rows, self.rows + grown)
             self.rows += grown
-        taken, self.free = self.free[:count], self.free[count:]
+        taken = self.free[len(self.free) - count :]
+        del self.free[len(self.free) - count :]
         return taken
