@@ -1,6 +1,7 @@
 """How the cost of a round grows with registered clients and with the cohort.
 
 python -m benchmarks.scale --json [--device cpu|cuda] [--methods linear fst-cbdg] [--grid CLIENTS:COHORT ...]
+python -m benchmarks.scale --json --methods promptfl --dim 256 --one-step   # through the embedded model's text tower
 
 Features are made up (unit vectors), of which each client holds a few. One line a case: the median time of a round,
 what that is for each client of the cohort, and the memory of the process after its first round and after its last.
@@ -14,7 +15,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Rows
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
+from fedvl.models.checkpoint import load_model
 from fedvl.seeding import torch_generator
 
 GRID = ("1000:100", "10000:1000", "100000:10000", "1000000:100000")
@@ -53,13 +55,21 @@ def measure(name: str, clients: int, cohort: int, settings: argparse.Namespace) 
     labels = torch.randint(settings.classes, (len(features),), generator=generator).to(device)
     texts = unit(settings.classes, settings.dim, generator, device)
     began = time.perf_counter()
-    encoder = cast(Any, SimpleNamespace(logit_scale=20.0, name="made up"))
     kind = load_method(name)
+    if kind.through_encoder:
+        encoder: Any = load_model("fedvl-tiny", device)
+        assert encoder.dim == settings.dim, (
+            f"the embedded model has features of {encoder.dim} numbers: --dim {encoder.dim}"
+        )
+    else:
+        encoder = SimpleNamespace(logit_scale=20.0, name="made up")
     method = kind(kind.options_type(), Task(tuple(map(str, range(settings.classes))), texts, encoder, clients))
     rows = Rows(
         torch.arange(count, device=device) % len(features), torch.full((clients,), settings.samples, device=device)
     )
-    config = FederationConfig(rounds=settings.rounds, per_round=cohort, chunk=settings.chunk)
+    config = FederationConfig(
+        rounds=settings.rounds, per_round=cohort, chunk=settings.chunk, one_step=settings.one_step
+    )
     training = TrainingConfig(batch_size=50, learning_rate=0.01, momentum=0.9)
     engine = LocalEngine(method, Samples({"features": features}, labels), rows, training, config, 0)
     start = {key: tensor.to(device) for key, tensor in method.start(torch_generator(0, "start")).items()}
@@ -85,7 +95,8 @@ def measure(name: str, clients: int, cohort: int, settings: argparse.Namespace) 
         "rss_mb_after_first": held[1],
         "rounds_s": [round(each, 4) for each in rounds],
         "setup_s": round(times[0] - began, 3),
-        "chunk": engine.chunk,
+        "chunk": None if settings.one_step else engine.chunk,
+        "one_step": settings.one_step,
         "device": device,
     }
 
@@ -101,6 +112,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--chunk", type=int, help="clients in one kernel; by memory if absent")
+    parser.add_argument("--one-step", action="store_true", help="one backward pass for all clients")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--most-rows", type=int, default=1_000_000, help="different feature vectors")
     settings = parser.parse_args()

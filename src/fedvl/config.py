@@ -124,6 +124,8 @@ class FederationConfig(Section):
     # from round 2 on a client goes on from the tensors of the one before, and the last one's are all that is merged: a
     # fault of Fed-PRIME's public code, to be looked at
     sequential: bool = False
+    # clients of one local step each as one backward pass, without updates of single clients: for cohorts of very many
+    one_step: bool = False
     one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
     threads: int = Field(2, ge=1, le=256)  # of the CPU in training; a setting, since it changes the order of sums
     max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused

@@ -266,7 +266,7 @@ class Scaling(LocalEngine):
     factor = 1.0
 
     def train(self, round_index, cohort, shared, own=None):
-        trained = super().train(round_index, cohort, shared, own)
+        trained = list(super().train(round_index, cohort, shared, own))
         moves = [{name: r.update.tensors[name] - shared[name] for name in shared} for r in trained]
         farthest = max(moves, key=lambda move: sum(float(t.norm()) ** 2 for t in move.values()))
         for result in trained:

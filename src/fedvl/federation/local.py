@@ -193,7 +193,7 @@ class LocalEngine:
         return chunks
 
     def _places(self, number: int, shelf: Shelf, own: Mapping[int, Tensors] | None) -> Iterable[tuple[object, Places]]:
-        """Return client, samples used, shelf and row of who has any, by the shapes of their tensors."""
+        """Return the places of clients that have samples, by the shapes of their tensors."""
         per_sample = self.method.role.per_sample
         shapes = frozenset((name, t.shape[1:]) for name, t in shelf.tensors.items() if name not in per_sample)
         clients = np.array(shelf.clients, dtype=np.int64)

@@ -25,7 +25,7 @@ class Orders(NamedTuple):
 def draw_orders(
     training: TrainingConfig, seed: int, round_index: int, clients: Tensor, chosen: Tensor, used: Sequence[int]
 ) -> Orders:
-    """Shuffle each client's ``chosen`` samples (clients x samples) in each epoch; ``used`` counts them."""
+    """Shuffle each client's ``chosen`` samples in each epoch; ``used`` counts them."""
     filler, width, epochs = chosen.shape[1], min(training.batch_size, used[0]), training.local_epochs
     seed = derived_seed(seed, "order", round_index)
     shuffled = torch.stack([permutations(seed, clients, chosen, epoch) for epoch in range(epochs)], dim=1)

@@ -25,6 +25,7 @@ from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine, Summed
+from fedvl.federation.one_step import mean_step
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.robust import RULES, Rule, by_root, mean
 from fedvl.federation.stacks import Answers, Trained, Updates
@@ -136,7 +137,7 @@ class Federation:
             began = time.perf_counter()
             spent = {"privacy": self.privacy.spend(self.records, self.engine.sizes)} if self.privacy else {}
             exchange = self._consult(round_index)
-            found = self._sum_up(round_index) if self.config.secure_sum else self._merge_each(round_index)
+            found = self._outcome(round_index)
             self.engine.keep(found.counted)
             record: Record = {
                 "round": round_index + 1,
@@ -156,6 +157,30 @@ class Federation:
             self._learn(record)
             self.records.append(record)
             after_round(record)
+
+    def _outcome(self, round_index: int) -> "Outcome":
+        if self.config.secure_sum:
+            return self._sum_up(round_index)
+        return self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
+
+    def _step_together(self, round_index: int) -> "Outcome":
+        """Take the mean of the clients' single steps, without any of them by itself."""
+        if not isinstance(self.engine, LocalEngine):
+            raise FedVLError("federation.one_step is for simulations in one process; leave it out.")
+        cohort, answering = self._choose(round_index, 0)
+        found = mean_step(self.engine, round_index, answering, self.shared)
+        return Outcome(
+            cohort=cohort,
+            dropped=sorted(set(cohort) - set(found.clients)),
+            counted=Answers([]),
+            refusals=[],
+            handed=dict.fromkeys(cohort, self.shared),
+            merged=found.merged,
+            last={},
+            loss=found.loss,
+            bytes_up=len(found.clients) * count_bytes(self.shared),
+            figures={},
+        )
 
     def _commit(self, number: int, found: "Outcome", record: Record) -> None:
         """Write the round down, with the tensors of the best one so far."""

@@ -75,7 +75,7 @@ class Rows(Sequence[Tensor]):
 
 
 class Updates(Sequence[Update]):
-    """Updates of one round in the order of clients; a single one is cut out when it is asked for."""
+    """Updates of one round in the order of clients; one is cut out when it is asked for."""
 
     def __init__(self, clients: list[int], columns: Columns, weights: list[float]) -> None:
         self.clients, self.columns, self.weights = clients, columns, weights
@@ -137,7 +137,7 @@ class Updates(Sequence[Update]):
         return not any(isinstance(column, list) for column in self.columns.values())
 
     def moves(self, names: Iterable[str], handed: Mapping[int, Tensors]) -> Tensor:
-        """Return how far each client moved these tensors from what it was handed; NaN shows in it."""
+        """Return how far clients moved tensors from what they were handed; NaN shows in it."""
         begun = [handed[client] for client in self.clients]
         for name in names:
             if name not in self._distances:

@@ -1,4 +1,4 @@
-"""The gradient step of many clients: in one kernel, in closed form, by image, or client by client."""
+"""The gradient step of many clients: in one kernel, in closed form, by image, or one by one."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def gradient_step(
     device: str,
     same: bool,
 ) -> GradientStep:
-    """Return the step; ``same``: all clients received the same tensors, which are then not stacked."""
+    """Return the step; ``same``: all clients received the same tensors, which are not stacked."""
 
     def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         with mixed_products(training.precision, device):

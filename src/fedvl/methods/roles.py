@@ -3,9 +3,9 @@
 A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` is ``Private()``
 unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
 
-``first`` makes a tensor from a client's samples alone, in one kernel for many clients: it is written
-by the three rules of a loss. ``begin`` and ``end`` give a tensor its value when a client's training begins or ends, from all the
-client's tensors at that time and its samples.
+``first`` makes a tensor from a client's samples alone, for many clients in one kernel: it is
+written by the three rules of a loss. ``begin`` and ``end`` give a tensor its value when a client's
+training begins or ends, from all the client's tensors at that time and its samples.
 """
 
 from collections.abc import Callable, Mapping
