@@ -66,3 +66,16 @@ def test_clients_may_have_rates_of_their_own(settings, oracle):
             expected[client].grad = gradient[client].clone()
             oracles[client].step()
     torch.testing.assert_close(moving["weight"], torch.stack([p.detach() for p in expected]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_a_single_step_needs_no_momentum_and_has_the_same_bits(decay):
+    training = TrainingConfig(optimiser="sgd", momentum=0.9, weight_decay=decay, learning_rate=0.1)
+    start, gradient = torch.randn(3, 4), torch.randn(3, 4)
+    found = []
+    for once in (False, True):
+        tensors, given = {"w": start.clone()}, {"w": gradient.clone()}
+        Optimiser(training, 0.1, tensors, once=once).step(given, 3)
+        found.append(tensors["w"])
+        assert torch.equal(given["w"], gradient)  # a step of a graph is written again by the next
+    assert torch.equal(*found)

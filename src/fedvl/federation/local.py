@@ -428,7 +428,8 @@ class LocalEngine:
         moving = {name: tensor for name, tensor in tensors.items() if rates_of[name] is not None}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
         rates = rates_of_steps(self.training, round_index, self.federation.rounds, used, steps[0], device)
-        optimiser = Optimiser(self.training, rates[0], moving, {name: rates_of[name] or 0.0 for name in moving})
+        factors = {name: rates_of[name] or 0.0 for name in moving}
+        optimiser = Optimiser(self.training, rates[0], moving, factors, once=steps[0] == 1)
         step_of = self._gradient_steps[same]
         noise = self.method.noise()
         seeds = {name: derived_seed(self.private_seed, "noise", name, round_index) for name in noise}

@@ -37,11 +37,13 @@ class Optimiser:
         rate: float | torch.Tensor,
         tensors: Tensors,
         factors: Mapping[str, float] | None = None,
+        once: bool = False,
     ) -> None:
         self.training = training
         self.rate = rate  # one for all clients, or one for each; it may be set anew before a step
         self.tensors = tensors
         self.factors = factors or {}  # on the rate, by tensor
+        self.once = once  # whether there is one step only, for which no momentum need be kept
         self.steps = 0
         self.momentum: Tensors = {}
         self.mean: Tensors = {}
@@ -56,7 +58,10 @@ class Optimiser:
 
     def _sgd(self, name: str, tensor: torch.Tensor, gradient: torch.Tensor, active: int) -> None:
         decay = self.training.weight_decay
-        if self.training.momentum:
+        if self.training.momentum and self.once:
+            if decay:
+                gradient = gradient.add(tensor, alpha=decay)
+        elif self.training.momentum:
             if name in self.momentum:
                 gradient = self.momentum[name][:active].mul_(self.training.momentum).add_(gradient)
             else:
