@@ -29,6 +29,7 @@ from fedvl.federation.stacks import Trained
 from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 
+Start = Callable[..., subprocess.Popen[bytes]]
 HOST = "127.0.0.1"
 TESTS = str(Path(__file__).parents[1])
 LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
@@ -98,9 +99,9 @@ def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 @contextmanager
-def clients_at_work(folder: Path, names: list[str]) -> Iterator[SimpleNamespace]:
-    """The clients of a federation as processes that stay, at the pace of tests; nothing is left of them afterwards."""
-    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={}, metrics={})
+def clients_at_work(folder: Path, names: list[str], start: Start = swiftly) -> Iterator[SimpleNamespace]:
+    """The clients of a federation as processes that stay; nothing is left of them afterwards."""
+    place = SimpleNamespace(folder=folder, logs=folder.parent, start=start, clients={}, metrics={})
     for name in names:
         start_client(place, name)
     try:
@@ -114,7 +115,7 @@ def clients_at_work(folder: Path, names: list[str]) -> Iterator[SimpleNamespace]
 def start_client(place: SimpleNamespace, name: str) -> None:
     party = place.folder / "parties" / name
     port = place.metrics[name] = free_port()
-    place.clients[name] = swiftly("client", party, "--stay", "--metrics", port, log=place.logs / f"{name}.log")
+    place.clients[name] = place.start("client", party, "--stay", "--metrics", port, log=place.logs / f"{name}.log")
 
 
 def times_connected(place: SimpleNamespace, name: str) -> int:
