@@ -35,7 +35,7 @@ from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
 COMMON: dict[str, dict[str, Any]] = {
-    "data": {"dataset": "cifar10-mini"},
+    "data": {"dataset": "cifar10-mini", "shots": 20},
     "federation": {"rounds": 2, "threads": 1, "deadline": 120},
 }
 EXPERIMENTS: dict[str, dict[str, Any]] = {

@@ -55,6 +55,7 @@ class Child:
             sys.argv = ["fedvl", *map(str, arguments)]
             os.environ["FEDVL_CACHE"] = str(folder / "cache")
             torch.set_num_threads(1)
+            torch.set_num_threads = lambda count: None  # type: ignore[assignment]  # threads are not there after a fork
             prepare()
             from fedvl.cli import main
 

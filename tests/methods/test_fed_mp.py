@@ -324,13 +324,14 @@ def test_the_threshold_is_the_papers_for_its_datasets_unless_set():
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """Runs on cifar10-mini: 3 clients of 2 classes each, 4 classes asked about; three seeds."""
-    torch.set_num_threads(2)  # as a run does: texts depend on it
+    torch.set_num_threads(1)  # as these runs do: texts depend on it
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDVL_CACHE", str(tmp_path_factory.mktemp("cache")))
         runs = []
         for seed in range(3):
             settings = {"method": {"name": "fed-mp"}, "data": {"dataset": "cifar10-mini", "clients": 3}, "seed": seed}
-            prepared = prepare(resolve_experiment({**settings, "device": "cpu"}), Silent())
+            settings |= {"device": "cpu", "federation": {"threads": 1}}
+            prepared = prepare(resolve_experiment(settings), Silent())
             start = prepared.method.start(torch_generator(seed, "start"))
             run = Federation(prepared.method, local_engine(prepared), prepared.experiment.federation, seed, start)
             runs.append((prepared, run_quietly(run)))
