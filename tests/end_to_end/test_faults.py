@@ -38,7 +38,7 @@ from fedvl.tensors import digest, load
 
 NAMES = ["north", "south"]
 SOUTH = 1
-ROUNDS = 12  # so many that no run ends before its fault
+ROUNDS = 8  # so many that no run ends before its fault
 CUT_SECONDS = 5.0
 FEDERATION = {"threads": 1, "chunk": 1, "deadline": 120}  # one client in a kernel, as between processes: the same bits
 EXPERIMENTS: dict[str, dict[str, Any]] = {
