@@ -42,7 +42,8 @@ def supernode(parent: int, options: list[str]) -> None:
 
     changed: Any = start_client_internal
     changed.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds / FASTER)})
-    http_retry.MAX_RETRY_DELAY //= FASTER
+    retry: Any = http_retry
+    retry.MAX_RETRY_DELAY //= FASTER
     start("supernode", parent, options)
 
 
