@@ -28,7 +28,9 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
     """Return the template values of a comparison's page."""
     cells = by_place(grid)
     shared, alone = ([], []) if grid.get("recipe") else _different(grid)
-    one_test = len({cell["images"] for cell in grid["cells"] if cell.get("images")}) == 1
+    tests = {
+        column: {cell.get("images") for cell in grid["cells"] if cell["column"] == column} for column in grid["columns"]
+    }
     return {
         "title": str(grid.get("title") or "Comparison"),
         "opening": opening(grid),
@@ -45,7 +47,8 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "unit": grid.get("unit", ""),
         "columns": grid["columns"],
         "rows": [
-            (row, [_place(cells.get((row, column)), one_test) for column in grid["columns"]]) for row in grid["rows"]
+            (row, [_place(cells.get((row, column)), len(tests[column]) == 1) for column in grid["columns"]])
+            for row in grid["rows"]
         ],
         "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
         "figures": FIGURES[grid["kind"]](grid),
@@ -144,7 +147,7 @@ def _place(cell: Any, one_test: bool) -> dict[str, Any]:
 
 
 def _interval(cell: Any, one_test: bool) -> str:
-    """Return a cell's interval; how many images it is of, only where rows differ in that."""
+    """Return a cell's interval; how many images it is of, only where a column's rows differ in that."""
     if not cell.get("interval"):
         return ""
     return f"({spread(Interval(*cell['interval'])) if one_test else interval_text(cell)})"
