@@ -97,7 +97,7 @@ def test_each_dataset_is_halved_and_dealt_to_clients_of_its_own() -> None:
 
 
 SETTINGS: dict[str, Any] = {
-    "data": {"dataset": BOTH, "partition": "disjoint", "clients": 4, "shots": 8, "test_shots": 8},
+    "data": {"dataset": BOTH, "partition": "disjoint", "clients": 4, "shots": 4, "test_shots": 4},
     "federation": {"rounds": 2},
 }
 
@@ -143,7 +143,8 @@ def test_an_image_is_asked_among_the_classes_of_its_dataset() -> None:
     ("method", "protocol"), [("linear", "closed"), ("promptfl", "base-to-new"), ("fedtpg", "personal")]
 )
 def test_a_run_on_two_datasets_says_who_is_asked_among_what(tmp_path: Any, method: str, protocol: str) -> None:
-    settings = {**SETTINGS, "method": {"name": method}, "evaluation": {"protocol": protocol}}
+    settings = {**SETTINGS, "method": {"name": method}, "evaluation": {"protocol": protocol, "examples": 0}}
+    settings["federation"] = {"rounds": 1}
     with RunFolder.create(tmp_path / "run", resolve_experiment(settings)) as folder:
         result = complete(folder, Silent(), OPENER)
         assert folder.result == result  # as it is read back, checked

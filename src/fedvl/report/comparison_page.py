@@ -147,7 +147,7 @@ def _place(cell: Any, one_test: bool) -> dict[str, Any]:
 
 
 def _interval(cell: Any, one_test: bool) -> str:
-    """Return a cell's interval; how many images it is of, only where a column's rows differ in that."""
+    """Return a cell's interval; how many images it is of, only where its column differs in that."""
     if not cell.get("interval"):
         return ""
     return f"({spread(Interval(*cell['interval'])) if one_test else interval_text(cell)})"
