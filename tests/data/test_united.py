@@ -97,7 +97,7 @@ def test_each_dataset_is_halved_and_dealt_to_clients_of_its_own() -> None:
 
 
 SETTINGS: dict[str, Any] = {
-    "data": {"dataset": BOTH, "partition": "disjoint", "clients": 4, "shots": 4, "test_shots": 4},
+    "data": {"dataset": BOTH, "partition": "disjoint", "clients": 4, "shots": 2, "test_shots": 4},
     "federation": {"rounds": 2},
 }
 

@@ -117,14 +117,8 @@ def test_presets_are_the_published_settings():
 def test_its_loss_falls_on_real_images_and_predictions_stay_near_zero_shot():
     """Small: each step runs the image tower. The loss holds features near the pretrained ones, as the page of methods says."""
     data = {"clients": 2, "shots": 3, "test_shots": 4, "partition": "iid"}
-    settings = {"data": data, "training": {"learning_rate": 0.03, "batch_size": 5}, "federation": {"rounds": 2}}
-    finished = run({"method": {"name": "fedmvp"}, **settings})
-    method, training = finished.prepared.method, finished.prepared.training
-    trained = training.samples.take(torch.cat(training.rows))
-
-    def loss(tensors):
-        with torch.no_grad():
-            return float(torch.nn.functional.cross_entropy(method.predict(tensors, trained.inputs), trained.labels))
-
-    assert loss(finished.federation.shared) < loss(method.start(torch_generator(0, "start"))) - 0.05
+    training = {"learning_rate": 0.1, "batch_size": 15}  # all images of a client: one step a round
+    finished = run({"method": {"name": "fedmvp"}, "data": data, "training": training, "federation": {"rounds": 3}})
+    first, _, last = (record["loss"] for record in finished.federation.records)
+    assert last < first - 0.2  # 2.39 and 1.88 were seen
     assert abs(finished.accuracy - finished.zero_shot_accuracy) < 15  # of 40 images
