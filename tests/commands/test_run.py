@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from fedvl import settings
+from fedvl.data import stored
+from fedvl.data.stored import StoredRows
 from fedvl.federation import precision
 from fedvl.run_folder import RunFolder
 
@@ -103,3 +105,38 @@ def test_a_run_resumes_with_the_precision_that_it_began_with(call: Any, monkeypa
     assert plain["precision"] == "float32"
     assert "--set 'training.precision=\"bfloat16\"'" in whole["command"]
     assert "precision" not in plain["command"]
+
+
+@pytest.mark.parametrize(("method", "labels"), [("fed-mp", "true"), ("promptfl", "cpl")])
+def test_features_that_stay_on_disk_give_the_bits_of_those_in_memory(
+    method: str, labels: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: tuple[str, ...] = (
+        "run",
+        "--method",
+        method,
+        "--clients",
+        "3",
+        "--rounds",
+        "2",
+        "--quiet",
+        "--json",
+        "--device",
+        "cpu",
+    )
+    words += ("--set", f'data.labels="{labels}"', "--set", "federation.threads=1")
+    held = json.loads(call(*words, "--out", "held").stdout)
+    read: list[int] = []
+    original = StoredRows.__getitem__
+
+    def counted(rows: StoredRows, index: Any) -> Any:
+        found = original(rows, index)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(stored, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(StoredRows, "__getitem__", counted)
+    on_disk = json.loads(call(*words, "--out", "on-disk").stdout)
+    assert sum(read) > 2 * 200  # training images of two rounds
+    for figure in ("state_sha256", "per_round", "confusion", "right"):
+        assert on_disk[figure] == held[figure]

@@ -313,6 +313,114 @@ def die_while_building(folder):
     encode_split(Pictures(), Dying(), "features", folder, batch_size=4)
 
 
+def die_on_the_way(folder, asked, after=6, batch_size=2):
+    class Dying(Doubling):
+        def encode_image(self, pixels, prompts=None):
+            if self.asked == after:
+                os._exit(9)
+            asked.value += len(pixels)
+            return super().encode_image(pixels)
+
+    encode_split(Pictures(20, bad=(1, 15)), Dying(), "features", folder, batch_size=batch_size)
+
+
+@pytest.fixture
+def noted_often(monkeypatch):
+    monkeypatch.setattr(features, "_BATCHES_AT_RISK", 2)
+
+
+def left_by_a_dead_process(folder):
+    """Batches of 2: images 0 to 7 are done, of which 7 are usable; 0 to 3 and 4 to 7 were noted."""
+    context = multiprocessing.get_context("fork")
+    asked = context.Value("i", 0)
+    child = context.Process(target=die_on_the_way, args=(folder, asked, 7))
+    child.start()
+    child.join()
+    assert files(folder) == [".done", ".lock", ".part"]
+    assert asked.value == 7
+    return next(folder.glob("*.part"))
+
+
+def test_encoding_goes_on_where_it_was_stopped(tmp_path, noted_often):
+    part = left_by_a_dead_process(tmp_path)
+    with open(part, "ab") as file:
+        file.write(b"half a row that nobody noted")
+    encoder, calls = Doubling(), []
+    split = Pictures(20, bad=(1, 15))
+    encoded = encode_split(split, encoder, "features", tmp_path, lambda done, total: calls.append(done), batch_size=2)
+    assert encoder.asked == 18 - 7
+    assert calls == [10, 12, 14, 16, 18, 20]
+    assert encoded.note == ""
+    assert files(tmp_path) == [".json", ".lock", ".safetensors"]
+    whole = encode_split(split, Doubling(), "features", tmp_path / "other", batch_size=2)
+    assert encoded.path.read_bytes() == whole.path.read_bytes()
+    assert encoded.path.with_suffix(".json").read_bytes() == whole.path.with_suffix(".json").read_bytes()
+    assert [name for name, _ in encoded.bad] == ["picture-1.png", "picture-15.png"]
+
+
+def shorten(part):
+    part.write_bytes(part.read_bytes()[:-20])
+
+
+def flip(part):
+    content = bytearray(part.read_bytes())
+    content[8 + 248 + 3] ^= 1
+    part.write_bytes(content)
+
+
+def change_notes(part):
+    notes = part.with_suffix(".done")
+    noted = json.loads(notes.read_text())
+    notes.write_text(json.dumps({**noted, "done": 6}))
+
+
+def link(part):
+    part.rename(part.with_suffix(".elsewhere"))
+    part.symlink_to(part.with_suffix(".elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        shorten,
+        flip,
+        change_notes,
+        link,
+        lambda part: part.chmod(0o644),
+        lambda part: part.unlink(),
+        lambda part: part.with_suffix(".done").write_text("{}"),
+    ],
+)
+def test_a_part_that_is_not_as_noted_is_begun_anew(tmp_path, noted_often, damage):
+    damage(left_by_a_dead_process(tmp_path))
+    encoder = Doubling()
+    encoded = encode_split(Pictures(20, bad=(1, 15)), encoder, "features", tmp_path, batch_size=2)
+    assert encoder.asked == 18
+    assert torch.equal(encoded.tensor, expected(encoded.kept))
+
+
+def test_a_part_of_other_batches_is_begun_anew(tmp_path, noted_often):
+    """Sums of another batch may round otherwise."""
+    left_by_a_dead_process(tmp_path)
+    encoder = Doubling()
+    encode_split(Pictures(20, bad=(1, 15)), encoder, "features", tmp_path, batch_size=4)
+    assert encoder.asked == 18
+
+
+def test_ctrl_c_keeps_what_was_noted(tmp_path, noted_often):
+    class Interrupted(Doubling):
+        def encode_image(self, pixels, prompts=None):
+            if self.asked == 10:
+                raise KeyboardInterrupt
+            return super().encode_image(pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        encode_split(Pictures(20), Interrupted(), "features", tmp_path, batch_size=2)
+    encoder = Doubling()
+    assert len(encode_split(Pictures(20), encoder, "features", tmp_path, batch_size=2).tensor) == 20
+    assert encoder.asked == 12
+
+
 def race(folder, rounds, barrier, results):
     torch.set_num_threads(1)
     made, right = 0, True

@@ -3,7 +3,9 @@
 An entry is two files named after a hash of the encoder's fingerprint (weights and preprocessing),
 the kind and the identity of the images: `<kind>-<key>.safetensors` with the tensor, and a JSON
 file with its SHA-256 and the images that could not be used. Both are verified on every load,
-because safetensors loads flipped bits without an error; a damaged entry is computed again.
+because safetensors loads flipped bits without an error; a damaged entry is computed again. While an
+entry is made it is a `.part`, and a `.done` says how many images it holds and their SHA-256: who is
+interrupted goes on from there.
 Features of the embedded image sets under the embedded model ship with the package in the same
 form and are used first.
 
@@ -17,6 +19,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +52,7 @@ _HEADER_SIZE = 248
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
 # Pillow releases the GIL while it decodes; more readers than this only take memory.
 _READERS = 2
+_BATCHES_AT_RISK = 16  # between two notes of what is done
 # Features tell much of an image: only their owner reads them.
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
 MOST_DESCRIPTION = 2**28  # bytes
@@ -99,7 +103,8 @@ class Encoded:
     """Output of an encoder for a split: one row for each usable image.
 
     `kept` holds the indices of those images in the split, `bad` the names of the others with the
-    reason. `note` says that a damaged file was replaced; it is empty otherwise.
+    reason. `note` says that a damaged file was replaced; it is empty otherwise. `mapped` says that
+    the tensor is the one in the file at `path`, row by row.
     """
 
     tensor: torch.Tensor
@@ -107,6 +112,7 @@ class Encoded:
     bad: list[tuple[str, str]]
     path: Path
     note: str = ""
+    mapped: bool = False
 
 
 def default_cache_dir() -> Path:
@@ -187,6 +193,10 @@ def _own(path: str, flags: int) -> int:
     return os.open(path, flags, OWN_FILE)
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 class _DamagedError(FedVLError):
     """A cache entry that exists but is not as it was written."""
 
@@ -260,6 +270,7 @@ class _Entry:
             kept=np.flatnonzero(good),
             bad=[(split.describe(index), reason) for index, reason in bad],
             path=self.data,
+            mapped=True,
         )
 
     def make(
@@ -272,14 +283,14 @@ class _Entry:
     ) -> Encoded:
         """Encode the split and write the entry, replacing any old one; the lock must be held."""
         self._remove()
-        bad: list[tuple[int, str]] = []
-        with _Part(self._file(".part"), self.kind, storage) as part:
-            for done, rows, failed in _encoded_batches(split, encoder, self.kind, batch_size):
-                bad += failed
-                if len(rows):
-                    part.append(rows)
+        with _Part(self._file(".part"), self.kind, storage, [FORMAT, self.key, len(split), batch_size]) as part:
+            for done, rows, failed in _encoded_batches(split, encoder, self.kind, batch_size, part.done):
+                part.append(done, rows, failed)
+                if done // batch_size % _BATCHES_AT_RISK == 0:
+                    part.note()
                 if progress is not None:
                     progress(done, len(split))
+            bad = part.bad
             if part.rows == 0:
                 index, reason = min(bad)
                 first = f"{split.describe(index)}: {reason.rstrip('.')}"
@@ -319,27 +330,82 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class _Part:
-    """A safetensors file of one tensor, written batch by batch; deleted on exit unless renamed."""
+    """A safetensors file of one tensor, written batch by batch, from where it was left.
 
-    def __init__(self, path: Path, kind: str, storage: torch.dtype) -> None:
+    It is deleted if it cannot be finished, and kept if it was interrupted.
+    """
+
+    def __init__(self, path: Path, kind: str, storage: torch.dtype, of: list[Any]) -> None:
         self.path, self.kind, self.storage = path, kind, storage
-        self.rows = 0
+        self.of = [*of, _NAMES[storage]]  # what it is a part of
+        self.done = self.rows = 0  # images that were looked at, and those of them that are in it
+        self.bad: list[tuple[int, str]] = []
         self.shape: torch.Size | None = None
+        self.sha256 = hashlib.sha256()  # of the rows
+        self.file: BinaryIO
+
+    @property
+    def notes(self) -> Path:
+        return self.path.with_suffix(".done")
 
     def __enter__(self) -> Self:
         with _writing(self.path.parent):
-            self.path.unlink(missing_ok=True)  # also a link, or a file that others can read
-            self.file = open(self.path, "xb", opener=_own)
-            self.file.write(bytes(8 + _HEADER_SIZE))
+            if not self._go_on():
+                self.path.unlink(missing_ok=True)  # also a link, or a file that others can read
+                self.notes.unlink(missing_ok=True)
+                self.file = open(self.path, "xb", opener=_own)
+                self.file.write(bytes(8 + _HEADER_SIZE))
         return self
 
-    def append(self, rows: torch.Tensor) -> None:
+    def _go_on(self) -> bool:
+        """Open what an interrupted process left, if its rows are those that it noted."""
+        try:
+            noted = parse_json(read_file(self.notes, MOST_DESCRIPTION))
+            if noted["seal"] != _seal(noted) or noted["of"] != self.of:
+                return False
+            shape = torch.Size(noted["shape"])
+            size = noted["rows"] * math.prod(shape) * self.storage.itemsize
+            self.file = open(self.path, "r+b", opener=_no_link)  # noqa: SIM115 (closed on exit)
+            found = os.fstat(self.file.fileno())
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o77 == 0
+            hasher = _hash_rows(self.file, size) if own else hashlib.sha256()
+            if not own or hasher.hexdigest() != noted["sha256"]:
+                self.file.close()
+                return False
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        self.file.truncate(8 + _HEADER_SIZE + size)
+        self.file.seek(0, os.SEEK_END)
+        self.sha256, self.shape = hasher, shape
+        self.done, self.rows = noted["done"], noted["rows"]
+        self.bad = [(index, reason) for index, reason in noted["bad"]]
+        return True
+
+    def append(self, done: int, rows: torch.Tensor, bad: list[tuple[int, str]]) -> None:
+        self.done = done
+        self.bad += bad
+        if not len(rows):
+            return
         self.shape = self.shape or rows.shape[1:]
         if rows.shape[1:] != self.shape:
             raise _uneven()
         self.rows += len(rows)
+        content = rows.to(self.storage).contiguous().numpy().data
+        self.sha256.update(content)
         with _writing(self.path.parent):
-            self.file.write(rows.to(self.storage).contiguous().numpy().data)
+            self.file.write(content)
+
+    def note(self) -> None:
+        """Note what is done, for who goes on if this process is interrupted."""
+        if self.shape is None:
+            return
+        noted = {"of": self.of, "done": self.done, "rows": self.rows, "shape": list(self.shape), "bad": self.bad}
+        noted["sha256"] = self.sha256.hexdigest()
+        noted["seal"] = _seal(noted)
+        with _writing(self.path.parent):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            write_whole(self.notes, json.dumps(noted).encode(), OWN_FILE)
 
     def finish(self) -> str:
         """Write the header, flush the file to disk and return its SHA-256."""
@@ -358,14 +424,26 @@ class _Part:
     ) -> None:
         with suppress(OSError):  # a failed write fails again here, and was already reported
             self.file.close()
-        self.path.unlink(missing_ok=True)
+        if error is None or isinstance(error, FedVLError) or not self.notes.exists():
+            self.path.unlink(missing_ok=True)
+            self.notes.unlink(missing_ok=True)
+
+
+def _hash_rows(file: BinaryIO, size: int) -> "hashlib._Hash":
+    """Return the hash of so many bytes behind the header, read piece by piece."""
+    hasher, left = hashlib.sha256(), size
+    file.seek(8 + _HEADER_SIZE)
+    while left > 0 and (piece := file.read(min(left, 2**20))):
+        hasher.update(piece)
+        left -= len(piece)
+    return hasher
 
 
 def _encoded_batches(
-    split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int
+    split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int, done: int
 ) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, str]]]]:
     """Yield per batch: images done so far, rows of the good ones, the others with the reason."""
-    for start, batch in _read_batches(split, encoder, batch_size):
+    for start, batch in _read_batches(split, encoder, batch_size, done):
         images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
         failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
         rows = torch.empty(0)
@@ -399,7 +477,7 @@ def _uneven() -> FedVLError:
 
 
 def _read_batches(
-    split: ImageSplit, encoder: ImageEncoder, batch_size: int
+    split: ImageSplit, encoder: ImageEncoder, batch_size: int, done: int
 ) -> Iterator[tuple[int, list[tuple[int, torch.Tensor | str]]]]:
     """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
 
@@ -414,8 +492,8 @@ def _read_batches(
 
     with ThreadPoolExecutor(_READERS) as pool:
         try:
-            ahead = submit(0)
-            for start in range(0, len(split), batch_size):
+            ahead = submit(done)
+            for start in range(done, len(split), batch_size):
                 batch = [(index, future.result()) for index, future in ahead]
                 ahead = submit(start + batch_size)
                 yield start, batch

@@ -1,7 +1,7 @@
 """Read the images and texts of a split as the inputs that methods need, with the feature cache."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from fedvl.data.features import Encoded, default_cache_dir, encode_split
 from fedvl.data.imported import ImportedEncoder
+from fedvl.data.stored import StoredRows, fits
 from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
 from fedvl.models.clip import DualEncoder
@@ -61,31 +62,33 @@ def read_forms(
     forms: Tensors = {}
     for form in wanted:
         if form == "tokens":
-            forms[form] = encoder.tokenise(texts_of(split, kept))
-        elif form == "embeddings":
-            forms[form] = read["features"].tensor
-        elif form == "features":
-            forms[form] = normalize(read["features"].tensor.to(device), dim=-1)
+            forms[form] = encoder.tokenise(texts_of(split, kept)).to(device)
         else:
-            forms[form] = rows_of(read[form], kept)
-    on_device = {form: tensor.to(device) for form, tensor in forms.items()}
-    return Read(on_device, kept, read[main].bad, [part.note for part in read.values() if part.note])
+            forms[form] = rows_of(read["features" if form == "embeddings" else form], form, kept, device)
+    return Read(forms, kept, read[main].bad, [part.note for part in read.values() if part.note])
 
 
 def joined(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
     """Join what was read of several datasets, one after the other."""
     firsts = np.cumsum([0, *sizes])
     return Read(
-        {form: torch.cat([read.forms[form] for read in reads]) for form in reads[0].forms},
+        {form: torch.cat([read.forms[form][:] for read in reads]) for form in reads[0].forms},
         np.concatenate([read.kept + first for read, first in zip(reads, firsts, strict=False)]),
         [bad for read in reads for bad in read.bad],
         [note for read in reads for note in read.notes],
     )
 
 
-def rows_of(read: Encoded, kept: NDArray[np.int64]) -> torch.Tensor:
-    """Return only the rows of the images that are kept."""
-    return read.tensor if len(read.kept) == len(kept) else read.tensor[np.searchsorted(read.kept, kept)]
+def rows_of(read: Encoded, form: str, kept: NDArray[np.int64], device: str) -> torch.Tensor:
+    """Return the rows of the images that are kept, on the device if they fit, or else on disk."""
+    tensor, places = read.tensor, None if len(read.kept) == len(kept) else np.searchsorted(read.kept, kept)
+    unit = form == "features"
+    if read.mapped and not fits(tensor.nbytes * len(kept) // len(tensor), device):
+        name = "features" if form == "embeddings" else form
+        # where a tensor stands it is used as one: by its rows, its length and its width
+        return cast("torch.Tensor", StoredRows(read.path, name, device, unit, places))
+    found = (tensor if places is None else tensor[places]).to(device)
+    return normalize(found, dim=-1) if unit else found
 
 
 def texts_of(split: Split, kept: NDArray[np.int64]) -> list[str]:

@@ -123,7 +123,7 @@ def poisoned(kind: str, samples: Samples, rows: Tensor, classes: int, seed: int)
     if kind != "backdoor":
         return samples
     chosen = rows[::2]
-    inputs, labels = {name: tensor.clone() for name, tensor in samples.inputs.items()}, samples.labels.clone()
+    inputs, labels = {name: tensor[:].clone() for name, tensor in samples.inputs.items()}, samples.labels.clone()
     for name, tensor in triggered(samples.take(chosen).inputs, seed).items():
         inputs[name][chosen] = tensor
     labels[chosen] = TARGET

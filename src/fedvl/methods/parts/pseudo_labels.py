@@ -203,7 +203,7 @@ def relabelled(
     labels = torch.full_like(train.labels, -1)
     inputs = dict(train.inputs)
     if rule.scheme == "cpl":
-        inputs["candidates"] = features.new_zeros(len(labels), len(texts))
+        inputs["candidates"] = texts.new_zeros(len(labels), len(texts))
     for client, labelled in zip(held, found, strict=True):
         labels[client] = labelled.labels
         if labelled.candidates is not None:
