@@ -1,8 +1,11 @@
 """When a step is captured and what is replayed; on a GPU, that a replayed step is the step."""
 
+import warnings
+
 import pytest
 import torch
 
+from fedvl.errors import FedVLError
 from fedvl.federation import graphs
 from fedvl.federation.graphs import Graph, Replayed
 
@@ -47,6 +50,62 @@ def test_each_shape_has_its_own_graph_up_to_a_limit(monkeypatch):
         given = {"x": torch.ones(size)}, {"y": torch.arange(float(size))}
         assert torch.equal(replayed(*given), step(*given))
     assert replayed.captured == 2
+
+
+class Uncaptured(Replayed):
+    """A GPU that refuses to capture, as it does a step that reads a number."""
+
+    tried = 0
+
+    def capture(self, tensors, structure):
+        self.tried += 1
+        raise RuntimeError("operation not permitted when stream is capturing\nSearch for it.")
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is_written_and_says_so_once(recwarn):
+    replayed = Uncaptured(step)
+    for call in range(4):
+        for size in (3, 4):
+            given = {"x": torch.full((size,), float(call))}, {"y": torch.arange(float(size))}
+            assert torch.equal(replayed(*given), step(*given))
+    assert replayed.tried == 1
+    (said,) = [str(warning.message) for warning in recwarn]
+    assert said == (
+        "A step of this method cannot be captured as a CUDA graph (operation not permitted when stream is capturing), so "
+        "that it runs slower; take .item(), .cpu() and branches on tensors out of its loss."
+    )
+
+
+def test_a_gpu_that_a_failed_capture_leaves_in_disorder_is_one_sentence():
+    calls = []
+
+    def once(moving, still):
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("an illegal memory access")
+        return step(moving, still)
+
+    replayed = Uncaptured(once)
+    given = {"x": torch.ones(2)}, {"y": torch.ones(2)}
+    replayed(*given)
+    with pytest.raises(
+        FedVLError, match=r"^A step of this method cannot be captured as a CUDA graph, .*--device cpu\.$"
+    ):
+        replayed(*given)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_step_that_reads_a_number_of_the_gpu_still_runs():
+    def reading(moving, still):
+        return moving["x"] * float(still["y"].sum())
+
+    replayed = Replayed(reading)
+    for _ in range(3):
+        given = {"x": torch.ones(3, device="cuda")}, {"y": torch.ones(3, device="cuda")}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert replayed(*given).tolist() == [3.0, 3.0, 3.0]
+    assert replayed.plain
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

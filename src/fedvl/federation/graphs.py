@@ -1,14 +1,18 @@
 """Replay a gradient step on a GPU as one CUDA graph.
 
-A step is thousands of small kernels: started one by one they take longer than they run.
+A step is thousands of small kernels: started one by one they take longer than they run. A step that
+cannot be captured, as one that reads a number of the GPU, runs as it is written.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedvl.errors import FedVLError
 
 MOST_GRAPHS = 64  # shapes that are captured; each keeps a copy of its inputs
 
@@ -31,8 +35,11 @@ class Replayed:
         self.step = step
         self.graphs: dict[object, Graph | None] = {}
         self.pool: Any = None  # of memory, which graphs that run one after another can share
+        self.plain = False  # since a capture failed
 
     def __call__(self, *arguments: Any) -> Any:
+        if self.plain:
+            return self.step(*arguments)
         tensors, structure = tree_flatten(arguments)
         shapes = repr(structure), tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         if shapes not in self.graphs and len(self.graphs) < MOST_GRAPHS:
@@ -42,11 +49,35 @@ class Replayed:
             return self.step(*arguments)
         graph = self.graphs[shapes]
         if graph is None:
-            graph = self.graphs[shapes] = self.capture(tensors, structure)
+            try:
+                graph = self.graphs[shapes] = self.capture(tensors, structure)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                return self.give_up(error, arguments)
         for mine, given in zip(graph.inputs, tensors, strict=True):
             mine.copy_(given)
         graph.graph.replay()
         return graph.outputs
+
+    def give_up(self, error: RuntimeError, arguments: tuple[Any, ...]) -> Any:
+        """Run the step as it is written, now and from now on, and say why it is slower."""
+        self.plain = True
+        self.graphs.clear()
+        reason = (str(error) or type(error).__name__).splitlines()[0][:120].rstrip(".")
+        try:
+            found = self.step(*arguments)
+        except RuntimeError as second:
+            raise FedVLError(
+                f"A step of this method cannot be captured as a CUDA graph, which left the GPU in disorder ({reason}); "
+                "take .item(), .cpu() and branches on tensors out of its loss, or use --device cpu."
+            ) from second
+        warnings.warn(
+            f"A step of this method cannot be captured as a CUDA graph ({reason}), so that it runs slower; take .item(), "
+            ".cpu() and branches on tensors out of its loss.",
+            stacklevel=2,
+        )
+        return found
 
     def capture(self, tensors: list[Tensor], structure: Any) -> Graph:
         inputs = [tensor.clone() for tensor in tensors]
