@@ -21,6 +21,7 @@ import math
 import os
 import stat
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -50,8 +51,9 @@ KINDS = {
 # The header is padded to a fixed size, because the number of usable images is known only at the end.
 _HEADER_SIZE = 248
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
-# Pillow releases the GIL while it decodes; more readers than this only take memory.
-_READERS = 2
+# Pillow releases the GIL while it decodes; more readers than this wait for each other.
+_READERS = min(16, max(2, len(os.sched_getaffinity(0))))
+_BATCHES_AHEAD = 2  # that are read while one is encoded: readers have work while the last image of a batch is awaited
 _BATCHES_AT_RISK = 16  # between two notes of what is done
 # Features tell much of an image: only their owner reads them.
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
@@ -492,10 +494,11 @@ def _read_batches(
 
     with ThreadPoolExecutor(_READERS) as pool:
         try:
-            ahead = submit(done)
-            for start in range(done, len(split), batch_size):
-                batch = [(index, future.result()) for index, future in ahead]
-                ahead = submit(start + batch_size)
+            starts = range(done, len(split), batch_size)
+            ahead = deque(map(submit, starts[:_BATCHES_AHEAD]))
+            for number, start in enumerate(starts):
+                batch = [(index, future.result()) for index, future in ahead.popleft()]
+                ahead.extend(map(submit, starts[number + _BATCHES_AHEAD : number + _BATCHES_AHEAD + 1]))
                 yield start, batch
         finally:
             pool.shutdown(cancel_futures=True)
