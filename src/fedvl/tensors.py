@@ -24,10 +24,10 @@ ByClient = dict[int, Tensors]
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one processor thread: for many tiny operations others cost more than they give."""
+def on_threads(number: int) -> Iterator[None]:
+    """Compute on so many processor threads, and on as many as before afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

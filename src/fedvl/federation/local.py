@@ -47,6 +47,7 @@ from fedvl.federation.stacks import (
     shelved,
 )
 from fedvl.federation.steps import gradient_step, prefix
+from fedvl.federation.threads import with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements
@@ -409,6 +410,7 @@ class LocalEngine:
     def _with_data(self) -> list[int]:
         return [client for client, size in enumerate(self.rows.counts) if size]
 
+    @with_fitting_threads
     def train_chunk(self, round_index: int, chunk: Chunk, most_steps: int | None = None) -> Done:
         """Train the clients of a chunk in one kernel."""
         clients, used, private, begins = chunk

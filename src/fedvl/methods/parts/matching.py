@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from fedvl.methods.parts.adapters import linear_layer
-from fedvl.tensors import one_thread
+from fedvl.tensors import on_threads
 
 SWEEPS, STEPS, RATE = 5, 5, 1e-3  # reassignments; network steps between two of them; Adam's rate
 HIDDEN = 128
@@ -74,7 +74,7 @@ class Network:
                 tensor.addcdiv_(mean, square.sqrt().add_(1e-8 * correction), value=size)
 
 
-@one_thread()
+@on_threads(1)  # of tiny operations
 def align(pools: Sequence[Tensor], generator: torch.Generator) -> Alignment:
     """Align ``pools``: each client's prompts, n x d; a client may have none, but not all."""
     order = canonical_order(pools)

@@ -1,0 +1,51 @@
+"""Processor threads by the size of the work: a tiny step on one, whatever the setting.
+
+Threads meet after every operation. Where an operation takes microseconds, and another process has
+one of the cores, the others wait for that one's turn: milliseconds. The choice follows from sizes
+alone, not from the machine or its load, so that it is the same wherever a chunk is trained.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+import torch
+
+from fedvl.tensors import count_elements, on_threads
+
+if TYPE_CHECKING:
+    from fedvl.federation.local import Chunk, LocalEngine
+
+SMALL_STEP = 200_000_000  # floating-point operations; about 5 ms of one core
+
+Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
+
+
+def fitting_threads(through_encoder: bool, elements: int, rows: int, most: int) -> int:
+    """Return the threads for a step on so many rows, each with ``elements`` that are trained.
+
+    A linear map takes two operations for each element and row, and its gradient twice as many. A
+    step through an encoder is large, however little is trained.
+    """
+    return most if through_encoder or 6 * elements * rows > SMALL_STEP else 1
+
+
+def with_fitting_threads(
+    train: "Callable[Concatenate[LocalEngine, int, Chunk, Rest], Found]",
+) -> "Callable[Concatenate[LocalEngine, int, Chunk, Rest], Found]":
+    """Train a chunk on as many threads as its steps are worth."""
+
+    @wraps(train)
+    def fitted(
+        engine: "LocalEngine", round_index: int, chunk: "Chunk", *rest: Rest.args, **named: Rest.kwargs
+    ) -> Found:
+        per_sample = engine.method.role.per_sample
+        private = {name: tensor for name, tensor in chunk.members[0].private.items() if name not in per_sample}
+        elements = count_elements(chunk.begins[0]) + count_elements(private)
+        rows = len(chunk.members) * min(engine.training.batch_size, len(chunk.members[0].used))
+        number = fitting_threads(engine.method.through_encoder, elements, rows, torch.get_num_threads())
+        with on_threads(number):
+            return train(engine, round_index, chunk, *rest, **named)
+
+    return fitted
