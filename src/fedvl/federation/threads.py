@@ -7,7 +7,7 @@ alone, not from the machine or its load, so that it is the same wherever a chunk
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 SMALL_STEP = 200_000_000  # floating-point operations; about 5 ms of one core
 
-Rest = ParamSpec("Rest")
-Found = TypeVar("Found")
+Train = TypeVar("Train", bound=Callable[..., Any])
 
 
 def fitting_threads(through_encoder: bool, elements: int, rows: int, most: int) -> int:
@@ -31,15 +30,11 @@ def fitting_threads(through_encoder: bool, elements: int, rows: int, most: int) 
     return most if through_encoder or 6 * elements * rows > SMALL_STEP else 1
 
 
-def with_fitting_threads(
-    train: "Callable[Concatenate[LocalEngine, int, Chunk, Rest], Found]",
-) -> "Callable[Concatenate[LocalEngine, int, Chunk, Rest], Found]":
+def with_fitting_threads(train: Train) -> Train:
     """Train a chunk on as many threads as its steps are worth."""
 
     @wraps(train)
-    def fitted(
-        engine: "LocalEngine", round_index: int, chunk: "Chunk", *rest: Rest.args, **named: Rest.kwargs
-    ) -> Found:
+    def fitted(engine: "LocalEngine", round_index: int, chunk: "Chunk", *rest: Any, **named: Any) -> Any:
         per_sample = engine.method.role.per_sample
         private = {name: tensor for name, tensor in chunk.members[0].private.items() if name not in per_sample}
         elements = count_elements(chunk.begins[0]) + count_elements(private)
@@ -48,4 +43,4 @@ def with_fitting_threads(
         with on_threads(number):
             return train(engine, round_index, chunk, *rest, **named)
 
-    return fitted
+    return cast("Train", fitted)
