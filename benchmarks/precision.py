@@ -4,8 +4,8 @@
 
 The same seeds in each precision: clients, batches and noise are the same, so that differences are
 paired. Intervals of the mean difference are Student's, at 95 %; beside them is how far seeds differ
-from each other in float32. Evaluation is in float32 always. On a processor bfloat16 is emulated, for
-comparison alone: it is slower there, runs do not use it, and there is no TF32.
+from each other in float32. Evaluation is in float32 always. A processor computes in bfloat16 for this
+comparison alone: runs do not use it there, and there is no TF32.
 """
 
 import argparse

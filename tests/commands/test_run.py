@@ -61,7 +61,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
 
 
 def test_a_run_resumes_with_the_precision_that_it_began_with(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bfloat16 is emulated on the processor; the second machine would choose float32."""
+    """The processor computes in bfloat16 as a GPU would; the second machine would choose float32."""
     monkeypatch.setattr(precision, "FASTER", {"cpu"})
     words: tuple[str, ...] = (
         "run",
