@@ -36,9 +36,9 @@ def with_fitting_threads(train: Train) -> Train:
     @wraps(train)
     def fitted(engine: "LocalEngine", round_index: int, chunk: "Chunk", *rest: Any, **named: Any) -> Any:
         per_sample = engine.method.role.per_sample
-        private = {name: tensor for name, tensor in chunk.members[0].private.items() if name not in per_sample}
+        private = {name: tensor[:1] for name, tensor in chunk.private.items() if name not in per_sample}
         elements = count_elements(chunk.begins[0]) + count_elements(private)
-        rows = len(chunk.members) * min(engine.training.batch_size, len(chunk.members[0].used))
+        rows = len(chunk.clients) * min(engine.training.batch_size, chunk.used[0])
         number = fitting_threads(engine.method.through_encoder, elements, rows, torch.get_num_threads())
         with on_threads(number):
             return train(engine, round_index, chunk, *rest, **named)
