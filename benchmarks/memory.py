@@ -33,18 +33,18 @@ from fedvl.methods.base import Samples, Task
 from fedvl.models.clip import DualEncoder
 from fedvl.seeding import torch_generator
 
-EACH, CLASSES, AT_ONCE = 128, 10, 65536
+EACH, CLASSES, AT_ONCE = 128, 10, 8192
 
 
 def write(path: Path, rows: int, width: int) -> None:
-    """Write random features a piece at a time."""
+    """Write random features, the same block of rows again and again."""
     described = {"features": {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, 4 * rows * width]}}
     header = json.dumps(described).encode().ljust(248)
-    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(min(AT_ONCE, rows), width, generator=torch.Generator().manual_seed(0)).numpy()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for first in range(0, rows, AT_ONCE):
-            file.write(torch.randn(min(AT_ONCE, rows - first), width, generator=generator).numpy().data)
+            file.write(block[: rows - first].data)
 
 
 def resident() -> int:
