@@ -313,15 +313,15 @@ def die_while_building(folder):
     encode_split(Pictures(), Dying(), "features", folder, batch_size=4)
 
 
-def die_on_the_way(folder, asked, after=6, batch_size=2):
+def die_on_the_way(folder, asked):
     class Dying(Doubling):
         def encode_image(self, pixels, prompts=None):
-            if self.asked == after:
+            if self.asked == 9:
                 os._exit(9)
             asked.value += len(pixels)
             return super().encode_image(pixels)
 
-    encode_split(Pictures(20, bad=(1, 15)), Dying(), "features", folder, batch_size=batch_size)
+    encode_split(Pictures(20, bad=(1, 15)), Dying(), "features", folder, batch_size=2)
 
 
 @pytest.fixture
@@ -330,14 +330,14 @@ def noted_often(monkeypatch):
 
 
 def left_by_a_dead_process(folder):
-    """Batches of 2: images 0 to 7 are done, of which 7 are usable; 0 to 3 and 4 to 7 were noted."""
+    """Batches of 2: of images 0 to 9 a batch is on its way, and 0 to 7, of which 7 are usable, were noted."""
     context = multiprocessing.get_context("fork")
     asked = context.Value("i", 0)
-    child = context.Process(target=die_on_the_way, args=(folder, asked, 7))
+    child = context.Process(target=die_on_the_way, args=(folder, asked))
     child.start()
     child.join()
     assert files(folder) == [".done", ".lock", ".part"]
-    assert asked.value == 7
+    assert asked.value == 9
     return next(folder.glob("*.part"))
 
 

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -441,25 +441,47 @@ def _hash_rows(file: BinaryIO, size: int) -> "hashlib._Hash":
     return hasher
 
 
+class _Launched(NamedTuple):
+    """A batch that a GPU may still be at work on."""
+
+    done: int  # images looked at with this batch
+    images: list[int]
+    rows: torch.Tensor
+    failed: list[tuple[int, str]]
+
+    def finished(self) -> tuple[int, torch.Tensor, list[tuple[int, str]]]:
+        rows = self.rows.cpu()
+        finite = rows.isfinite().flatten(1).all(1)
+        reason = "the model gives numbers for it that are not finite."
+        failed = [(index, reason) for index, fine in zip(self.images, finite.tolist(), strict=True) if not fine]
+        return self.done, rows[finite], self.failed + failed
+
+
 def _encoded_batches(
     split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int, done: int
 ) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, str]]]]:
-    """Yield per batch: images done so far, rows of the good ones, the others with the reason."""
+    """Yield per batch: images done so far, rows of the good ones, the others with the reason.
+
+    A batch is waited for when the next one is launched, so that a GPU always has work.
+    """
+    launched: _Launched | None = None
     for start, batch in _read_batches(split, encoder, batch_size, done):
         images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
         failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
-        rows = torch.empty(0)
-        if images:
-            rows = encode_images(encoder, kind, list(images.values()))
-            finite = rows.isfinite().flatten(1).all(1)
-            reason = "the model gives numbers for it that are not finite."
-            failed += [(index, reason) for index, fine in zip(images, finite.tolist(), strict=True) if not fine]
-            rows = rows[finite]
-        yield start + len(batch), rows, failed
+        rows = _launch(encoder, kind, list(images.values())) if images else torch.empty(0, 1)
+        if launched is not None:
+            yield launched.finished()
+        launched = _Launched(start + len(batch), list(images), rows, failed)
+    if launched is not None:
+        yield launched.finished()
 
 
 def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> torch.Tensor:
     """Encode a batch of preprocessed images as rows of the given kind, rounded as in the cache."""
+    return _launch(encoder, kind, images).cpu()
+
+
+def _launch(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> torch.Tensor:
     if any(image.shape != images[0].shape for image in images):
         raise _uneven()
     pixels = torch.stack(list(images))
@@ -468,7 +490,7 @@ def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tenso
     with torch.inference_mode():
         normalised = encoder.normalise(pixels.to(next(encoder.parameters()).device))
         rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
-        return rows.half().cpu()
+        return rows.half()
 
 
 def _uneven() -> FedVLError:
