@@ -29,6 +29,9 @@ ALL = {
 }
 NAMES = [f"{paper}/{name}" for paper, names in ALL.items() for name in names]
 SLOW = {"cachefl/figure6", "fed-prime/figure1", "fed-prime/table1", "fed-prime/table2"}
+THREADS = {
+    "federation": {"threads": 1}
+}  # the default, two, is many times slower for such small steps beside other tests
 FEWER = {"fed-prime": {"data": {"test_shots": 2}}}  # it judges seven conditions with an encoder of pairs
 EMBEDDED = {"cifar10-mini", "emoji-mini", "fedvl-tiny", "fedvl-tiny-vilt"}
 
@@ -144,7 +147,7 @@ def test_each_recipe_runs_in_small(
     monkeypatch.setattr(leakage, "SHOWN_EVERY", 2)
     monkeypatch.setattr(leakage, "STEPS", 2)  # tests of the attack itself take all steps
     recipe = read_recipe(name)
-    grid = arranged(recipe, embedded=True, quick=True, settings=FEWER.get(name.split("/")[0], {}))
+    grid = arranged(recipe, embedded=True, quick=True, settings=THREADS | FEWER.get(name.split("/")[0], {}))
     with TerminalDisplay(quiet=True) as display:
         outcome = perform_grid(grid, runs, GridDisplay(display), opener)
     summary = against_paper(name, recipe, outcome, [EMBEDDED_LABEL], "fedvl reproduce")
