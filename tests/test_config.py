@@ -104,7 +104,7 @@ def test_defaults_are_complete():
         ("federation", "threads", 257),  # torch ends the process with 100,000
         ("federation", "rounds", 10**6),
         ("federation", "deadline", float("inf")),
-        ("data", "clients", 100_001),
+        ("data", "clients", 10_000_001),
         ("data", "shots", 10**30),
         ("training", "learning_rate", float("inf")),
         ("training", "weight_decay", float("nan")),

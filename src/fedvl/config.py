@@ -21,7 +21,7 @@ from fedvl.files import read_file
 MOST_TOML = 2**20  # bytes
 MOST_DOTS = 200
 MOST_ROUNDS = 999_999  # the journal names rounds with six digits
-MOST_CLIENTS = 100_000
+MOST_CLIENTS = 10_000_000
 MOST_TEXT = 4096  # characters of a name or path
 MANY = 10**9  # more than there is of anything that is counted
 

@@ -25,7 +25,7 @@ from fedvl.preparation import Prepared, Training, prepare
 from fedvl.result import describe, example_images, memory_figures, pseudo_label_figures
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
-from fedvl.tensors import ByClient, Tensors
+from fedvl.tensors import ByClient, Tensors, placed
 
 
 def complete(
@@ -175,7 +175,7 @@ def run_rounds(
     validator = make_validator(prepared, judge)
     tested = experiment.evaluation.test and len(prepared.test.samples) > 0
     zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
-    start = method.start(torch_generator(experiment.seed, "start"))
+    start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
     federation = Federation(
         method,
         engine,

@@ -61,6 +61,11 @@ def block_of(rows: torch.Tensor) -> int:
     return BLOCKS.get(rows.device.type, BLOCKS["cpu"])
 
 
+def placed(tensors: Mapping[str, torch.Tensor], device: torch.device | str) -> Tensors:
+    """Return the tensors on a device: a method may draw its own on the processor."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def flatten(by_client: Mapping[int, Tensors]) -> Tensors:
     """Name the tensors of clients CLIENT/NAME."""
     return {f"{client}/{name}": tensor for client, own in by_client.items() for name, tensor in own.items()}

@@ -1,11 +1,15 @@
 """Many clients in few tensors: rows, updates, private tensors, as if each were by itself."""
 
+from copy import deepcopy
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.small import run_quietly, small_federation, small_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import (
     Cohort,
     PrivateTensors,
@@ -15,8 +19,9 @@ from fedvl.federation.stacks import (
     columns_of,
     shelved,
 )
+from fedvl.methods import method_names
 from fedvl.methods.base import Update
-from fedvl.tensors import digest
+from fedvl.tensors import digest, placed
 
 
 def updates_of(*shapes):
@@ -160,25 +165,34 @@ def test_columns_stay_apart_where_shapes_differ():
     assert isinstance(found["b"], list)
 
 
-def engine_of(name, **federation):
-    engine = small_federation(small_method(name), **federation).engine
+def engine_of(name, federation=None, **options):
+    engine = small_federation(small_method(name, **options), **(federation or {})).engine
     engine.rows = Rows.of(torch.arange(24).split(2))
     return engine
 
 
 def test_a_chunk_is_chosen_by_what_a_client_takes():
     assert engine_of("linear").chunk == 4096  # a head of 4 x 6 numbers takes nearly nothing
-    assert 10 <= engine_of("fedlora").chunk < engine_of("promptfl").chunk < 4096  # both towers, one tower
-    assert engine_of("linear", chunk=7).chunk == 7
-    assert engine_of("linear", one_by_one=True).chunk == 1
+    assert engine_of("fst-cbdg", synthetic=30_000).chunk == 2**26 // (6 * 4 * (28 + 30_000 * 6 + 1) + 2 * 2 * 24)
+    assert engine_of("promptfl").chunk == engine_of("fedavg-nn").chunk == 10  # a tower, and a network on pixels
+    assert engine_of("linear", federation={"chunk": 7}).chunk == 7
+    assert engine_of("linear", federation={"one_by_one": True}).chunk == 1
 
 
-@pytest.mark.parametrize("name", ["fst-cbdg", "fed-prime"])
-def test_a_chunk_does_not_depend_on_the_round(name):
-    """Private tensors and pools may have grown: a run that is resumed must have the chunks of the whole one."""
-    federation = small_federation(small_method(name))
-    federation.engine.rows = Rows.of(torch.arange(24).split(2))
-    first = federation.engine.chunk
-    run_quietly(federation)
-    del federation.engine.__dict__["chunk"]
-    assert federation.engine.chunk == first > 10
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", method_names())
+def test_every_method_trains_on_a_gpu(name):
+    method = small_method(name)
+    federation = small_federation(method)
+    engine = federation.engine
+    there = replace(engine.data, inputs=placed(engine.data.inputs, "cuda"), labels=engine.data.labels.cuda())
+    task = replace(
+        method.task, text_embeddings=method.task.text_embeddings.cuda(), encoder=deepcopy(method.task.encoder).cuda()
+    )
+    moved = type(method)(method.options, task)
+    rows = [own.cuda() for own in engine.rows]
+    federation.method, federation.engine = moved, LocalEngine(moved, there, rows, engine.training, engine.federation, 0)
+    federation.shared = federation.engine.start
+    trained = run_quietly(federation).shared
+    for key, tensor in run_quietly(small_federation(small_method(name))).shared.items():
+        torch.testing.assert_close(trained[key].cpu(), tensor, rtol=0, atol=2e-2)

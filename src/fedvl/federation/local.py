@@ -6,6 +6,7 @@ are a prefix, and a prefix of a tensor is a view.
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -50,7 +51,7 @@ from fedvl.federation.steps import gradient_step, prefix
 from fedvl.federation.threads import with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
-from fedvl.tensors import Tensors, count_bytes, count_elements
+from fedvl.tensors import Tensors, count_bytes, count_elements, placed
 
 Integers = NDArray[np.int64]
 Places = Integers  # client, samples it trains on, number of its shelf, row in it: one column each
@@ -59,6 +60,7 @@ LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not
 MOST_FIRST = 4096  # clients whose first private tensors are made in one kernel
 WORKING_SET = {"cpu": 2**26, "cuda": 2**31}  # bytes that the clients of a chunk may take, if their number is not set
 COPIES = 6  # of what a client trains: as it began, as it is, gradient, momentum, what is sent
+LIGHT_INPUTS = frozenset({"features", "embeddings", "candidates", "class_list"})  # with which a step holds little else
 LEAST_CHUNK, MOST_CHUNK = 10, 4096
 
 
@@ -211,18 +213,15 @@ class LocalEngine:
     def chunk(self) -> int:
         """The clients of a chunk: as set, or by what one of them takes.
 
-        What a step holds beside tensors is about what it computes, which is counted. Neither free
-        memory nor the round matters, so that the same run has the same chunks everywhere.
+        Neither free memory nor the round matters, so that the same run has the same chunks everywhere.
         """
         if self.federation.one_by_one:
             return 1
-        trains = self.start or self.method.role.trained_private
-        if self.federation.chunk or self.clients <= LEAST_CHUNK or not trains:
+        if self.federation.chunk or self.method.through_encoder or not LIGHT_INPUTS.issuperset(self.data.inputs):
             return self.federation.chunk or LEAST_CHUNK
-        largest = self.rows.counts.index(max(self.rows.counts))
-        flops = self._step_flops(largest, self.method.hand_out(self.start, {}, largest))
-        inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values())
-        taken = COPIES * count_bytes(self.start) + inputs * self.rows.counts[largest] + flops
+        numbers = sum(math.prod(draw.shape) for draw in self.method.noise().values())
+        inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values()) * max(self.rows.counts, default=0)
+        taken = COPIES * (count_bytes(self.start) + 4 * numbers) + 2 * inputs
         return max(LEAST_CHUNK, min(WORKING_SET[self.data.labels.device.type] // max(taken, 1), MOST_CHUNK))
 
     def _stacked_private(
@@ -250,7 +249,7 @@ class LocalEngine:
     @cached_property
     def start(self) -> Tensors:
         """The method's first shared tensors: they say what may be received and is sent."""
-        return self.method.start(torch_generator(self.seed, "start"))
+        return placed(self.method.start(torch_generator(self.seed, "start")), self.data.labels.device)
 
     def check_received(self, tensors: Tensors) -> None:
         """Refuse what the method does not declare: a server could name private tensors."""
@@ -334,7 +333,8 @@ class LocalEngine:
             return kept
         generator = torch_generator(self.private_seed, "join", client)
         with torch.no_grad():
-            joined = self.method.first_private(self.data.take(self.rows[client]), generator)
+            drawn = self.method.first_private(self.data.take(self.rows[client]), generator)
+        joined = placed(drawn, self.data.labels.device)
         # a method that keeps nothing is not asked again: that copies a client's data
         self._joins = self._joins and joined.keys() != self.method.role.firsts.keys()
         return {**joined, **kept}
@@ -390,13 +390,12 @@ class LocalEngine:
         """Count the operations of a client's first step."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        received = {name: tensor.to(self.data.labels.device) for name, tensor in handed.items()}
-        private = self.begun(client, received)
+        private = self.begun(client, handed)
         if not (used := self._used(client, private)):
             return 0
         stacked = self._stacked_private([client], np.array([0]), np.array([0]), shelved([(client, private)]))
         with FlopCounterMode(display=False) as counter:
-            self.train_chunk(0, Chunk([client], [used], stacked, [received]), most_steps=1)
+            self.train_chunk(0, Chunk([client], [used], stacked, [handed]), most_steps=1)
         return int(counter.get_total_flops())
 
     def _used(self, client: int, private: Tensors) -> int:

@@ -16,7 +16,7 @@ from fedvl.tensors import count_elements, on_threads
 if TYPE_CHECKING:
     from fedvl.federation.local import Chunk, LocalEngine
 
-SMALL_STEP = 200_000_000  # floating-point operations; about 5 ms of one core
+SMALL_STEP = 20_000_000  # floating-point operations; about half a millisecond of one core
 
 Train = TypeVar("Train", bound=Callable[..., Any])
 
