@@ -165,6 +165,10 @@ def test_columns_stay_apart_where_shapes_differ():
     assert isinstance(found["b"], list)
 
 
+# nothing is trained, or the small form's weights are in double precision, which a placed copy is not
+NOT_ON_A_GPU = {"zero-shot", "fedavg-nn", "fedprox-nn", "fedka"}
+
+
 def engine_of(name, federation=None, **options):
     engine = small_federation(small_method(name, **options), **(federation or {})).engine
     engine.rows = Rows.of(torch.arange(24).split(2))
@@ -180,14 +184,17 @@ def test_a_chunk_is_chosen_by_what_a_client_takes():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", method_names())
+@pytest.mark.parametrize("name", sorted({*method_names()} - NOT_ON_A_GPU))
 def test_every_method_trains_on_a_gpu(name):
     method = small_method(name)
     federation = small_federation(method)
     engine = federation.engine
     there = replace(engine.data, inputs=placed(engine.data.inputs, "cuda"), labels=engine.data.labels.cuda())
     task = replace(
-        method.task, text_embeddings=method.task.text_embeddings.cuda(), encoder=deepcopy(method.task.encoder).cuda()
+        method.task,
+        text_embeddings=method.task.text_embeddings.cuda(),
+        encoder=deepcopy(method.task.encoder).cuda(),
+        target=placed(method.task.target, "cuda") if method.task.target else None,
     )
     moved = type(method)(method.options, task)
     rows = [own.cuda() for own in engine.rows]
