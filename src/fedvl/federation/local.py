@@ -47,7 +47,7 @@ from fedvl.federation.stacks import (
     columns_of,
     shelved,
 )
-from fedvl.federation.steps import gradient_step, prefix
+from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
@@ -125,15 +125,16 @@ class LocalEngine:
             ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, seed) if shares else None
         )
         self.private: PrivateTensors = PrivateTensors()
-        kind = self.data.labels.device.type
-        self._gradient_steps = {
-            same: gradient_step(method, training, federation, self.hidden, kind, same) for same in (True, False)
-        }
+        self._gradient_steps = {same: self._gradient_step(same, replay=True) for same in (True, False)}
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
         self._steps_done = self._steps_planned = 0
         self.processes: Spread | None = None  # where there are several, started by torchrun
         self._joins = type(method).join is not Method.join  # until the method is seen to keep nothing with a client
         keep_freed_memory()
+
+    def _gradient_step(self, same: bool, replay: bool) -> GradientStep:
+        device = self.data.labels.device.type
+        return gradient_step(self.method, self.training, self.federation, self.hidden, device, same, replay)
 
     @property
     def clients(self) -> int:
@@ -394,8 +395,9 @@ class LocalEngine:
         if not (used := self._used(client, private)):
             return 0
         stacked = self._stacked_private([client], np.array([0]), np.array([0]), shelved([(client, private)]))
+        plain = self._gradient_step(same=True, replay=False)
         with FlopCounterMode(display=False) as counter:
-            self.train_chunk(0, Chunk([client], [used], stacked, [handed]), most_steps=1)
+            self.train_chunk(0, Chunk([client], [used], stacked, [handed]), 1, plain)
         return int(counter.get_total_flops())
 
     def _used(self, client: int, private: Tensors) -> int:
@@ -410,7 +412,9 @@ class LocalEngine:
         return [client for client, size in enumerate(self.rows.counts) if size]
 
     @with_fitting_threads
-    def train_chunk(self, round_index: int, chunk: Chunk, most_steps: int | None = None) -> Done:
+    def train_chunk(
+        self, round_index: int, chunk: Chunk, most_steps: int | None = None, step_of: GradientStep | None = None
+    ) -> Done:
         """Train the clients of a chunk in one kernel."""
         clients, used, private, begins = chunk
         shared, same, device = begins[0], len(begins) == 1, self.data.labels.device
@@ -431,7 +435,7 @@ class LocalEngine:
         rates = rates_of_steps(self.training, round_index, self.federation.rounds, used, steps[0], device)
         factors = {name: rates_of[name] or 0.0 for name in moving}
         optimiser = Optimiser(self.training, rates[0], moving, factors, once=steps[0] == 1)
-        step_of = self._gradient_steps[same]
+        step_of = step_of or self._gradient_steps[same]
         noise = self.method.noise()
         seeds = {name: derived_seed(self.private_seed, "noise", name, round_index) for name in noise}
         losses = torch.zeros(len(clients), dtype=torch.float64, device=device)

@@ -22,8 +22,12 @@ def gradient_step(
     hidden: RecordPrivacy | None,
     device: str,
     same: bool,
+    replay: bool = True,
 ) -> GradientStep:
-    """Return the step; ``same``: all clients received the same tensors, which are not stacked."""
+    """Return the step; ``same``: all clients received the same tensors, which are not stacked.
+
+    ``replay``: on a GPU as one graph, in which operations cannot be counted.
+    """
 
     def objective(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         with mixed_products(training.precision, device):
@@ -84,7 +88,7 @@ def gradient_step(
         step = alone
     else:
         batched = in_closed_form if closed_form else together
-        step = Replayed(batched) if device == "cuda" else batched
+        step = Replayed(batched) if device == "cuda" and replay else batched
     return in_precision(step, training.precision, device)
 
 
