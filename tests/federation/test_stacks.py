@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small import run_quietly, small_federation, small_method
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import (
     Cohort,
-    PrivateTensors,
     Rows,
-    Shelf,
     Updates,
     columns_of,
     shelved,
@@ -93,57 +91,6 @@ def test_the_mean_is_the_same_bits_whoever_sends_first_and_as_a_plain_sum_says()
     total = sum(update.weight for update in single)
     plain = torch.stack([update.tensors["w"].double() * update.weight for update in single]).sum(0) / total
     torch.testing.assert_close(mean, plain.float(), rtol=1e-6, atol=1e-7)
-
-
-class Model:
-    """A dictionary that a store is compared with."""
-
-    def __init__(self):
-        self.store, self.plain = PrivateTensors(), {}
-
-    def put(self, clients, size, value):
-        tensors = {"t": torch.full((len(clients), size), float(value)), "n": torch.arange(len(clients)) + value}
-        self.store.put(Shelf(clients, tensors))
-        self.plain |= {
-            c: {name: tensor[row].clone() for name, tensor in tensors.items()} for row, c in enumerate(clients)
-        }
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), st.integers(0, 3)),
-            st.integers(0, 6),
-        ),
-        max_size=12,
-    )
-)
-def test_private_tensors_are_a_dictionary(actions):
-    model = Model()
-    for number, action in enumerate(actions):
-        if isinstance(action, int):
-            model.store.pop(action, None)
-            model.plain.pop(action, None)
-        else:
-            clients, size = action
-            model.put(clients, size, number)
-    assert set(model.store) == set(model.plain)
-    assert {c: digest(own) for c, own in model.store.items()} == {c: digest(own) for c, own in model.plain.items()}
-    found = {
-        c: {n: t[row] for n, t in s.tensors.items()}
-        for s in model.store.shelves(range(7))
-        for row, c in enumerate(s.clients)
-    }
-    assert {c: digest(own) for c, own in found.items()} == {c: digest(own) for c, own in model.plain.items()}
-
-
-def test_what_is_read_of_a_store_does_not_change_with_it():
-    store = PrivateTensors()
-    store[3] = {"t": torch.zeros(2)}
-    before = store[3]
-    store[3] = {"t": torch.ones(2)}
-    assert before["t"].tolist() == [0, 0]
 
 
 def test_a_cohort_is_a_list_of_what_each_client_trained():

@@ -35,11 +35,11 @@ from fedvl.federation.fixed_point import (
 from fedvl.federation.optimisers import Optimiser
 from fedvl.federation.orders import Orders, draw_orders, draw_private_orders, rates_of_steps
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, clipped
+from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.stacks import (
     Answers,
     Cohort,
     Columns,
-    PrivateTensors,
     Rows,
     Shelf,
     Trained,
