@@ -214,7 +214,7 @@ class LocalEngine:
     def chunk(self) -> int:
         """The clients of a chunk: as set, or by what one of them takes.
 
-        Neither free memory nor the round matters, so that the same run has the same chunks everywhere.
+        Neither free memory nor the round matters: the same run has the same chunks everywhere.
         """
         if self.federation.one_by_one:
             return 1
@@ -552,7 +552,9 @@ def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None
         if known is None and isinstance(column, Tensor):
             known = whole[name] = column.new_empty(count, *column.shape[1:])
         if isinstance(known, Tensor) and isinstance(column, Tensor) and known.shape[1:] == column.shape[1:]:
-            known[rows.to(column.device)] = column
+            first, last = int(rows[0]), int(rows[-1])
+            in_a_row = last - first == len(rows) - 1 and bool((rows.diff() == 1).all())
+            known[slice(first, last + 1) if in_a_row else rows.to(column.device)] = column
             continue
         each = whole[name] = list(known) if known is not None else [torch.empty(0)] * count
         for row, tensor in zip(rows.tolist(), column, strict=True):
