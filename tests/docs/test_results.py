@@ -1,8 +1,12 @@
 """Sentences of the pages with results that compare figures: computed again from the tables beside them."""
 
+import math
 import re
 from pathlib import Path
 
+import pytest
+
+from fedvl.compare.grid import read_recipe
 from tools.reproduced_page import figures_in, sections
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -11,12 +15,12 @@ PRIVATE = (DOCS / "differential-privacy.md").read_text(encoding="utf-8")
 
 
 def table(row: str, page: str = PAGE) -> dict[str, list[float]]:
-    """Return the figures, without deviations, of the first table that has a row."""
+    """Return the figures, without deviations, of the first table that has a row; an empty cell is no number."""
     block = next(part for part in page.split("\n\n") if f"\n| {row} |" in part and part.lstrip().startswith("|"))
     found = {}
     for line in block.strip().splitlines()[2:]:
         name, *cells = line.strip("|").split("|")
-        found[name.strip()] = [float(cell.split()[0]) for cell in cells]
+        found[name.strip()] = [float(cell.split()[0]) if cell.strip() else math.nan for cell in cells]
     return found
 
 
@@ -118,19 +122,111 @@ def test_what_noise_costs_prompts():
     assert min(words) > zero_shot > max(drawn)  # "stays above", "ends below ... with noise and without"
 
 
+METHODS = ("FedAvg-P", "Fed-Inter", "Fed-Intra", "Fed-PRIME")
+METHOD_OF = {method.lower(): method for method in METHODS}
+
+
+def test_with_skew_fed_prime_leads_at_the_rates_that_validation_chose():
+    rates = table("Fed-PRIME, dirichlet:0.1")
+    figures = table("Fed-PRIME, x 1000")
+    chosen = {}
+    for method in METHODS:
+        validation, test = rates[f"{method}, dirichlet:0.1"][:3], rates[f"{method}, dirichlet:0.1"][3:]
+        best = validation.index(max(validation))
+        chosen[method] = figures[f"{method}, x {10 ** (best + 1) if best else 1}"]
+        assert chosen[method][3] == test[best]
+        assert abs(chosen[method][3] - sum(chosen[method][:3]) / 3) < 0.1
+    aware, *_, prime = (chosen[method] for method in METHODS)
+    leads = [prime[seed] - max(chosen[method][seed] for method in METHODS[:3]) for seed in range(3)]
+    told = numbers(r"by ([0-9.]+) to ([0-9.]+) points over the next, and by\s+([0-9.]+) to ([0-9.]+) over FedAvg-P")
+    over = [one - two for one, two in zip(prime[:3], aware[:3], strict=True)]
+    assert [round(one, 1) for one in (min(leads), max(leads), min(over), max(over))] == told
+    assert min(leads) > 0  # "with each of the three seeds"
+    assert [round(prime[3] - aware[3], 1)] == numbers(
+        r"In the mean it is ([0-9.]+) points above FedAvg-P, which is last"
+    )
+    assert aware[3] == min(row[3] for row in chosen.values())
+
+
 def test_what_a_rate_of_their_own_does_to_prompts():
-    figures = table("Fed-PRIME, iid")
-    aware = [row for name, row in figures.items() if name.startswith("FedAvg-P")]
-    pools = [row for name, row in figures.items() if not name.startswith("FedAvg-P")]
+    rates = table("Fed-PRIME, dirichlet:0.1")
+    skewed = {method: rates[f"{method}, dirichlet:0.1"] for method in METHODS}
+    pools = [skewed[method] for method in METHODS[1:]]
+    spread = [max(row[column] for row in pools) - min(row[column] for row in pools) for column in (3, 4)]
+    told = numbers(
+        r"at x 1 the three pools are within ([0-9.]+) points of each other on the test, and at x 100 within ([0-9.]+)\."
+    )
+    assert [round(one, 1) for one in spread] == told
+    gain, loss = skewed["Fed-PRIME"][2] - skewed["Fed-PRIME"][0], skewed["FedAvg-P"][0] - skewed["FedAvg-P"][2]
+    told = numbers(r"x 1000 adds ([0-9.]+) points to Fed-PRIME on validation images and takes ([0-9.]+) from FedAvg-P")
+    assert [round(gain, 1), round(loss, 1)] == told
+    (intra,) = numbers(r"Fed-Intra has ([0-9.]+) there at x 1000, where validation prefers x 100")
+    assert intra == max(skewed["Fed-Intra"][3:]) == skewed["Fed-Intra"][5]
+    assert max(skewed["Fed-Intra"][:3]) == skewed["Fed-Intra"][1]
+
+
+def test_without_skew_no_order_of_fed_prime_is_shown():
+    rates = table("Fed-PRIME, iid")
+    alike = {method: rates[f"{method}, iid"] for method in METHODS}
+    for method in ("Fed-Inter", "Fed-PRIME"):  # "too few cells to choose a rate"
+        assert any(math.isnan(figure) for figure in alike[method][:3])
+    assert all(alike["FedAvg-P"][3] > alike[method][3] for method in METHODS[1:])
+    leads = sorted(alike[method][5] - alike["FedAvg-P"][5] for method in ("Fed-Intra", "Fed-PRIME"))
+    told = numbers(r"Fed-Intra and Fed-PRIME\s+are ([0-9.]+) to ([0-9.]+) points above FedAvg-P")
+    assert [round(one, 1) for one in leads] == told
+
+
+def test_a_bound_keeps_the_inter_pool_and_its_bytes():
+    name = "Fed-PRIME, dirichlet:0.1, x 1000"
+    figures = table(name)
+    costs = []
+    for row in (name, "Fed-Inter, dirichlet:0.1, x 1000", "Fed-PRIME, iid, x 1000"):
+        free, kept = figures[row], figures[f"{row}, at most 20 prompts"]
+        assert kept[:6] == [20] * 6
+        assert min(free[:6]) > 20
+        assert kept[6] == kept[7] == free[6] < free[7]
+        costs.append(round(free[8] - kept[8], 1))
+    two, three, gained = numbers(r"it cost ([0-9.]+) and ([0-9.]+) points with skew and gained ([0-9.]+) without")
+    assert costs == [two, three, -gained]
+    for row, figure in figures.items():
+        assert row.endswith(("x 100", "x 1000", "prompts")) or max(figure[:6]) < 20  # "At x 1 the pool shrinks"
+
+
+def test_the_embedded_recipes_have_the_rates_of_the_small_form():
+    figures = table("Fed-PRIME")
     (guess,) = numbers(r"guessing gives ([0-9.]+):")
-    assert len(aware) == 2
-    assert all(row[0] > row[1] == guess for row in aware)  # "guesses on both partitions"
-    gains = [max(row[1:3]) - row[0] for row in pools]
-    assert [round(min(gains), 1), round(max(gains), 1)] == numbers(r"adds ([0-9.]+) to ([0-9.]+) points to x 1 on")
-    skewed, *others = [row for name, row in figures.items() if name.endswith("dirichlet:0.1")]
-    least, most, alone = numbers(r"ahead at x 1 too on validation images \(([0-9.]+) to ([0-9.]+) against ([0-9.]+)\)")
-    assert (min(row[0] for row in others), max(row[0] for row in others), skewed[0]) == (least, most, alone)
-    for column, condition in ((3, "as trained"), (4, "complete samples")):
-        leads = [row[column] - skewed[column] for row in others]
-        told = numbers(condition + r" by ([0-9.]+) to ([0-9.]+) points")
-        assert [round(min(leads), 1), round(max(leads), 1)] == told
+    assert figures["FedAvg-P"][1] == figures["FedAvg-P"][4] == guess  # "guesses on both partitions"
+    columns = {"fed-prime/table1": slice(0, 3), "fed-prime/table2": slice(3, 6)}
+    for recipe, rates in columns.items():
+        compared = set()
+        for case in read_recipe(recipe).on_embedded().cases():
+            if (method := METHOD_OF.get(case.settings["method"]["name"])) in METHODS:
+                best = figures[method][rates].index(max(figures[method][rates]))
+                assert case.settings["method"].get("prompt_rate", 1) == (1, 100, 1000)[best]
+                compared.add(method)
+        assert "Fed-PRIME" in compared
+
+
+@pytest.mark.parametrize("recipe", ["fedpp/table1", "fedpp/table2", "fedpp/table4"])
+def test_labels_made_once_end_higher_after_little_training_alone(recipe):
+    note = read_recipe(recipe).on_embedded().note
+    shown = figures_in(sections((DOCS / "reproduced.md").read_text(encoding="utf-8"))[recipe])
+    assert "the row with labels made once ends higher" in note
+    assert all(
+        shown.cells["FedPP, labels made once", column] > shown.cells["FedPP", column] for column in shown.columns
+    )
+    renewed, once = numbers(r"renewed against made once: ([0-9.]+) \| both made once: ([0-9.]+)")
+    assert ("it ends lower" not in note) or once < renewed
+
+
+@pytest.mark.parametrize("recipe", ["fed-prime/table1", "fed-prime/table2"])
+def test_how_far_fed_primes_small_tables_are_from_guessing(recipe):
+    note = read_recipe(recipe).on_embedded().note
+    shown = sorted(figures_in(sections((DOCS / "reproduced.md").read_text(encoding="utf-8"))[recipe]).cells.values())
+    (guess,) = numbers(r"Guessing gives ([0-9.]+) %", note)
+    assert guess == round(100 / 9, 1)
+    if "most figures are within 2 points of it" in note:
+        assert shown[len(shown) // 2] <= guess + 2
+    else:
+        assert "no figure is more than 10 points above it" in note
+        assert shown[-1] <= guess + 10
