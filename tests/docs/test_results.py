@@ -219,6 +219,19 @@ def test_labels_made_once_end_higher_after_little_training_alone(recipe):
     assert ("it ends lower" not in note) or once < renewed
 
 
+def test_how_much_higher_labels_made_once_end_after_little_training():
+    found = sections((DOCS / "reproduced.md").read_text(encoding="utf-8"))
+    leads = []
+    for recipe in ("fedpp/table1", "fedpp/table2"):
+        cells = figures_in(found[recipe]).cells
+        leads += [
+            cells["FedPP, labels made once", column] - cells[row, column] for row, column in cells if row == "FedPP"
+        ]
+    told = numbers(r"end above renewed ones in every column, by ([0-9.]+) to\s+([0-9.]+) points")
+    assert len(leads) == 3
+    assert [round(min(leads), 1), round(max(leads), 1)] == told
+
+
 @pytest.mark.parametrize("recipe", ["fed-prime/table1", "fed-prime/table2"])
 def test_how_far_fed_primes_small_tables_are_from_guessing(recipe):
     note = read_recipe(recipe).on_embedded().note
