@@ -26,7 +26,7 @@ def table(row: str, page: str = PAGE) -> dict[str, list[float]]:
 
 def numbers(sentence: str, page: str = PAGE) -> list[float]:
     """Return the numbers that a sentence has in its brackets."""
-    found = re.search(sentence, page)
+    found = re.search(sentence, page, re.DOTALL)
     assert found, f"the page does not say {sentence}"
     return [float(number) for number in found.groups()]
 
@@ -146,6 +146,20 @@ def test_with_skew_fed_prime_leads_at_the_rates_that_validation_chose():
         r"In the mean it is ([0-9.]+) points above FedAvg-P, which is last"
     )
     assert aware[3] == min(row[3] for row in chosen.values())
+
+
+def test_pages_of_methods_have_the_figures_of_the_results():
+    page = (DOCS / "methods" / "fed-prime.md").read_text(encoding="utf-8")
+    order = r"Fed-PRIME\s+\(([0-9.]+) %\) is above Fed-Inter \(([0-9.]+)\), Fed-Intra \(([0-9.]+)\) and FedAvg-P \(([0-9.]+)\)"
+    means = {name.split(", ")[0]: row[3] for name, row in table("Fed-PRIME, x 1000").items()}
+    told = numbers(order, page)
+    assert told == [means[name] for name in ("Fed-PRIME", "Fed-Inter", "Fed-Intra", "FedAvg-P")]
+    assert told == sorted(told, reverse=True)
+    page = (DOCS / "methods" / "fst-cbdg.md").read_text(encoding="utf-8")
+    figures = table("FST-CBDG, independent")
+    told = numbers(r"between ([0-9.]+) % and ([0-9.]+) %.*?falls from ([0-9.]+) % to ([0-9.]+) %", page)
+    ours, averaged = figures["FST-CBDG"], figures["FedAvg from the texts"]
+    assert told == [max(ours), min(ours), averaged[0], averaged[-1]]
 
 
 def test_what_a_rate_of_their_own_does_to_prompts():
