@@ -44,7 +44,7 @@ DOES = {
     "fedvl methods": "fst-cbdg",
     "fedvl data list": "emoji-mini",
     "fedvl run --set training.learning_rate=0.1": "runs/linear-cifar10-mini-2/report.html",
-    "fedvl resume runs/linear-cifar10-mini": "74.00 %",
+    "fedvl resume runs/linear-cifar10-mini": "73.30 %",
 }
 # Examples that are run as written and must end above zero-shot.
 GAINS = {
