@@ -64,6 +64,30 @@ def test_fst_cbdg_on_whole_cifar10_agrees_with_an_independent_implementation():
         assert iid > ours[0] > zero_shot > max(skewed)
 
 
+def test_fst_cbdg_on_all_splits_of_whole_cifar10():
+    figures = table("equal sampling")
+    zero_shot, (free,) = figures["zero-shot"][0], [row for name, row in figures.items() if "no labels" in name]
+    assert zero_shot < min(free)  # "beats the zero-shot model on every split"
+    for name in ("equal sampling", "self-training only"):  # "hardly move the head"
+        assert max(abs(figure - zero_shot) for figure in figures[name]) < 0.5
+    splits = [
+        "iid",
+        "shards:10",
+        "shards:5",
+        "shards:3",
+        "shards:2",
+        *(f"dirichlet:{a}" for a in (0.5, 0.3, 0.1, 0.05)),
+    ]
+    frozen = dict(zip(splits, figures["sampling only, labels frozen"], strict=True))
+    assert [frozen["iid"]] == numbers(r"to ([0-9.]+) % if they are alike")
+    assert {split for split in splits if frozen[split] < zero_shot} == {"iid", "shards:10", "shards:5", "dirichlet:0.5"}
+    beside = table("FST-CBDG, independent")
+    places = [splits.index(split) for split in ("iid", "shards:2", "dirichlet:0.1", "dirichlet:0.05")]
+    for name in ("sampling only, labels frozen", "FedAvg from the texts", "FedNTD from the texts", "zero-shot"):
+        assert beside[name] == [figures[name][place] for place in places]
+    assert beside["FST-CBDG"] == [free[place] for place in places]
+
+
 def test_fedntd_differs_from_fedavg_only_with_a_scale_or_a_large_weight():
     figures = table("FedNTD, the model's scale")
     plain, distilled = figures["FedAvg, no scale"], figures["FedNTD, no scale"]
