@@ -186,6 +186,19 @@ def test_pages_of_methods_have_the_figures_of_the_results():
     assert told == [max(ours), min(ours), averaged[0], averaged[-1]]
 
 
+def test_what_stays_with_a_client_and_how_contexts_begin():
+    page = (DOCS / "methods" / "field.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.+?) \| ([0-9.]+) \| 5[0-9.]+ \|", page, re.MULTILINE))
+    figures = {name.replace("`", ""): float(figure) for name, figure in rows.items()}
+    for name in ("fedpgp", "promptfolio", "pfedmoap", "fedpha"):  # "end higher than contexts that begin as words"
+        assert figures[name] > figures[f"{name}, begun as words"]
+    untrained = figures['"a photo of a NAME.", untrained']
+    gains = [figures[name] - untrained for name in ("promptfolio, begun as words", "pfedmma, its paper's rate")]
+    assert [round(gain, 1) for gain in gains] == numbers(r"they gain ([0-9.]+) and ([0-9.]+) points", page)
+    for name in ("PromptFL, for comparison", "PromptFL, begun as words", "promptfolio, begun as words"):
+        assert figures[name] < 52.2  # zero-shot
+
+
 def test_what_a_rate_of_their_own_does_to_prompts():
     rates = table("Fed-PRIME, dirichlet:0.1")
     skewed = {method: rates[f"{method}, dirichlet:0.1"] for method in METHODS}
