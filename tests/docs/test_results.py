@@ -138,6 +138,16 @@ def test_what_prototypes_add_and_what_weights_of_clients_could():
 
 def test_what_noise_costs_prompts():
     figures = table("epsilon 8", PRIVATE)
+    shown = figures_in(sections((DOCS / "reproduced.md").read_text(encoding="utf-8"))["privacy/epsilon"])
+    for name, noise in (
+        ("without", "no noise"),
+        ("epsilon 8", "ε = 8"),
+        ("epsilon 3", "ε = 3"),
+        ("epsilon 1", "ε = 1"),
+    ):
+        assert figures[name] == [shown.cells[row, noise] for row in shown.rows if row != "FedPP"]
+    told = numbers(r"alone\): ([0-9.]+) without\s+noise and ([0-9.]+), ([0-9.]+) and ([0-9.]+) at epsilon 8", PRIVATE)
+    assert told == [shown.cells["FedPP", column] for column in shown.columns]
     rows = [figures[name] for name in ("without", "epsilon 8", "epsilon 3", "epsilon 1")]
     (zero_shot,) = numbers(r"\(zero-shot ([0-9.]+)\)", PRIVATE)
     told = numbers(r"loses ([0-9.]+), ([0-9.]+) and ([0-9.]+) points at epsilon 8, 3 and 1", PRIVATE)
