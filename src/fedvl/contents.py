@@ -73,6 +73,7 @@ class Manifest(Content):
     """The manifest of a round in the journal, without its own hash."""
 
     tensors_sha256: Hash
+    earlier: list[Annotated[int, Field(ge=1, le=MOST_ROUNDS)]] = []
     record: Record
 
 

@@ -123,10 +123,10 @@ def test_a_server_killed_in_a_round_goes_on_to_the_same_bits(name, when, tmp_pat
         pass
 
     class Mortal(Journal):
-        def commit(self, round_number, tensors, record):
+        def commit(self, round_number, tensors, record, adds=False):
             if round_number == 2 and when == "before the commit":
                 raise KilledError
-            super().commit(round_number, tensors, record)
+            super().commit(round_number, tensors, record, adds)
             if round_number == 2:
                 raise KilledError
 

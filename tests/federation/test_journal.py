@@ -4,10 +4,12 @@ import sys
 
 import pytest
 import torch
+from helpers.small import run_quietly, small_federation, small_method
 
 from fedvl.errors import FedVLError
-from fedvl.federation.journal import Journal
+from fedvl.federation.journal import MOST_FILES, Journal
 from fedvl.run_folder import RunFolder
+from fedvl.tensors import digest, load
 
 
 def commit_rounds(folder, count=3):
@@ -70,3 +72,65 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_
     holder.wait()
     with RunFolder(tmp_path).lock():
         pass
+
+
+def test_a_round_that_adds_is_read_with_the_earlier_ones(tmp_path):
+    journal = Journal(tmp_path, "x")
+    journal.commit(
+        1,
+        {"shared/w": torch.zeros(1), "0/a": torch.zeros(1), "0/b": torch.zeros(1), "1/a": torch.zeros(1)},
+        {"round": 1},
+    )
+    assert journal.can_add(2)
+    journal.commit(
+        2, {"shared/w": torch.ones(1), "0/a": torch.ones(1), "kept/3/a": torch.ones(1)}, {"round": 2}, adds=True
+    )
+    journal.commit(3, {"shared/w": torch.full((1,), 2.0), "2/a": torch.full((1,), 2.0)}, {"round": 3}, adds=True)
+    found = {name: float(tensor) for name, tensor in journal.tensors(3).items()}
+    # of a client the newest alone, with all its names; of the server nothing but this round's
+    assert found == {"shared/w": 2.0, "2/a": 2.0, "0/a": 1.0, "1/a": 0.0}
+    assert {name: float(t) for name, t in journal.tensors(2).items()} == {
+        "shared/w": 1,
+        "0/a": 1,
+        "kept/3/a": 1,
+        "1/a": 0,
+    }
+    journal.commit(4, {"shared/w": torch.zeros(1)}, {"round": 4})
+    assert set(journal.tensors(4)) == {"shared/w"}
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4  # round 3 may still be gone back to
+    journal.commit(5, {"shared/w": torch.zeros(1)}, {"round": 5})
+    assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["000004", "000005"]
+
+
+def test_a_round_whose_earlier_file_is_damaged_is_not_believed(tmp_path):
+    journal = Journal(tmp_path, "x")
+    journal.commit(1, {"shared/w": torch.zeros(1), "0/a": torch.zeros(1)}, {"round": 1})
+    journal.commit(2, {"shared/w": torch.ones(1), "0/a": torch.ones(1)}, {"round": 2})
+    journal.commit(3, {"shared/w": torch.ones(1)}, {"round": 3}, adds=True)
+    (tmp_path / "000002.safetensors").write_bytes(b"x")
+    with pytest.raises(FedVLError, match="000002"):
+        journal.tensors(3)
+
+
+@pytest.mark.parametrize("name", ["fst-cbdg", "fedpp"])
+def test_a_run_of_few_clients_a_round_writes_those_and_is_restored_whole(name, tmp_path):
+    def federation(rounds, folder):
+        found = small_federation(small_method(name), rounds=rounds, per_round=2)
+        found.journal = Journal(folder, "x")
+        return found
+
+    whole = run_quietly(federation(20, tmp_path / "whole"))
+    sizes = [len(load(path)) for path in sorted((tmp_path / "whole").glob("*.safetensors"))]
+    everything = len(Journal(tmp_path / "whole", "x").tensors(20))
+    assert min(sizes) < everything  # not all clients in each
+    assert len(sizes) <= 2 * MOST_FILES
+    run_quietly(federation(11, tmp_path / "parts"))
+    resumed = federation(20, tmp_path / "parts")
+    resumed.restore()
+    assert len(resumed.records) == 11
+    run_quietly(resumed)
+    assert digest(resumed.shared) == digest(whole.shared)
+    for client, private in whole.engine.private.items():
+        assert digest(resumed.engine.private[client]) == digest(private)
+    for name, tensor in Journal(tmp_path / "parts", "x").tensors(20).items():
+        assert torch.equal(tensor, Journal(tmp_path / "whole", "x").tensors(20)[name])

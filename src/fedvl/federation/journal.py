@@ -2,7 +2,10 @@
 
 A round is two files, tensors and manifest, each written aside, synced and renamed; the manifest
 comes last, so a round is there whole or not at all. Manifests stay (they are the run's history),
-tensors of older rounds are removed.
+tensors of older rounds are removed once no round that may be resumed needs them.
+
+A round may have written the private tensors of those clients alone that took part since the round
+before. Its manifest then names the ``earlier`` rounds whose files have those of the others.
 """
 
 import hashlib
@@ -17,7 +20,7 @@ from fedvl.files import MOST_JSON, no_link, parse_json, read_file, write_whole
 from fedvl.tensors import Tensors, load, save
 
 FORMAT = 1
-TENSORS_KEPT = 2  # rounds whose tensors stay: if the newest is damaged the one before it serves
+MOST_FILES = 16  # that the tensors of a round are read from
 
 
 class Journal:
@@ -28,12 +31,28 @@ class Journal:
         self.experiment = experiment
         self.notes: list[str] = []  # what was found damaged, for the report
 
-    def commit(self, round_number: int, tensors: Tensors, record: dict[str, Any]) -> None:
+    def commit(self, round_number: int, tensors: Tensors, record: dict[str, Any], adds: bool = False) -> None:
+        """Write a round; ``adds``: clients that are not in ``tensors`` are as in the round before."""
         self.folder.mkdir(exist_ok=True)
+        before = self._files(round_number - 1) if round_number > 1 else []
+        earlier = before if adds else []
         sha256 = save(self._tensors(round_number), tensors)
-        body = {**self._stamp(round_number), "tensors_sha256": sha256, "record": record}
+        body = {**self._stamp(round_number), "tensors_sha256": sha256, "earlier": earlier, "record": record}
         write_whole(self._manifest(round_number), json.dumps({**body, "sha256": sealed(body)}).encode())
-        self._tensors(round_number - TENSORS_KEPT).unlink(missing_ok=True)
+        needed = {*earlier, *before, round_number}
+        for old in self.folder.glob("[0-9]" * 6 + ".safetensors"):
+            if int(old.stem) < round_number and int(old.stem) not in needed:
+                old.unlink(missing_ok=True)
+
+    def can_add(self, round_number: int) -> bool:
+        """Whether a round may write what changed alone: not if it would need too many files."""
+        before = self._files(round_number - 1) if round_number > 1 else []
+        return 0 < len(before) < MOST_FILES
+
+    def _files(self, round_number: int) -> list[int]:
+        """Return the rounds whose files hold the tensors of a round, itself the last."""
+        manifest = read_sealed(self._manifest(round_number))
+        return [*manifest.get("earlier", []), round_number] if manifest else []
 
     def tensors(self, round_number: int) -> Tensors:
         """The tensors of one committed round; nothing is mended."""
@@ -61,6 +80,23 @@ class Journal:
         return None
 
     def _load(self, round_number: int, manifest: dict[str, Any]) -> Tensors:
+        """Read the tensors of a round, and of earlier ones those of clients that it has none of."""
+        tensors = self._read(round_number, manifest)
+        known = {owner_of(name) for name in tensors}
+        for number in reversed(manifest.get("earlier", [])):
+            older = read_sealed(self._manifest(number))
+            if older is None or number >= round_number:
+                raise FedVLError(f"{self._manifest(number)} is missing or damaged; restore it from a copy.")
+            found = {
+                name: tensor
+                for name, tensor in self._read(number, older).items()
+                if owner_of(name).isdigit() and owner_of(name) not in known
+            }
+            tensors |= found
+            known |= {owner_of(name) for name in found}
+        return tensors
+
+    def _read(self, round_number: int, manifest: dict[str, Any]) -> Tensors:
         path = self._tensors(round_number)
         tensors = load(path, manifest["tensors_sha256"])
         if not all("/" in name for name in tensors):
@@ -90,6 +126,11 @@ class Journal:
 
     def _manifest(self, round_number: int) -> Path:
         return no_link(self.folder / f"{round_number:06d}.json")
+
+
+def owner_of(name: str) -> str:
+    """Return whose a tensor is: a client's number, ``shared``, ``kept`` or ``best``."""
+    return name.partition("/")[0]
 
 
 def sealed(body: dict[str, Any]) -> str:

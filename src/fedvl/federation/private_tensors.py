@@ -16,6 +16,12 @@ class PrivateTensors(MutableMapping[int, Tensors]):
     def __init__(self) -> None:
         self._stores: dict[object, Store] = {}  # by shapes
         self._places: dict[int, int] = {}  # the number of a client's store and its row there, in one number
+        self._changed: set[int] | None = None  # clients since the last look; None: all
+
+    def changed(self) -> Iterable[int] | None:
+        """Return the clients whose tensors are new since the last call; None: look at all."""
+        found, self._changed = self._changed, set()
+        return found
 
     def __getitem__(self, client: int) -> Tensors:
         number, row = divmod(self._places[client], MOST_ROWS)
@@ -25,6 +31,11 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         self.put(Shelf([client], {name: tensor[None] for name, tensor in tensors.items()}))
 
     def __delitem__(self, client: int) -> None:
+        self._leave(client)
+        self._changed = None  # nothing that is added tells of what is gone
+
+    def _leave(self, client: int) -> None:
+        """Free the row of a client that comes back with tensors of other shapes."""
         number, row = divmod(self._places.pop(client), MOST_ROWS)
         self._numbered[number].free.append(row)
 
@@ -40,6 +51,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
     def clear(self) -> None:
         self._stores.clear()
         self._places.clear()
+        self._changed = None
 
     @property
     def _numbered(self) -> "list[Store]":
@@ -53,8 +65,10 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         shapes = frozenset((name, tensor.shape[1:], tensor.dtype) for name, tensor in shelf.tensors.items())
         store = self._stores.setdefault(shapes, Store())
         first = self._numbered.index(store) * MOST_ROWS
+        if self._changed is not None:
+            self._changed.update(shelf.clients)
         for client in self._elsewhere(shelf.clients, first):
-            del self[client]
+            self._leave(client)
         new = [client for client in shelf.clients if client not in self._places]
         self._places.update(zip(new, (first + row for row in store.room(len(new), shelf.tensors)), strict=True))
         places = torch.tensor([self._places[client] - first for client in shelf.clients])

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.one_step import mean_step
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
+from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.robust import RULES, Rule, by_root, mean
 from fedvl.federation.stacks import Answers, Trained, Updates
 from fedvl.methods.base import Method, Update
@@ -183,17 +184,24 @@ class Federation:
         )
 
     def _commit(self, number: int, found: "Outcome", record: Record) -> None:
-        """Write the round down, with the tensors of the best one so far."""
+        """Write the round down, with the tensors of the best one so far.
+
+        Where rounds are validated all is written, since the best may be any; else what changed.
+        """
         best = "validation" in record and best_round([*self.records, record]) == number
         if not (best or self.journal):  # to name the tensors of many clients takes its time
             return
-        everything, earlier = self._everything(found.merged, found.last), dict[str, torch.Tensor]()
+        private = self.engine.private
+        new = private.changed() if isinstance(private, PrivateTensors) and "validation" not in record else None
+        adds = self.journal is not None and new is not None and self.journal.can_add(number)
+        everything = self._everything(found.merged, found.last, sorted(new) if adds and new is not None else private)
+        earlier = dict[str, torch.Tensor]()
         if best:
             self.best = everything
         elif self.best:
             earlier = {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
         if self.journal:
-            self.journal.commit(number, everything | earlier, record)
+            self.journal.commit(number, everything | earlier, record, adds)
 
     def return_to_best(self) -> None:
         """Take back the tensors of the round that was best on the validation images."""
@@ -290,13 +298,13 @@ class Federation:
             self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
 
-    def _everything(self, shared: Tensors, last: ByClient) -> Tensors:
-        """Name all state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private)."""
+    def _everything(self, shared: Tensors, last: ByClient, clients: Iterable[int]) -> Tensors:
+        """Name all state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private, of these clients)."""
         named = {f"shared/{name}": tensor for name, tensor in shared.items()}
         named |= {f"kept/{name}": tensor for name, tensor in flatten(last).items()}
         if self.root is not None:  # after the clients
             named |= flatten({self.engine.clients: self.root.private.get(0, {})})
-        return named | flatten(self.engine.private)
+        return named | flatten({client: self.engine.private[client] for client in clients})
 
     def _consult(self, round_index: int) -> Exchange:
         """Hold the method's exchange with all clients; it counts only if the round is committed."""
