@@ -24,7 +24,7 @@ def test_the_order_of_arrival_cannot_be_seen(name, monkeypatch):
         train, report = federation.engine.train, federation.engine.report
 
         def shuffled(*arguments, train=train, generator=generator):
-            trained = train(*arguments)
+            trained = list(train(*arguments))
             generator.shuffle(trained)
             orders.add(tuple(result.update.client for result in trained))
             return trained

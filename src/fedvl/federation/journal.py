@@ -32,7 +32,7 @@ class Journal:
         self.notes: list[str] = []  # what was found damaged, for the report
 
     def commit(self, round_number: int, tensors: Tensors, record: dict[str, Any], adds: bool = False) -> None:
-        """Write a round; ``adds``: clients that are not in ``tensors`` are as in the round before."""
+        """Write a round; ``adds``: clients not in ``tensors`` are as in the round before."""
         self.folder.mkdir(exist_ok=True)
         before = self._files(round_number - 1) if round_number > 1 else []
         earlier = before if adds else []

@@ -545,13 +545,17 @@ class LocalEngine:
         return {name: torch.stack([mean[name] for mean in means]) for name in gradients}
 
 
+def alike(known: Tensor, column: Tensor) -> bool:
+    return known.shape[1:] == column.shape[1:] and known.dtype == column.dtype
+
+
 def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None:
     """Write a chunk's columns to their rows of the whole: one tensor, while shapes agree."""
     for name, column in part.items():
         known = whole.get(name)
         if known is None and isinstance(column, Tensor):
             known = whole[name] = column.new_empty(count, *column.shape[1:])
-        if isinstance(known, Tensor) and isinstance(column, Tensor) and known.shape[1:] == column.shape[1:]:
+        if isinstance(known, Tensor) and isinstance(column, Tensor) and alike(known, column):
             first, last = int(rows[0]), int(rows[-1])
             in_a_row = last - first == len(rows) - 1 and bool((rows.diff() == 1).all())
             known[slice(first, last + 1) if in_a_row else rows.to(column.device)] = column

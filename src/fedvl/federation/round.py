@@ -194,7 +194,7 @@ class Federation:
         private = self.engine.private
         new = private.changed() if isinstance(private, PrivateTensors) and "validation" not in record else None
         adds = self.journal is not None and new is not None and self.journal.can_add(number)
-        everything = self._everything(found.merged, found.last, sorted(new) if adds and new is not None else private)
+        everything = self._everything(found.merged, found.last, new if adds else None)
         earlier = dict[str, torch.Tensor]()
         if best:
             self.best = everything
@@ -298,13 +298,14 @@ class Federation:
             self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
 
-    def _everything(self, shared: Tensors, last: ByClient, clients: Iterable[int]) -> Tensors:
-        """Name all state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private, of these clients)."""
+    def _everything(self, shared: Tensors, last: ByClient, clients: Iterable[int] | None = None) -> Tensors:
+        """Name state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private; all, if not said)."""
         named = {f"shared/{name}": tensor for name, tensor in shared.items()}
         named |= {f"kept/{name}": tensor for name, tensor in flatten(last).items()}
         if self.root is not None:  # after the clients
             named |= flatten({self.engine.clients: self.root.private.get(0, {})})
-        return named | flatten({client: self.engine.private[client] for client in clients})
+        private = self.engine.private
+        return named | flatten({client: private[client] for client in (private if clients is None else clients)})
 
     def _consult(self, round_index: int) -> Exchange:
         """Hold the method's exchange with all clients; it counts only if the round is committed."""
