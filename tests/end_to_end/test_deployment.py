@@ -35,7 +35,7 @@ from fedvl.tensors import load
 
 NAMES = ["north", "south", "west"]
 COMMON: dict[str, dict[str, Any]] = {
-    "data": {"dataset": "cifar10-mini", "shots": 20},
+    "data": {"dataset": "cifar10-mini"},
     "federation": {"rounds": 2, "threads": 1, "deadline": 120},
 }
 EXPERIMENTS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def place(tmp_path_factory):
     """A federation whose three clients are at work, each with its share of cifar10-mini."""
     experiments = [resolve_for_parties(settings, len(NAMES)) for settings in EXPERIMENTS.values()]
     folder = make_federation(tmp_path_factory.mktemp("machines") / "clinic", dict.fromkeys(NAMES, experiments))
-    with clients_at_work(folder, NAMES, fedvl) as place:  # all of it as users have it
+    with clients_at_work(folder, NAMES) as place:
         yield place
 
 

@@ -18,16 +18,13 @@ from helpers.machines import (
     Wire,
     alone,
     clients_at_work,
-    committed,
     dropped,
     ended,
     kill,
     make_federation,
-    paused,
     redirect,
     start_client,
     start_server,
-    times_connected,
     wait_until,
 )
 
@@ -49,7 +46,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "fst-cbdg": {"federation": {**FEDERATION, "rounds": 2}},
     "cachefl": {"federation": {**FEDERATION, "rounds": 1}},
     "fedpp": {"federation": {**FEDERATION, "rounds": 1}, "method": {"visual_prompts": False}},
-    "linear": {"federation": {**FEDERATION, "rounds": 8}},
+    "linear": {"federation": {**FEDERATION, "rounds": 14, "deadline": 20}},
 }
 
 
@@ -138,14 +135,6 @@ def asked_again(log, kind, before):
     return len(rounds_of(log, kind)) > before
 
 
-def connected_again(place, name, before):
-    return times_connected(place, name) > before
-
-
-def is_committed(run, number):
-    return committed(run) > number
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_path):
@@ -162,11 +151,8 @@ def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_pa
             kill(place.clients[name].pid)
             place.clients[name].wait()
             killed[name] = rounds_of(logs[name], kind)[-1] - 1
-            answers, connected = len(rounds_of(logs[name], "train")), times_connected(place, name)
-            wait_until(partial(is_committed, run, killed[name]), server)  # without it
-            with paused(server):  # so that few rounds are over before it is back
-                start_client(place, name)
-                wait_until(partial(connected_again, place, name, connected), place.clients[name])
+            answers = len(rounds_of(logs[name], "train"))
+            start_client(place, name)
             if kind != "reveal_train":  # the last one may come back or not
                 wait_until(partial(asked_again, logs[name], "train", answers), server)
         assert server.wait(LATEST) == 0, log_of(run)

@@ -75,6 +75,8 @@ def running(server: uvicorn.Server) -> Iterator[int]:
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True
+            thread.join(10)
+            server.force_exit = True  # a browser may have left a request that it began
             thread.join()
 
 

@@ -29,9 +29,7 @@ from fedvl.federation.stacks import Trained
 from fedvl.preparation import prepare
 from fedvl.seeding import torch_generator
 
-Start = Callable[..., subprocess.Popen[bytes]]
 HOST = "127.0.0.1"
-TESTS = str(Path(__file__).parents[1])
 LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
 
 
@@ -59,26 +57,16 @@ def redirect(folder: Path, name: str, port: int) -> int:
     return int(told["server"].rpartition(":")[2])
 
 
-def fedvl(*words: object, log: Path) -> subprocess.Popen[bytes]:
-    """Start a command, as users have it."""
-    return begin(["-m", "fedvl.cli", *map(str, words)], log)
-
-
-def swiftly(*words: object, log: Path, **constants: float) -> subprocess.Popen[bytes]:
-    """Start a command at the pace of tests; ``constants`` of ``fedvl.deployment.flower`` are other than for users too."""
-    return begin(["-c", f"from helpers.swift import command; command(**{constants})", *map(str, words)], log)
-
-
-def begin(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    found = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+def fedvl(*words: object, log: Path, **constants: float) -> subprocess.Popen[bytes]:
+    """Start a command; ``constants`` of ``fedvl.deployment.flower`` are other than they are for users."""
+    start = [sys.executable, "-m", "fedvl.cli"]
+    if constants:
+        changes = "".join(f"flower().{name} = {value}; " for name, value in constants.items())
+        code = f"from fedvl.cli import main; from fedvl.deployment.link import flower; {changes}main()"
+        start = [sys.executable, "-c", code]
     with open(log, "ab") as file:
         return subprocess.Popen(
-            [sys.executable, *words],
-            stdout=file,
-            stderr=file,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": found},
+            [*start, *map(str, words)], stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
         )
 
 
@@ -99,9 +87,9 @@ def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 @contextmanager
-def clients_at_work(folder: Path, names: list[str], start: Start = swiftly) -> Iterator[SimpleNamespace]:
+def clients_at_work(folder: Path, names: list[str]) -> Iterator[SimpleNamespace]:
     """The clients of a federation as processes that stay; nothing is left of them afterwards."""
-    place = SimpleNamespace(folder=folder, logs=folder.parent, start=start, clients={}, metrics={})
+    place = SimpleNamespace(folder=folder, logs=folder.parent, clients={}, metrics={})
     for name in names:
         start_client(place, name)
     try:
@@ -115,13 +103,7 @@ def clients_at_work(folder: Path, names: list[str], start: Start = swiftly) -> I
 def start_client(place: SimpleNamespace, name: str) -> None:
     party = place.folder / "parties" / name
     port = place.metrics[name] = free_port()
-    place.clients[name] = place.start("client", party, "--stay", "--metrics", port, log=place.logs / f"{name}.log")
-
-
-def times_connected(place: SimpleNamespace, name: str) -> int:
-    """How often a SuperNode of this party was let in."""
-    log = place.folder / "parties" / name / "flower" / "supernode.log"
-    return log.read_text().count("SuperNode ID:")
+    place.clients[name] = fedvl("client", party, "--stay", "--metrics", port, log=place.logs / f"{name}.log")
 
 
 def of_folder(folder: Path, command: str = "") -> list[int]:
@@ -141,16 +123,6 @@ def kill(*processes: int) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-@contextmanager
-def paused(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let a process do nothing for a while; its children go on."""
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-
-
 def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + LATEST
     while not condition():
@@ -161,11 +133,11 @@ def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]
 
 def start_server(place: SimpleNamespace, experiment: str, run: Path, **constants: float) -> subprocess.Popen[bytes]:
     words = ("server", place.folder, "--experiment", experiment, "--out", run, "--quiet")
-    return swiftly(*words, log=run.with_suffix(".log"), **constants)
+    return fedvl(*words, log=run.with_suffix(".log"), **constants)
 
 
 def resume(run: Path, **constants: float) -> subprocess.Popen[bytes]:
-    return swiftly("resume", run, "--quiet", log=run.with_suffix(".log"), **constants)
+    return fedvl("resume", run, "--quiet", log=run.with_suffix(".log"), **constants)
 
 
 def committed(run: Path) -> int:
