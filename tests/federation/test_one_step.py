@@ -59,3 +59,12 @@ def test_what_does_not_depend_on_a_client_is_computed_once():
 def test_other_runs_are_refused_in_one_sentence(name, training, federation, said):
     with pytest.raises(FedVLError, match=f"one_step is for a run that {said}"):
         run_quietly(small_federation(small_method(name), {**ONE_STEP, **training}, one_step=True, **federation))
+
+
+def test_a_round_without_anybody_and_one_that_diverges_end_in_one_sentence():
+    federation = small_federation(small_method("linear"), ONE_STEP, one_step=True)
+    with pytest.raises(FedVLError, match="No client with images answered in round 4"):
+        one_step.mean_step(federation.engine, 3, [1], federation.shared)  # client 1 has none
+    wild = small_federation(small_method("linear"), {**ONE_STEP, "learning_rate": 3e38}, one_step=True)
+    with pytest.raises(FedVLError, match="Training diverged in round 2"):
+        run_quietly(wild)

@@ -166,3 +166,8 @@ def test_some_methods_say_that_their_rows_touch_each_other():
         "fedavg-nn": "batch",
         "centralised": "pooled",
     }
+
+
+def test_a_method_that_would_draw_its_own_noise_is_told_so_when_it_is_loaded():
+    with pytest.raises(TypeError, match="noise draws nothing itself"):
+        type("Drawing", (Method,), {"noise": lambda self, generator: {}})

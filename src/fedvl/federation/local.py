@@ -223,7 +223,7 @@ class LocalEngine:
         numbers = sum(math.prod(draw.shape) for draw in self.method.noise().values())
         inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values()) * max(self.rows.counts, default=0)
         taken = COPIES * (count_bytes(self.start) + 4 * numbers) + 2 * inputs
-        return max(LEAST_CHUNK, min(WORKING_SET[self.data.labels.device.type] // max(taken, 1), MOST_CHUNK))
+        return max(LEAST_CHUNK, min(working_set(self.data.labels.device) // max(taken, 1), MOST_CHUNK))
 
     def _stacked_private(
         self, clients: list[int], numbers: Integers, rows: Integers, shelves: Sequence[Shelf]
@@ -563,6 +563,10 @@ def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None
         each = whole[name] = list(known) if known is not None else [torch.empty(0)] * count
         for row, tensor in zip(rows.tolist(), column, strict=True):
             each[row] = tensor
+
+
+def working_set(device: torch.device) -> int:
+    return WORKING_SET.get(device.type, WORKING_SET["cpu"])
 
 
 def keep_freed_memory() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvl.draws import keys_of
 from fedvl.errors import FedVLError
-from fedvl.federation.local import MOST_CHUNK, WORKING_SET, LocalEngine
+from fedvl.federation.local import MOST_CHUNK, LocalEngine, working_set
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.federation.precision import mixed_products
 from fedvl.methods.base import Batch, Method
@@ -35,6 +35,11 @@ def mean_step(engine: LocalEngine, round_index: int, cohort: Sequence[int], shar
     refuse_others(engine, shared)
     engine.check_received(shared)
     clients = [client for client in cohort if engine.rows.counts[client]]
+    if not clients:
+        raise FedVLError(
+            f"No client with images answered in round {round_index + 1}; committed rounds are safe: lower "
+            "federation.dropout or raise --per-round, then resume."
+        )
     sizes = [engine.rows.counts[client] for client in clients]
     equal = engine.method.weighting == "clients"
     weights = torch.tensor([1.0] * len(clients) if equal else sizes, dtype=torch.float64)
@@ -55,6 +60,11 @@ def mean_step(engine: LocalEngine, round_index: int, cohort: Sequence[int], shar
     factors = {name: engine.method.role.shared(name).rate for name in shared}
     step = {name: gradient.to(shared[name])[None] for name, gradient in gradients.items()}
     Optimiser(engine.training, rate, moved, factors).step(step, 1)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in moved.values()):
+        raise FedVLError(
+            f"Training diverged in round {round_index + 1}: its numbers are not finite; lower the learning rate "
+            "(training.learning_rate) and start a new run."
+        )
     return MeanStep({name: tensor[0] for name, tensor in moved.items()}, float(torch.cat(losses).mean()), clients)
 
 
@@ -88,7 +98,7 @@ def clients_at_once(engine: LocalEngine, samples: int) -> int:
     """Return how many clients one pass has: their inputs and scores must fit."""
     inputs = sum(tensor[:1].nbytes for tensor in engine.data.inputs.values())
     taken = samples * (inputs + 16 * len(engine.method.task.class_names))
-    return max(1, min(WORKING_SET[engine.data.labels.device.type] // taken, 16 * MOST_CHUNK))
+    return max(1, min(working_set(engine.data.labels.device) // taken, 16 * MOST_CHUNK))
 
 
 def refuse_others(engine: LocalEngine, shared: Tensors) -> None:

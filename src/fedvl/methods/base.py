@@ -274,6 +274,11 @@ class Method:
         for name, choices in CHOICES.items():
             if (value := getattr(cls, name)) not in choices:
                 raise TypeError(f"{cls.__name__}.{name} is {value!r}; it must be one of {', '.join(choices)}")
+        if len(inspect.signature(cls.noise).parameters) > 1:
+            raise TypeError(
+                f"{cls.__name__}.noise draws nothing itself: it takes no generator and returns which numbers a step "
+                'needs, such as {"z": Normal((50, 512))} of fedvl.draws'
+            )
         if same_loss_as in CLOSED_FORMS:
             CLOSED_FORMS[cls] = CLOSED_FORMS[same_loss_as]
 
