@@ -1,5 +1,6 @@
 import hashlib
 import itertools
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors import safe_open
 
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
-from fedvl.tensors import count_bytes, digest, load, save, to_bytes, unflatten, weighted_mean
+from fedvl.tensors import RunningMean, count_bytes, digest, load, save, to_bytes, unflatten, weighted_mean
 
 
 def test_weighted_mean_by_hand():
@@ -25,6 +26,30 @@ def test_the_order_of_arrival_cannot_be_seen(order):
     weights = [3.0, 1.0, 7.0, 2.0, 5.0, 11.0]
     shuffled = weighted_mean([items[i] for i in order], [weights[i] for i in order])
     assert torch.equal(shuffled["w"], weighted_mean(items, weights)["w"])
+
+
+@given(st.lists(st.integers(0, 150), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0), st.data())
+def test_a_running_mean_has_the_same_bits_however_its_rows_are_cut(sizes, data):
+    """Blocks of 64 rows are summed; pieces of any size fill them."""
+    generator = torch.Generator().manual_seed(sum(sizes))
+    rows = torch.randn(sum(sizes), 3, generator=generator)
+    weights = torch.tensor([data.draw(st.integers(1, 9)) for _ in range(sum(sizes))], dtype=torch.float64)
+
+    def mean_of(pieces):
+        mean = RunningMean()
+        for some, heavy in zip(rows.split(pieces), weights.split(pieces), strict=True):
+            mean.add(some, heavy)
+        assert torch.equal(mean.finish(), mean.finish())
+        return mean.finish()
+
+    found = mean_of(sizes)
+    assert torch.equal(found, mean_of([len(rows)]))
+    assert torch.equal(found, mean_of([1] * len(rows)))
+    exact = [
+        float(sum(Fraction(x) * int(w) for x, w in zip(column, weights, strict=True)) / int(weights.sum()))
+        for column in rows.T.tolist()
+    ]
+    assert found.tolist() == pytest.approx(exact, rel=1e-6, abs=1e-9)
 
 
 def test_a_mean_of_nothing_is_an_error():

@@ -45,16 +45,58 @@ def weighted_mean(items: Sequence[Mapping[str, torch.Tensor]], weights: Sequence
 
 
 def mean_of_rows(rows: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """Return the weighted mean of rows, summed in float64 by blocks of rows in their order."""
-    total = float(sum(weights))
-    if not total > 0:
-        raise ValueError("a mean needs at least one item and a positive total weight")
-    shares = torch.tensor(weights, dtype=torch.float64, device=rows.device) / total
-    sums = torch.zeros_like(rows[0], dtype=torch.float64)
-    block = block_of(rows)
-    for part, share in zip(torch.split(rows, block), torch.split(shares, block), strict=True):
-        sums += (part * share.view(-1, *(1 for _ in part.shape[1:]))).sum(0)
-    return sums.to(rows.dtype)
+    """Return the weighted mean of rows."""
+    mean = RunningMean()
+    mean.add(rows, torch.tensor(weights, dtype=torch.float64))
+    return mean.finish()
+
+
+class RunningMean:
+    """A weighted mean of rows that come piece by piece, the same bits however they are cut.
+
+    Rows are multiplied by their weights, summed in float64 by blocks in the order in which they
+    come, and divided by all weights at the end.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.total: torch.Tensor | None = None
+        self.dtype = torch.float32
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and their weights, that fill no block yet
+
+    def add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        self.dtype = rows.dtype
+        block, first = block_of(rows), 0
+        if self.waiting:
+            first = block - sum(len(held) for held, _ in self.waiting)
+            self.waiting.append((rows[:first], weights[:first]))
+            if len(rows) < first:
+                return
+            self._combine_waiting()
+        last = first + (len(rows) - first) // block * block
+        for begin in range(first, last, block):
+            self._combine(rows[begin : begin + block], weights[begin : begin + block])
+        if last < len(rows):
+            self.waiting.append((rows[last:], weights[last:]))
+
+    def finish(self) -> torch.Tensor:
+        """Return the mean of all that came."""
+        if self.waiting:
+            self._combine_waiting()
+        if self.total is None or not self.weight > 0:
+            raise ValueError("a mean needs at least one item and a positive total weight")
+        return (self.total / self.weight).to(self.dtype)
+
+    def _combine_waiting(self) -> None:
+        rows, weights = ([each[part] for each in self.waiting] for part in (0, 1))
+        self._combine(torch.cat(rows), torch.cat(weights))
+        self.waiting = []
+
+    def _combine(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
+        lifted = rows * weights.to(rows.device).view(-1, *(1 for _ in rows.shape[1:]))
+        part = lifted.sum(0)
+        self.total = part if self.total is None else self.total.add_(part)
+        self.weight += float(weights.sum())
 
 
 def block_of(rows: torch.Tensor) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import (
     Cohort,
+    Folded,
     Rows,
     Updates,
     columns_of,
@@ -98,18 +99,94 @@ def test_a_cohort_is_a_list_of_what_each_client_trained():
     shelves = shelved([(0, {"p": torch.zeros(1)}), (2, {"p": torch.ones(1)}), (1, {"p": torch.ones(2)})])
     cohort = Cohort(Updates.of(updates), shelves, [0.1, 0.2, 0.3], [4, 5, 6])
     assert [result.private["p"].tolist() for result in cohort] == [[0], [1, 1], [1]]
-    some = cohort.of_clients({1, 2})
+    some = cohort.counted(cohort.stack.take([1, 2]))
     assert [(r.update.client, r.loss, r.examples, r.private["p"].tolist()) for r in some] == [
         (1, 0.2, 5, [1, 1]),
         (2, 0.3, 6, [1]),
     ]
-    assert cohort.of_clients({0, 1, 2}) is cohort
+    assert cohort.counted(cohort.stack) is cohort
 
 
 def test_columns_stay_apart_where_shapes_differ():
     found = columns_of([{"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.ones(2), "b": torch.ones(3)}])
     assert isinstance(found["a"], torch.Tensor)
     assert isinstance(found["b"], list)
+
+
+# --- updates that are summed as they come
+
+
+def linear_federation(chunk, *, robust="mean", spoilt=None, factor=float("nan"), **how):
+    """Thirteen clients of two samples; those of one may be spoilt."""
+    federation = small_federation(small_method("linear"), chunk=chunk, robust=robust, max_norm_ratio=30.0, **how)
+    engine = federation.engine
+    engine.rows = Rows.of(torch.arange(26).remainder(25).split(2))
+    if spoilt is not None:
+        engine.data.inputs["features"][engine.rows[spoilt]] *= factor
+    return federation
+
+
+def held(federation):
+    federation.engine._can_fold = lambda chunks: False
+    return federation
+
+
+def folded_names(federation):
+    columns = federation.engine.train(0, range(federation.engine.clients), federation.shared).updates.columns
+    return {name for name, column in columns.items() if isinstance(column, Folded)}
+
+
+def test_a_cohort_of_several_chunks_holds_sums_and_no_rows():
+    assert folded_names(linear_federation(4)) == {"weight", "bias"}
+    assert not folded_names(linear_federation(13))  # of one chunk all are at hand
+    assert not folded_names(linear_federation(4, robust="median"))
+    assert not folded_names(linear_federation(4, drift=True))
+    assert not folded_names(linear_federation(4, attack="scaled:0.2"))
+
+
+@pytest.mark.parametrize("name", sorted({*method_names()} - {"zero-shot"}))
+def test_a_sum_of_chunks_has_the_bits_of_rows_that_are_held(name):
+    found, expected = (small_federation(small_method(name), chunk=2) for _ in range(2))
+    run_quietly(found)
+    run_quietly(held(expected))
+    assert digest(found.shared) == digest(expected.shared)
+    assert [r["usual_move"] for r in found.records] == [r["usual_move"] for r in expected.records]
+    assert [r["bytes_up"] for r in found.records] == [r["bytes_up"] for r in expected.records]
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(float("nan"), "not finite"), (-500.0, "far more than the usual")])
+def test_a_refused_update_is_not_in_the_sum(factor, reason):
+    found = linear_federation(4, spoilt=6, factor=factor)
+    expected = held(linear_federation(4, spoilt=6, factor=factor))
+    without = linear_federation(4, spoilt=6, factor=factor, withdrawn=(6,))
+    for federation in (found, expected, without):
+        run_quietly(federation)
+    for ours, theirs in zip(found.records, expected.records, strict=True):
+        assert [refusal["client"] for refusal in ours["refused"]] == [6]
+        assert reason in ours["refused"][0]["reason"]
+        assert ours["refused"] == theirs["refused"]
+        assert ours["loss"] == pytest.approx(theirs["loss"])
+    for name, tensor in found.shared.items():
+        torch.testing.assert_close(tensor, expected.shared[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(tensor, without.shared[name], rtol=0, atol=1e-6)
+
+
+def test_a_folded_update_that_is_looked_at_is_there():
+    found = linear_federation(4)
+    expected = held(linear_federation(4))
+    ours, theirs = (f.engine.train(0, range(13), f.shared) for f in (found, expected))
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.update[::2] == right.update[::2]
+        for name, tensor in left.update.tensors.items():
+            torch.testing.assert_close(tensor, right.update.tensors[name], rtol=0, atol=1e-6)
+    assert ours.updates.outline(3).tensors["weight"].shape == (4, 6)
+    assert len(ours.updates.take([])) == 0
+
+
+def test_clients_that_train_in_another_order_than_that_of_the_mean_are_held():
+    found = small_federation(small_method("fst-cbdg"), chunk=2)  # all weigh the same, and the largest train first
+    assert not folded_names(found)
+    assert folded_names(small_federation(small_method("linear"), chunk=2)) == {"weight", "bias"}
 
 
 # nothing is trained, or the small form's weights are in double precision, which a placed copy is not

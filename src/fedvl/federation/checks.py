@@ -128,7 +128,9 @@ def sort_out(
             reason = "answered twice"
         else:
             if not (alike and place):  # the same tensors of all: one look is enough
-                malformed = ill_formed(updates[place], returned(handed[client], method.role), method.role.sent_shapes)
+                malformed = ill_formed(
+                    outline(updates, place), returned(handed[client], method.role), method.role.sent_shapes
+                )
             reason = unfounded(weight, asked[client], method.weighting, limits) or malformed
         if reason is None:
             good[client] = place
@@ -139,6 +141,11 @@ def sort_out(
     strayed = astray(formed, handed, limits)
     refusals += [refusal(client, why) for client, why in strayed.items()]
     return formed.take([place for place, client in enumerate(formed.clients) if client not in strayed]), refusals
+
+
+def outline(updates: Sequence[Update], place: int) -> Update:
+    """Return an update of which the tensors' shapes and types alone are asked for."""
+    return updates.outline(place) if isinstance(updates, Updates) else updates[place]
 
 
 def one_for_all(handed: Mapping[int, Tensors], clients: Sequence[int]) -> Tensors | None:
@@ -155,10 +162,9 @@ def astray(updates: Updates, handed: Mapping[int, Tensors], limits: FederationCo
     wrong = (~(moves <= limits.max_update_norm)).nonzero()[:, 0].tolist()  # NaN is wrong too
     found = {}
     for place in wrong:
-        client, sent, _ = updates[place]
-        lost = [name for name, tensor in sent.items() if not bool(torch.isfinite(tensor).all())]
+        lost = updates.not_finite(place)
         far = f"{TOO_FAR} {float(moves[place]):.3g}, more than {limits.max_update_norm:g}"
-        found[client] = f"'{lost[0]}' {NOT_FINITE}" if lost else far
+        found[updates.clients[place]] = f"'{lost[0]}' {NOT_FINITE}" if lost else far
     return found
 
 

@@ -39,12 +39,15 @@ from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.stacks import (
     Answers,
     Cohort,
-    Columns,
+    Folded,
+    Held,
     Rows,
     Shelf,
     Trained,
     Updates,
     columns_of,
+    in_turn,
+    order_of_mean,
     shelved,
 )
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
@@ -86,7 +89,7 @@ class Done(NamedTuple):
     """What training leaves of a chunk, in its order of clients."""
 
     clients: list[int]
-    sent: Columns
+    sent: dict[str, Held]
     private: list[Shelf]
     losses: Tensor
 
@@ -148,38 +151,77 @@ class LocalEngine:
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> Sequence[Trained]:
         """Train the clients that have data, from the shared tensors or each from its ``own``."""
-        for handed in own.values() if own else [shared]:
-            self.check_received(handed)
-        chunks = self._chunks([client for client in cohort if self.rows.counts[client]], shared, own)
+        return self._trained(round_index, cohort, shared, own)
+
+    def _trained(
+        self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
+    ) -> Cohort:
+        chunks = self._chunks(cohort, shared, own)
+        summed = [name for name in shared if self.method.role.needs(name) == "sum"]
+        folds = own is None and self._can_fold(chunks)
+
+        def again(some: list[int]) -> Updates:
+            return self._trained(round_index, some, shared).stack
+
+        clients = sum(len(chunk.clients) for chunk in chunks)
+        folded = {name: Folded(shared[name], clients) for name in summed if folds}
+        return self._cohort(round_index, cohort, chunks, folded, again)
+
+    def _can_fold(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether updates may be summed chunk by chunk, of which a cohort takes no more memory.
+
+        Nothing but checks and the mean may look at them, and clients must train in the mean's order.
+        """
+        config = self.federation
+        looked_at = config.attack or config.drift or config.secure_sum or self.privacy.unit == "client"
+        if len(chunks) < 2 or looked_at or config.robust != "mean":
+            return False
+        clients = [client for chunk in chunks for client in chunk.clients]
+        return in_turn(order_of_mean(clients, [weight for chunk in chunks for weight in self._weights(chunk)]))
+
+    def _weights(self, chunk: Chunk) -> list[float]:
+        return [1.0] * len(chunk.clients) if self._alike else [float(used) for used in chunk.used]
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all weigh the same: nobody need know then how many examples a client has."""
+        return self.method.weighting == "clients" or self.privacy.unit == "client"
+
+    def _cohort(
+        self,
+        round_index: int,
+        cohort: Sequence[int],
+        chunks: Sequence[Chunk],
+        folded: Mapping[str, Folded],
+        again: Callable[[list[int]], Updates],
+    ) -> Cohort:
+        """Train the chunks; put what they leave into the order of clients."""
         self._steps_done, self._steps_planned = 0, sum(self._steps(chunk.used[0]) for chunk in chunks)
         if self.processes and chunks:
             results: Iterable[Done] = self.processes.train(round_index, chunks, self)
         else:
             results = (self.train_chunk(round_index, chunk) for chunk in chunks)
-        used = {client: count for chunk in chunks for client, count in zip(chunk.clients, chunk.used, strict=True)}
-        return self._cohort([client for client in cohort if client in used], used, results)
-
-    def _cohort(self, clients: list[int], used: Mapping[int, int], results: Iterable[Done]) -> Cohort:
-        """Put what chunks leave into the order of clients."""
+        trained = {client for chunk in chunks for client in chunk.clients}
+        clients = [client for client in cohort if client in trained]
         place = {client: number for number, client in enumerate(clients)}
-        sent: Columns = {}
-        losses = torch.zeros(len(clients), dtype=torch.float64)
+        sent: dict[str, Held | Folded] = {**folded}
+        losses, weights = torch.zeros(2, len(clients), dtype=torch.float64)
         shelves: list[Shelf] = []
-        for done in results:
+        for chunk, done in zip(chunks, results, strict=True):
             rows = torch.tensor([place[client] for client in done.clients])
-            add_columns(sent, done.sent, rows, len(clients))
+            weights[rows] = torch.tensor(self._weights(chunk), dtype=torch.float64)
+            add_columns(sent, done.sent, rows, weights[rows], len(clients))
             losses[rows] = done.losses.cpu()
             shelves += done.private
-        # where all weigh the same nobody need know how many examples a client has
-        alike = self.method.weighting == "clients" or self.privacy.unit == "client"
-        weights = [1.0] * len(clients) if alike else [float(used[client]) for client in clients]
-        examples = [1] * len(clients) if alike else [self.rows.counts[client] for client in clients]
+        examples = [1] * len(clients) if self._alike else [self.rows.counts[client] for client in clients]
         told = losses.tolist() if self.privacy.unit == "none" else [0.0] * len(clients)
-        return Cohort(Updates(clients, sent, weights), shelves, told, examples)
+        return Cohort(Updates(clients, sent, weights.tolist(), again), shelves, told, examples)
 
-    def _chunks(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
-        """Share clients out to chunks: those of one have tensors of the same shapes."""
-        shelves = self._begun(clients, shared, own)
+    def _chunks(self, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
+        """Share clients that have data out to chunks: those of one have tensors of the same shapes."""
+        for handed in own.values() if own else [shared]:
+            self.check_received(handed)
+        shelves = self._begun([client for client in cohort if self.rows.counts[client]], shared, own)
         groups: dict[object, list[Places]] = {}
         for number, shelf in enumerate(shelves):
             for shapes, places in self._places(number, shelf, own):
@@ -491,7 +533,7 @@ class LocalEngine:
         role = self.method.role
         names = [name for name in tensors if name not in shared]
         lasting = [name for name in names if role.private(name).lasts]
-        sent: Columns = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
+        sent: dict[str, Held] = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
         if role.ends:
             ended = [self._ended(client, row, tensors) for row, client in enumerate(clients)]
             sent = columns_of([{name: own[name] for name in [*self.start, *role.sent]} for own in ended])
@@ -549,10 +591,16 @@ def alike(known: Tensor, column: Tensor) -> bool:
     return known.shape[1:] == column.shape[1:] and known.dtype == column.dtype
 
 
-def add_columns(whole: Columns, part: Columns, rows: Tensor, count: int) -> None:
+def add_columns(
+    whole: dict[str, Held | Folded], part: Mapping[str, Held], rows: Tensor, weights: Tensor, count: int
+) -> None:
     """Write a chunk's columns to their rows of the whole: one tensor, while shapes agree."""
     for name, column in part.items():
         known = whole.get(name)
+        if isinstance(known, Folded):
+            assert isinstance(column, Tensor), "what is summed has one shape"
+            known.add(column, weights, rows)
+            continue
         if known is None and isinstance(column, Tensor):
             known = whole[name] = column.new_empty(count, *column.shape[1:])
         if isinstance(known, Tensor) and isinstance(column, Tensor) and alike(known, column):

@@ -19,7 +19,7 @@ from torch import distributed
 
 from fedvl.errors import FedVLError
 from fedvl.federation.local import Chunk, Done, LocalEngine
-from fedvl.federation.stacks import Column, Columns, Shelf
+from fedvl.federation.stacks import Held, Shelf
 from fedvl.tensors import Tensors, to_bytes
 
 HELD = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
@@ -151,9 +151,9 @@ def pack_results(results: Sequence[Done]) -> Letter:
 def unpack_results(letter: Letter, device: torch.device) -> list[Done]:
     parts, results = sorted_out(letter.tensors, device), []
     for number, (clients, names, apart, shelves) in enumerate(letter.header["chunks"]):
-        sent: Columns = {}
+        sent: dict[str, Held] = {}
         for name in names:
-            column: Column = parts["sent", number, 0][name]
+            column: Held = parts["sent", number, 0][name]
             if name in apart:
                 column = [parts["sent", number, place][name] for place in range(apart[name])]
             sent[name] = column

@@ -215,7 +215,7 @@ class Federation:
     def _merge_each(self, round_index: int) -> "Outcome":
         """Check the update of each client, and merge those that are sound."""
         cohort, trained, good, refusals, handed, usual = self._gather(round_index)
-        counted = trained.of_clients(set(good.clients))
+        counted = trained.counted(good)
         merged, noise = self._merged(round_index, good)
         # in one process sizes are known, and nobody declares anything
         declared = {} if self.engine.sizes else {str(r.update.client): r.examples for r in counted if self._is_new(r)}

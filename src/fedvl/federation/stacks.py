@@ -2,22 +2,39 @@
 for each in Python.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvl.methods.base import Update
-from fedvl.tensors import Tensors, block_of, count_bytes, mean_of_rows
-
-Column = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
-Columns = dict[str, Column]
+from fedvl.tensors import RunningMean, Tensors, block_of, count_bytes, mean_of_rows
 
 
-def columns_of(items: Sequence[Tensors]) -> Columns:
+class Folded:
+    """The updates of many clients to one tensor, of which their mean and moves are all that is held."""
+
+    def __init__(self, begun: Tensor, clients: int) -> None:
+        self.begun, self.mean = begun, RunningMean()
+        self.distances = torch.zeros(clients, dtype=torch.float64)
+        self.nbytes = clients * begun.nbytes
+
+    def add(self, rows: Tensor, weights: Tensor, places: Tensor) -> None:
+        """Add updates of clients at these places, in the order of the mean."""
+        self.distances[places] = distances_from(rows, [self.begun]).cpu()
+        self.mean.add(rows, weights)
+
+
+Held = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
+Columns = Mapping[str, Held | Folded]
+
+
+def columns_of(items: Sequence[Tensors]) -> dict[str, Held]:
     """Stack tensors of the same names, as far as their shapes agree."""
-    found: Columns = {}
+    found: dict[str, Held] = {}
     for name in items[0] if items else ():
         parts = [item[name] for item in items]
         alike = len({(part.shape, part.dtype) for part in parts}) == 1
@@ -25,7 +42,8 @@ def columns_of(items: Sequence[Tensors]) -> Columns:
     return found
 
 
-def rows_of(column: Column, places: list[int]) -> Column:
+def rows_of(column: Held | Folded, places: list[int]) -> Held:
+    assert not isinstance(column, Folded), "it has no rows"
     if isinstance(column, list):
         return [column[place] for place in places]
     return (
@@ -73,11 +91,21 @@ class Rows(Sequence[Tensor]):
 
 
 class Updates(Sequence[Update]):
-    """Updates of one round in the order of clients; one is cut out when it is asked for."""
+    """Updates of one round in the order of clients; one is cut out when it is asked for.
 
-    def __init__(self, clients: list[int], columns: Columns, weights: list[float]) -> None:
-        self.clients, self.columns, self.weights = clients, columns, weights
-        self._distances: Tensors = {}
+    Where tensors are folded, ``again`` trains some of the clients once more, which gives the same
+    updates: so one that is refused is left out, and one that is looked at is there.
+    """
+
+    def __init__(
+        self,
+        clients: list[int],
+        columns: Columns,
+        weights: list[float],
+        again: "Callable[[list[int]], Updates] | None" = None,
+    ) -> None:
+        self.clients, self.columns, self.weights, self.again = clients, columns, weights, again
+        self._distances: Tensors = {name: c.distances for name, c in columns.items() if isinstance(c, Folded)}
 
     @classmethod
     def of(cls, updates: Iterable[Update]) -> "Updates":
@@ -98,13 +126,42 @@ class Updates(Sequence[Update]):
     def __getitem__(self, place: int | slice) -> Update | list[Update]:
         if isinstance(place, slice):
             return [self[number] for number in range(len(self))[place]]
-        tensors = {name: column[place] for name, column in self.columns.items()}
+        if self._folded:
+            return self._trained_again([place])[0]
+        return self.outline(place)
+
+    def outline(self, place: int) -> Update:
+        """Return an update in which a folded tensor has a shape and a type alone."""
+        tensors = {
+            name: torch.empty_like(column.begun, device="meta") if isinstance(column, Folded) else column[place]
+            for name, column in self.columns.items()
+        }
         return Update(self.clients[place], tensors, self.weights[place])
+
+    def not_finite(self, place: int) -> list[str]:
+        """Return the tensors of an update whose values, or folded whose move, are not finite."""
+        values = {
+            name: self._distances[name][place] if tensor.is_meta else tensor
+            for name, tensor in self.outline(place).tensors.items()
+        }
+        return [name for name, found in values.items() if not bool(torch.isfinite(found).all())]
+
+    @property
+    def _folded(self) -> bool:
+        return any(isinstance(column, Folded) for column in self.columns.values())
+
+    def _trained_again(self, places: list[int]) -> "Updates":
+        assert self.again is not None
+        if not places:
+            return Updates([], {}, [])
+        return self.again([self.clients[place] for place in places]).only(self.columns)
 
     def take(self, places: list[int]) -> "Updates":
         """Return the updates at these places."""
         if len(places) == len(self):
             return self
+        if self._folded:
+            return self._trained_again(places)
         columns = {name: rows_of(column, places) for name, column in self.columns.items()}
         found = Updates([self.clients[place] for place in places], columns, [self.weights[place] for place in places])
         rows = torch.tensor(places, dtype=torch.long)
@@ -113,7 +170,7 @@ class Updates(Sequence[Update]):
 
     def only(self, names: Iterable[str]) -> "Updates":
         """Return the updates with these tensors alone."""
-        return Updates(self.clients, {name: self.columns[name] for name in names}, self.weights)
+        return Updates(self.clients, {name: self.columns[name] for name in names}, self.weights, self.again)
 
     def column(self, name: str) -> Tensor:
         """Return a tensor of all updates, stacked."""
@@ -124,7 +181,7 @@ class Updates(Sequence[Update]):
     @property
     def bytes(self) -> int:
         return sum(
-            tensor.numel() * tensor.element_size()
+            tensor.nbytes
             for column in self.columns.values()
             for tensor in (column if isinstance(column, list) else [column])
         )
@@ -145,19 +202,48 @@ class Updates(Sequence[Update]):
 
     def _distance(self, name: str, begun: Sequence[Tensors]) -> Tensor:
         column, same = self.columns[name], all(tensors is begun[0] for tensors in begun)
+        assert not isinstance(column, Folded), "it brings its distances"
         if isinstance(column, list):
             pairs = zip(column, begun, strict=True)
             return torch.cat([length_from(sent[None], tensors.get(name)) for sent, tensors in pairs])
-        parts, block = [], block_of(column)
-        for first in range(0, len(column), block):
-            known = begun[first : first + 1] if same else begun[first : first + block]
-            was = torch.stack([tensors[name] for tensors in known]) if name in begun[0] else None
-            parts.append(length_from(column[first : first + block], was))
-        return torch.cat(parts)
+        known = begun[:1] if same else begun
+        return distances_from(column, [tensors[name] for tensors in known] if name in begun[0] else None)
 
     def mean(self, names: Sequence[str]) -> Tensors:
-        """Return the weighted mean, in the order of clients: no chunk or machine changes it."""
-        return {name: mean_of_rows(self.column(name), self.weights) for name in names}
+        """Return the weighted mean: no chunk or machine changes its order of clients."""
+        order, found = order_of_mean(self.clients, self.weights), Tensors()
+        weights = self.weights if in_turn(order) else [self.weights[place] for place in order]
+        for name in names:
+            column = self.columns[name]
+            if isinstance(column, Folded):
+                found[name] = column.mean.finish()
+            else:
+                rows = self.column(name)
+                ordered = rows if in_turn(order) else rows[torch.from_numpy(order).to(rows.device)]
+                found[name] = mean_of_rows(ordered, weights)
+        return found
+
+
+def in_turn(order: NDArray[np.int64]) -> bool:
+    return bool((order == np.arange(len(order))).all())
+
+
+def order_of_mean(clients: Sequence[int], weights: Sequence[float]) -> NDArray[np.int64]:
+    """Return the places of updates as they are summed: by weight, the largest first, then by client.
+
+    Clients are trained in that order, so that they can be summed as they come.
+    """
+    return np.lexsort((np.asarray(clients), -np.asarray(weights)))
+
+
+def distances_from(rows: Tensor, begun: Sequence[Tensor] | None) -> Tensor:
+    """Return how far each row is from where it began: from one place all, each from its own, or 0."""
+    parts, block = [], block_of(rows)
+    for first in range(0, len(rows), block):
+        known = begun if begun is None or len(begun) == 1 else begun[first : first + block]
+        was = torch.stack(list(known)) if known is not None else None
+        parts.append(length_from(rows[first : first + block], was))
+    return torch.cat(parts)
 
 
 def length_from(sent: Tensor, begun: Tensor | None) -> Tensor:
@@ -230,8 +316,9 @@ class Answers(Sequence[Trained]):
     def bytes(self) -> int:
         return sum(count_bytes(update.tensors) for update in self.updates)
 
-    def of_clients(self, clients: set[int]) -> "Answers":
-        """Return what these clients answer."""
+    def counted(self, good: Updates) -> "Answers":
+        """Return the answers of which the updates count."""
+        clients = set(good.clients)
         return Answers([result for result in self.results if result.update.client in clients])
 
     def shelves(self) -> list[Shelf]:
@@ -262,16 +349,15 @@ class Cohort(Answers):
     def shelves(self) -> list[Shelf]:
         return self.private
 
-    def of_clients(self, clients: set[int]) -> "Cohort":
-        places = [place for place, client in enumerate(self.clients) if client in clients]
-        if len(places) == len(self):
+    def counted(self, good: Updates) -> "Cohort":
+        if len(good) == len(self):
             return self
+        clients, place_of = set(good.clients), {client: place for place, client in enumerate(self.clients)}
+        places = [place_of[client] for client in good.clients]
         shelves = []
         for members, tensors in self.private:
             rows = [row for row, client in enumerate(members) if client in clients]
             if rows:
                 cut = {name: tensor[torch.tensor(rows, device=tensor.device)] for name, tensor in tensors.items()}
                 shelves.append(Shelf([members[row] for row in rows], cut))
-        return Cohort(
-            self.stack.take(places), shelves, [self.losses[p] for p in places], [self.examples[p] for p in places]
-        )
+        return Cohort(good, shelves, [self.losses[p] for p in places], [self.examples[p] for p in places])
