@@ -52,6 +52,60 @@ def test_each_shape_has_its_own_graph_up_to_a_limit(monkeypatch):
     assert replayed.captured == 2
 
 
+def called(replayed, sizes):
+    for size in sizes:
+        given = {"x": torch.ones(size)}, {"y": torch.arange(float(size))}
+        assert torch.equal(replayed(*given), step(*given))
+
+
+def test_shapes_that_no_longer_come_make_room(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "STALE", 5)
+    replayed = Recorded(step)
+    called(replayed, [1, 1, 2, 2, *[3] * 4])
+    assert replayed.captured == 2  # 1 came too lately
+    called(replayed, [3] * 3)
+    assert replayed.captured == 3
+    assert len(replayed.graphs) == len(replayed.used) <= 2
+
+
+def test_where_memory_is_scarce_graphs_make_room(monkeypatch):
+    free = [1.0]
+    monkeypatch.setattr(graphs, "free_share", lambda tensors: free[0])
+    replayed = Recorded(step)
+    called(replayed, [1, 1, 2, 2])
+    assert [graph is not None for graph in replayed.graphs.values()] == [True, True]
+    free[0] = 0.1
+    called(replayed, [3, 3])
+    assert [graph is not None for graph in replayed.graphs.values()] == [True]
+    free[0] = 1.0
+    called(replayed, [1, 1])
+    assert (replayed.captured, len(replayed.graphs)) == (4, 2)
+
+
+def test_a_step_for_which_graphs_leave_no_memory_runs_without_them():
+    hungry: list[int] = []
+
+    def large(moving, still):
+        if len(moving["x"]) > 2 and any(replayed.graphs.values()):
+            hungry.append(len(moving["x"]))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(moving, still)
+
+    replayed = Recorded(large)
+    called(replayed, [1, 1, 3])
+    assert hungry == [3]
+    assert not any(replayed.graphs.values())
+
+
+def test_a_step_that_is_too_large_by_itself_says_so():
+    def large(moving, still):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Recorded(large)({"x": torch.ones(1)}, {"y": torch.ones(1)})
+
+
 class Uncaptured(Replayed):
     """A GPU that refuses to capture, as it does a step that reads a number."""
 

@@ -25,7 +25,7 @@ def test_chunks_come_out_as_they_were_packed():
     begin = {"weight": torch.randn(3, 2), "a/b": torch.arange(4)}
     one = Chunk([7, 2], [3, 1], {"labels": torch.tensor([[1, -1], [0, 2]])}, [begin])
     two = Chunk([4], [2], {}, [{"weight": torch.zeros(3, 2), "a/b": torch.ones(4)}])
-    round_index, found = unpack_chunks(pack_chunks(9, [one, two]), CPU)
+    round_index, found = unpack_chunks(pack_chunks(9, [one, two], True), CPU)
     assert round_index == 9
     for there, here in zip(found, [one, two], strict=True):
         assert there[:2] == here[:2]
@@ -37,7 +37,7 @@ def test_what_many_begin_from_travels_once_and_nothing_may_be_begun_from():
     shared = {"weight": torch.randn(3, 2)}
     chunks = [Chunk([client], [1], {}, [shared]) for client in range(3)]
     chunks.append(Chunk([3], [1], {}, [{}]))
-    letter = pack_chunks(0, chunks)
+    letter = pack_chunks(0, chunks, True)
     assert sum(name.startswith("begin/") for name in letter.tensors) == 1
     _, found = unpack_chunks(letter, CPU)
     assert [digest(chunk.begins[0]) for chunk in found] == [digest(shared)] * 3 + [digest({})]

@@ -1,12 +1,15 @@
 """Small steps run on one thread, large ones on as many as are set, whatever the machine does meanwhile."""
 
+import threading
+
 import pytest
 import torch
 from helpers.small import run_quietly, small_federation, small_method
 
 from fedvl.federation import threads
-from fedvl.federation.threads import fitting_threads
-from fedvl.tensors import on_threads
+from fedvl.federation.threads import fitting_threads, side_by_side
+from fedvl.methods import method_names
+from fedvl.tensors import digest, on_threads
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,54 @@ def test_a_chunk_is_trained_on_them(monkeypatch, name, small_step, expected):
         run_quietly(federation)
         assert torch.get_num_threads() == 2
     assert set(seen) == {expected}
+
+
+def test_work_side_by_side_comes_back_in_turn_each_on_one_thread_of_torch():
+    both = threading.Barrier(2, timeout=30)  # nobody goes on alone: at least two work at a time
+
+    def work(item):
+        both.wait()
+        return item, torch.get_num_threads()
+
+    with on_threads(2):
+        assert list(side_by_side(work, range(8), 2)) == [(item, 1) for item in range(8)]
+        assert torch.get_num_threads() == 2
+
+
+def test_what_fails_on_a_thread_is_raised_where_its_result_is_asked_for():
+    found = side_by_side(lambda item: 1 // item, [1, 0, 1], 2)
+    assert next(found) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+# methods whose steps are small: a classifier or an adapter on features
+LIGHT = [
+    "adapterfl",
+    "cachefl",
+    "centralised",
+    "faa-clip",
+    "facmic",
+    "fed-mp",
+    "fedclip",
+    "fedntd",
+    "fedprox",
+    "fst-cbdg",
+    "linear",
+]
+
+
+def test_light_methods_are_those_that_train_on_features_alone():
+    light = [name for name in method_names() if small_federation(small_method(name)).engine._light]
+    assert sorted({*light} - {"zero-shot"}) == LIGHT
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_threads_do_not_change_the_bits_of_several_small_chunks(name):
+    def trained(threads):
+        with on_threads(threads):
+            federation = run_quietly(small_federation(small_method(name), chunk=2, rounds=2))
+        private = {f"{client}/{key}": t for client, own in federation.engine.private.items() for key, t in own.items()}
+        return digest(federation.shared | private), [record["loss"] for record in federation.records]
+
+    assert trained(1) == trained(3)

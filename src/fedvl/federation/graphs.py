@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fedvl.errors import FedVLError
 
 MOST_GRAPHS = 64  # shapes that are captured; each keeps a copy of its inputs
+STALE = 4 * MOST_GRAPHS  # calls after which a shape that did not come again makes room for others
+LEAST_FREE = 0.25  # of a GPU's memory; with less, all graphs make room, which others may need for their captures
 
 
 class Graph(NamedTuple):
@@ -34,6 +36,7 @@ class Replayed:
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step
         self.graphs: dict[object, Graph | None] = {}
+        self.calls, self.used = 0, dict[object, int]()  # when a shape came last
         self.pool: Any = None  # of memory, which graphs that run one after another can share
         self.plain = False  # since a capture failed
 
@@ -42,23 +45,51 @@ class Replayed:
             return self.step(*arguments)
         tensors, structure = tree_flatten(arguments)
         shapes = repr(structure), tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        if shapes not in self.graphs and len(self.graphs) < MOST_GRAPHS:
-            self.graphs[shapes] = None
-            return self.step(*arguments)
-        if shapes not in self.graphs:
-            return self.step(*arguments)
+        self.calls += 1
+        if not self.known(shapes):
+            return self.run(arguments)
         graph = self.graphs[shapes]
         if graph is None:
+            if free_share(tensors) < LEAST_FREE:
+                self.forget()
             try:
                 graph = self.graphs[shapes] = self.capture(tensors, structure)
             except torch.OutOfMemoryError:
-                raise
+                return self.run(arguments)
             except RuntimeError as error:
                 return self.give_up(error, arguments)
         for mine, given in zip(graph.inputs, tensors, strict=True):
             mine.copy_(given)
         graph.graph.replay()
         return graph.outputs
+
+    def known(self, shapes: object) -> bool:
+        """Note that these shapes came, if there is room; return whether they had come before."""
+        came = shapes in self.graphs
+        if not came and len(self.graphs) >= MOST_GRAPHS:
+            for old in [each for each, call in self.used.items() if self.calls - call > STALE]:
+                del self.graphs[old], self.used[old]
+        if came or len(self.graphs) < MOST_GRAPHS:
+            self.graphs.setdefault(shapes, None)
+            self.used[shapes] = self.calls
+        return came
+
+    def run(self, arguments: tuple[Any, ...]) -> Any:
+        """Run the step as it is written, without graphs if they hold the memory that it needs."""
+        try:
+            return self.step(*arguments)
+        except torch.OutOfMemoryError:
+            if not any(self.graphs.values()):
+                raise
+        self.forget()
+        return self.step(*arguments)
+
+    def forget(self) -> None:
+        """Give back the memory of all graphs: they are captured again if their shapes come again."""
+        self.graphs.clear()
+        self.used.clear()
+        self.pool = None
+        torch.cuda.empty_cache()
 
     def give_up(self, error: RuntimeError, arguments: tuple[Any, ...]) -> Any:
         """Run the step as it is written, now and from now on, and say why it is slower."""
@@ -92,3 +123,12 @@ class Replayed:
         with torch.cuda.graph(graph, pool=self.pool, stream=stream):
             outputs = self.step(*arguments)
         return Graph(graph, inputs, outputs)
+
+
+def free_share(tensors: list[Tensor]) -> float:
+    """Return which share of the memory of these tensors' GPU is free, whoever holds the rest."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if device is None:
+        return 1.0
+    free, total = torch.cuda.mem_get_info(device)
+    return free / total

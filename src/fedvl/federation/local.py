@@ -7,8 +7,9 @@ are a prefix, and a prefix of a tensor is a view.
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -51,7 +52,7 @@ from fedvl.federation.stacks import (
     shelved,
 )
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
-from fedvl.federation.threads import with_fitting_threads
+from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements, placed
@@ -131,6 +132,7 @@ class LocalEngine:
         self._gradient_steps = {same: self._gradient_step(same, replay=True) for same in (True, False)}
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
         self._steps_done = self._steps_planned = 0
+        self._advancing = Lock()  # by several threads
         self.processes: Spread | None = None  # where there are several, started by torchrun
         self._joins = type(method).join is not Method.join  # until the method is seen to keep nothing with a client
         keep_freed_memory()
@@ -200,7 +202,7 @@ class LocalEngine:
         if self.processes and chunks:
             results: Iterable[Done] = self.processes.train(round_index, chunks, self)
         else:
-            results = (self.train_chunk(round_index, chunk) for chunk in chunks)
+            results = self.train_chunks(round_index, chunks, len(chunks) > 1)
         trained = {client for chunk in chunks for client in chunk.clients}
         clients = [client for client in cohort if client in trained]
         place = {client: number for number, client in enumerate(clients)}
@@ -260,12 +262,17 @@ class LocalEngine:
         """
         if self.federation.one_by_one:
             return 1
-        if self.federation.chunk or self.method.through_encoder or not LIGHT_INPUTS.issuperset(self.data.inputs):
+        if self.federation.chunk or not self._light:
             return self.federation.chunk or LEAST_CHUNK
         numbers = sum(math.prod(draw.shape) for draw in self.method.noise().values())
         inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values()) * max(self.rows.counts, default=0)
         taken = COPIES * (count_bytes(self.start) + 4 * numbers) + 2 * inputs
         return max(LEAST_CHUNK, min(working_set(self.data.labels.device) // max(taken, 1), MOST_CHUNK))
+
+    @property
+    def _light(self) -> bool:
+        """Whether a step takes little else than what is trained, and no pass through an encoder."""
+        return not self.method.through_encoder and LIGHT_INPUTS.issuperset(self.data.inputs)
 
     def _stacked_private(
         self, clients: list[int], numbers: Integers, rows: Integers, shelves: Sequence[Shelf]
@@ -453,6 +460,16 @@ class LocalEngine:
     def _with_data(self) -> list[int]:
         return [client for client, size in enumerate(self.rows.counts) if size]
 
+    def train_chunks(self, round_index: int, chunks: Sequence[Chunk], several: bool) -> Iterator[Done]:
+        """Train chunks of a round that has ``several``, here or in other processes, or only one."""
+
+        def train(chunk: Chunk) -> Done:
+            return self.train_chunk(round_index, chunk)
+
+        if several and self._light and self.data.labels.device.type == "cpu":
+            return side_by_side(train, chunks, torch.get_num_threads())
+        return map(train, chunks)
+
     @with_fitting_threads
     def train_chunk(
         self, round_index: int, chunk: Chunk, most_steps: int | None = None, step_of: GradientStep | None = None
@@ -507,10 +524,14 @@ class LocalEngine:
             for name, tensor in changed.items():
                 still[name][:active] = tensor.clone()  # it may be the very tensor that it is written to
             losses[:active] += loss.double()
-            self._steps_done += 1
-            self.progress(min(self._steps_done, self._steps_planned), self._steps_planned)
+            self._advance()
         means = losses / torch.tensor(steps, device=device)
         return self._split(clients, tensors, shared, means)
+
+    def _advance(self) -> None:
+        with self._advancing:
+            self._steps_done += 1
+            self.progress(min(self._steps_done, self._steps_planned), self._steps_planned)
 
     def _orders(self, round_index: int, chunk: Chunk, numbers: Tensor, largest: int) -> Orders:
         """Draw which samples each client's steps have, of those that it trains on."""

@@ -40,10 +40,10 @@ class Processes:
 
     def train(self, round_index: int, chunks: Sequence[Chunk], engine: LocalEngine) -> list[Done]:
         """Train each chunk in one of the processes; return their results in the chunks' order."""
-        shares = [list(chunks[rank :: self.count]) for rank in range(self.count)]
+        shares, several = [list(chunks[rank :: self.count]) for rank in range(self.count)], len(chunks) > 1
         for rank in range(1, self.count):
-            self.send(rank, pack_chunks(round_index, shares[rank]))
-        found: dict[int, list[Done]] = {0: [engine.train_chunk(round_index, chunk) for chunk in shares[0]]}
+            self.send(rank, pack_chunks(round_index, shares[rank], several))
+        found: dict[int, list[Done]] = {0: list(engine.train_chunks(round_index, shares[0], several))}
         for rank in range(1, self.count):
             found[rank] = unpack_results(self.receive(rank), engine.data.labels.device)
         return [found[number % self.count][number // self.count] for number in range(len(chunks))]
@@ -64,7 +64,8 @@ class Processes:
             engine = make_engine()
             while (letter := self.receive(0)).header["what"] == "train":
                 round_index, chunks = unpack_chunks(letter, engine.data.labels.device)
-                self.send(0, pack_results([engine.train_chunk(round_index, chunk) for chunk in chunks]))
+                results = engine.train_chunks(round_index, chunks, letter.header["several"])
+                self.send(0, pack_results(list(results)))
 
     def send(self, rank: int, letter: Letter) -> None:
         # copies, for safetensors refuses tensors of the same memory, and a method may have some
@@ -107,8 +108,8 @@ def join_processes() -> Processes:
 # --- chunks and results as tensors with names
 
 
-def pack_chunks(round_index: int, chunks: Sequence[Chunk]) -> Letter:
-    """Write chunks as a letter; a tensor that many begin from is in it once."""
+def pack_chunks(round_index: int, chunks: Sequence[Chunk], several: bool) -> Letter:
+    """Write chunks, of a round that may have ``several``, as a letter; a tensor that many begin from is in it once."""
     places = dict[int, int]()
     tensors: Tensors = {}
     for number, chunk in enumerate(chunks):
@@ -120,7 +121,8 @@ def pack_chunks(round_index: int, chunks: Sequence[Chunk]) -> Letter:
     begins = [
         [{name: places[id(tensor)] for name, tensor in begin.items()} for begin in chunk.begins] for chunk in chunks
     ]
-    return Letter({"what": "train", "round": round_index, "members": members, "begins": begins}, tensors)
+    header = {"what": "train", "round": round_index, "several": several, "members": members, "begins": begins}
+    return Letter(header, tensors)
 
 
 def unpack_chunks(letter: Letter, device: torch.device) -> tuple[int, list[Chunk]]:

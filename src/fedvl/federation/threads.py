@@ -1,11 +1,14 @@
-"""Processor threads by the size of the work: a tiny step on one, whatever the setting.
+"""Processor threads by the size of the work: chunks side by side, a tiny step on one thread.
 
 Threads meet after every operation. Where an operation takes microseconds, and another process has
-one of the cores, the others wait for that one's turn: milliseconds. The choice follows from sizes
+one of the cores, the others wait for that one's turn: milliseconds. So several chunks of a round
+are shared out to threads whole, which meet when a chunk is done. The choice follows from sizes
 alone, not from the machine or its load, so that it is the same wherever a chunk is trained.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 SMALL_STEP = 20_000_000  # floating-point operations; about half a millisecond of one core
 
 Train = TypeVar("Train", bound=Callable[..., Any])
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 def fitting_threads(through_encoder: bool, elements: int, rows: int, most: int) -> int:
@@ -44,3 +49,15 @@ def with_fitting_threads(train: Train) -> Train:
             return train(engine, round_index, chunk, *rest, **named)
 
     return cast("Train", fitted)
+
+
+def side_by_side(work: Callable[[Item], Found], items: Iterable[Item], threads: int) -> Iterator[Found]:
+    """Do work on items on several threads, each with one of torch's; yield results in turn."""
+    waiting = deque[Future[Found]]()
+    with on_threads(1), ThreadPoolExecutor(threads) as pool:  # torch's threads begin with what is set here
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > threads:  # no more results are held than are being made
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
