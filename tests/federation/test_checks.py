@@ -3,9 +3,12 @@ import math
 import pytest
 import torch
 from helpers.small import small_task
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedvl.config import FederationConfig
 from fedvl.federation.checks import Refusal, Report, compare_moves, diverged, mean_loss, sort_out, sound_reports
+from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Method, Options, Update
 from fedvl.methods.roles import Sent
 
@@ -109,6 +112,20 @@ def test_where_all_clients_count_equally_no_weight_is_above_one():
     equal = Equal(Options(), small_task())
     assert len(sort_out([good(weight=1.0)], {0: 9}, HANDED, equal, LIMITS)[0]) == 1
     assert len(sort_out([good(weight=1.5)], {0: 9}, HANDED, equal, LIMITS)[0]) == 0
+
+
+WEIGHTS = st.sampled_from([0.0, -1.0, 0.5, 1.0, 2.0, 7.0, math.nan, math.inf])
+
+
+@given(st.lists(st.tuples(WEIGHTS, st.sampled_from([0, 1, 7, 10**7])), min_size=1, max_size=6), st.booleans())
+def test_updates_in_a_stack_are_judged_as_one_by_one(declared, misshapen):
+    changes = {"bias": torch.zeros(3)} if misshapen else {}
+    updates = [good(client, weight, **changes) for client, (weight, _) in enumerate(declared)]
+    asked, handed = dict(enumerate(count for _, count in declared)), dict.fromkeys(range(len(declared)), SHARED)
+    for method in (PLAIN, Equal(Options(), small_task())):
+        stacked, single = (sort_out(found, asked, handed, method, LIMITS) for found in (Updates.of(updates), updates))
+        assert [update.client for update in stacked[0]] == [update.client for update in single[0]]
+        assert stacked[1] == single[1]
 
 
 def refused(moves, examples=None, before=0.0):

@@ -1,11 +1,12 @@
 """Check updates and reports before they count; each refusal is named and recorded."""
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedvl.config import FederationConfig
 from fedvl.federation.fixed_point import SumOfUpdates
@@ -115,43 +116,75 @@ def sort_out(
     ``asked`` has the clients that were asked, and how many examples each has declared; ``handed``
     what each began with, from which it moves.
     """
-    clients = updates.clients if isinstance(updates, Updates) else [update.client for update in updates]
-    weights = updates.weights if isinstance(updates, Updates) else [update.weight for update in updates]
-    alike = isinstance(updates, Updates) and updates.alike and one_for_all(handed, clients) is not None
-    good: dict[int, int] = {}
-    refusals = []
-    malformed: str | None = None
-    for place, (client, weight) in enumerate(zip(clients, weights, strict=True)):
-        if client not in asked:
-            reason: str | None = "was not asked this round"
-        elif client in good:
-            reason = "answered twice"
-        else:
-            if not (alike and place):  # the same tensors of all: one look is enough
-                malformed = ill_formed(
-                    outline(updates, place), returned(handed[client], method.role), method.role.sent_shapes
-                )
-            reason = unfounded(weight, asked[client], method.weighting, limits) or malformed
-        if reason is None:
-            good[client] = place
-        else:
-            refusals.append(refusal(client, reason))
-    places = [good[client] for client in sorted(good)]
-    formed = updates.take(places) if isinstance(updates, Updates) else Updates.of(updates[place] for place in places)
+    if isinstance(updates, Updates) and of_one_form(updates, asked, handed):
+        formed, refusals = all_at_once(updates, asked, handed, method, limits)
+    else:
+        formed, refusals = one_by_one(updates, asked, handed, method, limits)
     strayed = astray(formed, handed, limits)
     refusals += [refusal(client, why) for client, why in strayed.items()]
     return formed.take([place for place, client in enumerate(formed.clients) if client not in strayed]), refusals
 
 
-def outline(updates: Sequence[Update], place: int) -> Update:
-    """Return an update of which the tensors' shapes and types alone are asked for."""
-    return updates.outline(place) if isinstance(updates, Updates) else updates[place]
+def of_one_form(updates: Updates, asked: Mapping[int, int], handed: Mapping[int, Tensors]) -> bool:
+    """Whether these are the updates of different clients that were asked, all of the same shapes."""
+    clients = updates.clients
+    known = asked.keys() >= set(clients) and handed.keys() >= set(clients)
+    in_order = bool((np.diff(np.asarray(clients)) > 0).all())
+    return bool(clients) and updates.alike and known and in_order and all_same(handed.values())
 
 
-def one_for_all(handed: Mapping[int, Tensors], clients: Sequence[int]) -> Tensors | None:
-    """Return what all these clients were handed, if it is the same."""
-    first = handed[clients[0]] if clients and clients[0] in handed else None
-    return first if all(handed.get(client) is first for client in clients) else None
+def all_at_once(
+    updates: Updates,
+    asked: Mapping[int, int],
+    handed: Mapping[int, Tensors],
+    method: Method,
+    limits: FederationConfig,
+) -> tuple[Updates, list[Refusal]]:
+    """Judge updates of one form as :func:`one_by_one` does, with one look at their form."""
+    clients, role = updates.clients, method.role
+    examples = np.fromiter(map(asked.__getitem__, clients), dtype=np.float64, count=len(clients))
+    weights = np.asarray(updates.weights)
+    most = 1 if method.weighting == "clients" else examples
+    founded = (examples > 0) & (examples <= limits.max_examples) & (weights > 0) & (weights <= most)
+    reasons = {
+        place: unfounded(updates.weights[place], asked[clients[place]], method.weighting, limits)
+        for place in np.flatnonzero(~founded).tolist()
+    }
+    if malformed := ill_formed(updates.outline(0), returned(handed[clients[0]], role), role.sent_shapes):
+        reasons = {place: reasons.get(place) or malformed for place in range(len(clients))}
+    good = [place for place in range(len(clients)) if place not in reasons]
+    return updates.take(good), [refusal(clients[place], str(reason)) for place, reason in reasons.items()]
+
+
+def one_by_one(
+    updates: Sequence[Update],
+    asked: Mapping[int, int],
+    handed: Mapping[int, Tensors],
+    method: Method,
+    limits: FederationConfig,
+) -> tuple[Updates, list[Refusal]]:
+    """Return the updates of the right form and weight, by client, and the refusals."""
+    good: dict[int, Update] = {}
+    refusals = []
+    for update in updates:
+        client = update.client
+        if client not in asked:
+            reason: str | None = "was not asked this round"
+        elif client in good:
+            reason = "answered twice"
+        else:
+            reason = unfounded(update.weight, asked[client], method.weighting, limits)
+            reason = reason or ill_formed(update, returned(handed[client], method.role), method.role.sent_shapes)
+        if reason is None:
+            good[client] = update
+        else:
+            refusals.append(refusal(client, reason))
+    return Updates.of(good.values()), refusals
+
+
+def all_same(states: Iterable[Tensors]) -> bool:
+    """Whether these are one and the same dictionary, and not only equal."""
+    return len(set(map(id, states))) == 1
 
 
 def astray(updates: Updates, handed: Mapping[int, Tensors], limits: FederationConfig) -> dict[int, str]:
@@ -242,43 +275,44 @@ def compare_moves(
     learn, any move within the norm of the tensors themselves. Fewer are not compared.
     """
     updates = Updates.of(updates)
-    same = one_for_all(handed, updates.clients)
+    states = [handed[client] for client in updates.clients]
     begun = [
         {name: tensor for name, tensor in returned(tensors, role).items() if role.shared(name).trained}
-        for tensors in ([same] if same is not None else [handed[client] for client in updates.clients])
+        for tensors in (states[:1] if all_same(states) else states)
     ]
     size = max((length(tensors) for tensors in begun), default=0.0)
-    names = begun[0] if begun else {}
-    moves = dict(zip(updates.clients, updates.moves(names, handed).tolist(), strict=True))
-    moving = [client for client, move in moves.items() if move > STILL * size]
-    if len(moving) < 3:
+    moves = updates.moves(begun[0] if begun else {}, handed).numpy()
+    moving = moves > STILL * size
+    count = int(moving.sum())
+    if count < 3:
         return Compared(updates, [], before)
-    usual = max(before, usual_among([moves[client] for client in moving]))
-    allowed = max(ratio * max(1.0, 10 / len(moving)) ** 3 * usual, size if len(moving) < 5 else 0.0)
-    typical = statistics.median(examples[client] for client in moving)
-    far = [client for client in moving if moves[client] > allowed * max(1.0, examples[client] / typical)]
+    usual = max(before, usual_among(moves[moving]))
+    allowed = max(ratio * max(1.0, 10 / count) ** 3 * usual, size if count < 5 else 0.0)
+    sizes = np.fromiter(map(examples.__getitem__, updates.clients), dtype=np.float64, count=len(updates))
+    far = moving & (moves > allowed * np.maximum(1.0, sizes / np.median(sizes[moving])))
     refusals = [
-        refusal(client, f"it moves by {moves[client]:.3g}, far more than the usual {usual:.3g} (max_norm_ratio)")
-        for client in far
+        refusal(
+            updates.clients[place],
+            f"it moves by {moves[place]:.3g}, far more than the usual {usual:.3g} (max_norm_ratio)",
+        )
+        for place in np.flatnonzero(far)
     ]
-    gone = set(far)
-    return Compared(
-        updates.take([place for place, client in enumerate(updates.clients) if client not in gone]), refusals, usual
-    )
+    return Compared(updates.take(np.flatnonzero(~far).tolist()), refusals, usual)
 
 
 def length(tensors: Tensors) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in tensors.values()))
 
 
-def usual_among(values: Sequence[float]) -> float:
+def usual_among(values: NDArray[np.float64]) -> float:
     """Return the value that a fifth of the clients exceed, or the second largest of a few."""
-    return sorted(values, reverse=True)[max(1, len(values) // 5)]
+    return float(np.sort(values)[-1 - max(1, len(values) // 5)])
 
 
 def mean_loss(losses: Sequence[float]) -> float:
     """Return the mean of the clients' losses without those far beyond the others'."""
-    if len(losses) >= 3:
-        most = LOSSES_APART * max(1.0, usual_among([abs(loss) for loss in losses]))
-        losses = [loss for loss in losses if not abs(loss) > most]  # one that is none stays, and is seen
-    return sum(losses) / len(losses)
+    told = np.asarray(losses)
+    if len(told) >= 3:
+        most = LOSSES_APART * max(1.0, usual_among(np.abs(told)))
+        told = told[~(np.abs(told) > most)]  # one that is none stays, and is seen
+    return float(sum(told.tolist()) / len(told))

@@ -193,10 +193,10 @@ class Updates(Sequence[Update]):
 
     def moves(self, names: Iterable[str], handed: Mapping[int, Tensors]) -> Tensor:
         """Return how far clients moved tensors from what they were handed; NaN shows in it."""
-        begun = [handed[client] for client in self.clients]
-        for name in names:
-            if name not in self._distances:
-                self._distances[name] = self._distance(name, begun).cpu()
+        unknown = [name for name in names if name not in self._distances]
+        begun = [handed[client] for client in self.clients] if unknown else []
+        for name in unknown:
+            self._distances[name] = self._distance(name, begun).cpu()
         squares = [self._distances[name].square() for name in names]
         return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(len(self), dtype=torch.float64)
 
