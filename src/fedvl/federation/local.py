@@ -207,13 +207,15 @@ class LocalEngine:
         clients = [client for client in cohort if client in trained]
         place = {client: number for number, client in enumerate(clients)}
         sent: dict[str, Held | Folded] = {**folded}
-        losses, weights = torch.zeros(2, len(clients), dtype=torch.float64)
+        weights = torch.zeros(len(clients), dtype=torch.float64)
+        # there until all are trained: what is read of a GPU waits for it
+        losses = torch.zeros_like(weights, device=self.data.labels.device)
         shelves: list[Shelf] = []
         for chunk, done in zip(chunks, results, strict=True):
             rows = torch.tensor([place[client] for client in done.clients])
-            weights[rows] = torch.tensor(self._weights(chunk), dtype=torch.float64)
-            add_columns(sent, done.sent, rows, weights[rows], len(clients))
-            losses[rows] = done.losses.cpu()
+            own = torch.tensor(self._weights(chunk), dtype=torch.float64)
+            add_columns(sent, done.sent, rows, own, len(clients))
+            weights[rows], losses[rows.to(losses.device)] = own, done.losses
             shelves += done.private
         examples = [1] * len(clients) if self._alike else [self.rows.counts[client] for client in clients]
         told = losses.tolist() if self.privacy.unit == "none" else [0.0] * len(clients)

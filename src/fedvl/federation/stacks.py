@@ -19,12 +19,12 @@ class Folded:
 
     def __init__(self, begun: Tensor, clients: int) -> None:
         self.begun, self.mean = begun, RunningMean()
-        self.distances = torch.zeros(clients, dtype=torch.float64)
+        self.distances = torch.zeros(clients, dtype=torch.float64, device=begun.device)
         self.nbytes = clients * begun.nbytes
 
     def add(self, rows: Tensor, weights: Tensor, places: Tensor) -> None:
         """Add updates of clients at these places, in the order of the mean."""
-        self.distances[places] = distances_from(rows, [self.begun]).cpu()
+        self.distances[places.to(rows.device)] = distances_from(rows, [self.begun])
         self.mean.add(rows, weights)
 
 
@@ -105,7 +105,7 @@ class Updates(Sequence[Update]):
         again: "Callable[[list[int]], Updates] | None" = None,
     ) -> None:
         self.clients, self.columns, self.weights, self.again = clients, columns, weights, again
-        self._distances: Tensors = {name: c.distances for name, c in columns.items() if isinstance(c, Folded)}
+        self._distances = {name: c.distances.cpu() for name, c in columns.items() if isinstance(c, Folded)}
 
     @classmethod
     def of(cls, updates: Iterable[Update]) -> "Updates":

@@ -47,4 +47,4 @@ def softmax_gradients(method: Linear, tensors: Tensors, batch: Batch) -> tuple[T
     found = likelihood.gather(-1, labels).clamp(min=torch.finfo(likelihood.dtype).tiny)  # a loss stays finite
     losses = -(found.log() * share).sum((1, 2))
     error = likelihood.mul_(share).scatter_add_(-1, labels, -share)
-    return {"weight": torch.bmm(error.mT, method.scale * features), "bias": error.sum(1)}, losses, {}
+    return {"weight": torch.bmm((method.scale * error).mT, features), "bias": error.sum(1)}, losses, {}
