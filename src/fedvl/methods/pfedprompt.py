@@ -51,8 +51,9 @@ class PFedPrompt(PromptFL):
 
     def remembered(self, tensors: Tensors, inputs: Tensors, readable: Tensor | None = None) -> Tensor:
         """Return alpha exp(-beta (1 - cos)) summed over each class's entries (rows x classes)."""
-        features, classes = inputs["features"], torch.arange(1, len(self.task.class_names) + 1)
-        says = tensors["memory_classes"][:, None] == classes.to(features.device)  # entries x classes
+        features = inputs["features"]
+        classes = torch.arange(1, len(self.task.class_names) + 1, device=features.device)
+        says = tensors["memory_classes"][:, None] == classes  # entries x classes
         with torch.autocast(features.device.type, enabled=False):  # sums over many entries
             near = torch.exp(self.options.beta * (features @ tensors["memory"].T - 1))
             return self.options.alpha * (near if readable is None else near * readable) @ says.to(near)
