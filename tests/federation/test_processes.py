@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.spread import CHUNKS, finished
 
-from fedvl.federation.local import Chunk, Done
+from fedvl.federation.chunks import Chunk, Done
 from fedvl.federation.processes import pack_chunks, pack_results, unpack_chunks, unpack_results
 from fedvl.federation.stacks import Shelf
 from fedvl.tensors import digest

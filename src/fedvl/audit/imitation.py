@@ -11,7 +11,9 @@ from torch.nn.functional import pad
 from fedvl.audit.evidence import Evidence, subtract
 from fedvl.audit.finding import Numbers
 from fedvl.config import TrainingConfig
-from fedvl.federation.local import LABELS, LEAST_CHUNK, LocalEngine
+from fedvl.federation.chunks import LABELS
+from fedvl.federation.local import LocalEngine
+from fedvl.federation.training import LEAST_CHUNK
 from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_elements

@@ -18,7 +18,8 @@ from safetensors.torch import load as parse_safetensors
 from torch import distributed
 
 from fedvl.errors import FedVLError
-from fedvl.federation.local import Chunk, Done, LocalEngine
+from fedvl.federation.chunks import Chunk, Done
+from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import Held, Shelf
 from fedvl.tensors import Tensors, to_bytes
 

@@ -17,7 +17,8 @@ import torch
 from fedvl.tensors import count_elements, on_threads
 
 if TYPE_CHECKING:
-    from fedvl.federation.local import Chunk, LocalEngine
+    from fedvl.federation.chunks import Chunk
+    from fedvl.federation.training import ChunkTraining
 
 SMALL_STEP = 20_000_000  # floating-point operations; about half a millisecond of one core
 
@@ -39,7 +40,7 @@ def with_fitting_threads(train: Train) -> Train:
     """Train a chunk on as many threads as its steps are worth."""
 
     @wraps(train)
-    def fitted(engine: "LocalEngine", round_index: int, chunk: "Chunk", *rest: Any, **named: Any) -> Any:
+    def fitted(engine: "ChunkTraining", round_index: int, chunk: "Chunk", *rest: Any, **named: Any) -> Any:
         per_sample = engine.method.role.per_sample
         private = {name: tensor[:1] for name, tensor in chunk.private.items() if name not in per_sample}
         elements = count_elements(chunk.begins[0]) + count_elements(private)
