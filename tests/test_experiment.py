@@ -9,7 +9,7 @@ from helpers.runs import OPENER
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
-from fedvl.federation.round import best_round
+from fedvl.federation.state import best_round
 from fedvl.memory import Peak
 from fedvl.report.page import write_report
 from fedvl.result import memory_figures, target_figures

@@ -20,7 +20,8 @@ from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.precision import used_precision
-from fedvl.federation.round import Federation, best_round
+from fedvl.federation.round import Federation
+from fedvl.federation.state import best_round
 from fedvl.memory import Peak
 from fedvl.methods.base import Task
 from fedvl.methods.parts.pseudo_labels import label_figures

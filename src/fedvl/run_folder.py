@@ -35,7 +35,7 @@ from fedvl.files import (
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal
-    from fedvl.federation.round import State
+    from fedvl.federation.state import State
     from fedvl.tensors import ByClient, Tensors
 
 MOST_METRICS = 2**28  # bytes of metrics.jsonl
@@ -204,7 +204,7 @@ class RunFolder:
     def state(self, device: Any = "cpu") -> "State":
         """Return the tensors of the last round, with private ones of simulated clients."""
         from fedvl.federation.journal import Journal
-        from fedvl.federation.round import chosen_round, read_state
+        from fedvl.federation.state import chosen_round, read_state
 
         rounds = self.result["rounds"]
         tensors = Journal(self.file("journal")).tensors(rounds) if rounds else {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.small import drawn, run_quietly, small_batch, small_federation, small_method
 
-from fedvl.federation.round import merge
+from fedvl.federation.merging import merge
 from fedvl.methods import load_method, method_names
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Update
 from fedvl.methods.linear import Linear

@@ -14,7 +14,8 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.metrics import summary
 from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.experiment import local_engine, make_judge
-from fedvl.federation.round import Federation, last_updates
+from fedvl.federation.merging import last_updates
+from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.fed_mp import FedMP, FedMPOptions
 from fedvl.preparation import prepare

@@ -7,7 +7,7 @@ import torch
 from helpers.small import run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
 
-from fedvl.federation.round import merge
+from fedvl.federation.merging import merge
 from fedvl.methods.base import Update
 from fedvl.methods.fed_prime import Choice, FedPrimeOptions
 from fedvl.methods.parts.fused import Seen, embed

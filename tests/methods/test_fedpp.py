@@ -11,7 +11,7 @@ from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, 
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Report, sound_reports
 from fedvl.federation.journal import Journal
-from fedvl.federation.round import merge
+from fedvl.federation.merging import merge
 from fedvl.methods.base import Batch, Update
 from fedvl.methods.fedpp import FedPP, FedPPOptions
 from fedvl.methods.parts.selection import Selection

@@ -38,7 +38,8 @@ from fedvl.deployment.remote import MOST_NOTED
 from fedvl.federation.checks import sort_out
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.round import Federation, last_updates, merge
+from fedvl.federation.merging import last_updates, merge
+from fedvl.federation.round import Federation
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, flatten
 

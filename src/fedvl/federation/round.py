@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,17 +25,16 @@ from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine, Summed
+from fedvl.federation.merging import last_updates, merge, moves_of
 from fedvl.federation.one_step import mean_step
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
-from fedvl.federation.robust import RULES, Rule, by_root, mean
+from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
-from fedvl.methods.base import Method, Update
+from fedvl.federation.state import BEST, Record, State, best_round, chosen_round, read_state
+from fedvl.methods.base import Method
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import ByClient, Tensors, count_bytes, flatten, unflatten
-
-Record = dict[str, Any]
-BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
+from fedvl.tensors import ByClient, Tensors, count_bytes, flatten
 
 
 class Engine(Protocol):
@@ -291,7 +290,7 @@ class Federation:
             self._learn(record)
         self._place(read_state(newest, self.device))
 
-    def _place(self, state: "State") -> None:
+    def _place(self, state: State) -> None:
         """Go on from this state."""
         self.shared, self.last = state.shared, state.last
         if self.root is not None and self.engine.clients in state.private:
@@ -430,74 +429,3 @@ class Federation:
             return cohort
         draws = numpy_generator(self.seed, "dropout", round_index, attempt).random(len(cohort))
         return [client for client, draw in zip(cohort, draws, strict=True) if draw >= self.config.dropout]
-
-
-def best_round(records: Sequence[Record]) -> int | None:
-    """Return the first round with the highest accuracy on validation images; None without them."""
-    known = [record for record in records if record.get("validation") is not None]
-    return int(max(known, key=lambda record: record["validation"])["round"]) if known else None
-
-
-def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule = mean) -> Tensors:
-    """Average what the server needs in sum; let the method merge what it needs of each."""
-    summed = [name for name in shared if method.role.needs(name) == "sum"]
-    rest = {name: tensor for name, tensor in shared.items() if name not in summed}
-    stacked = Updates.of(updates)
-    if rule is mean:
-        merged = stacked.mean(summed)
-    else:
-        moves = moves_of(shared, stacked, summed)
-        merged = moved_by(shared, rule(moves, moves.new_tensor(stacked.weights)), summed)
-    if rest:
-        merged |= method.merge(rest, stacked.only(name for name in stacked.columns if name not in summed))
-    return {name: merged[name] for name in shared}
-
-
-def moves_of(shared: Tensors, updates: Updates, names: Sequence[str]) -> torch.Tensor:
-    """Return what updates change, one row for each."""
-    return torch.cat(
-        [(updates.column(name) - shared[name]).double().reshape(len(updates), -1) for name in names], dim=1
-    )
-
-
-def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tensors:
-    parts = torch.split(move, [shared[name].numel() for name in names])
-    return {
-        name: (shared[name] + part.reshape(shared[name].shape)).to(shared[name].dtype)
-        for name, part in zip(names, parts, strict=True)
-    }
-
-
-def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> ByClient:
-    """Return every client's last tensors that the method needs kept, in the order of clients."""
-    updates = Updates.of(updates)
-    kept = updates.only(name for name in updates.columns if method.role.needs(name) == "last")
-    if not kept.columns:
-        return last
-    sent = {update.client: {name: t.clone() for name, t in update.tensors.items()} for update in kept}
-    newest = last | {client: tensors for client, tensors in sent.items() if tensors}
-    return {client: newest[client] for client in sorted(newest)}
-
-
-def chosen_round(tensors: Tensors) -> Tensors:
-    """Return the tensors of the best round of a journal's newest round, which may be the newest."""
-    older = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
-    return older or tensors
-
-
-class State(NamedTuple):
-    """What the journal holds of a round."""
-
-    shared: Tensors
-    last: ByClient
-    private: ByClient
-
-
-def read_state(tensors: Tensors, device: torch.device | str) -> State:
-    """Sort the tensors of a round by owner, and place them."""
-    owners: dict[str, Tensors] = {"shared": {}, "kept": {}, "": {}}
-    for key, tensor in tensors.items():
-        owner, name = key.split("/", 1)
-        known = owner in ("shared", "kept")
-        owners[owner if known else ""][name if known else key] = tensor.to(device)
-    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]))

@@ -1,0 +1,51 @@
+"""Merge updates: what is needed in sum by a rule, what is needed of each by the method."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedvl.federation.robust import Rule, mean
+from fedvl.federation.stacks import Updates
+from fedvl.methods.base import Method, Update
+from fedvl.tensors import ByClient, Tensors
+
+
+def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule = mean) -> Tensors:
+    """Average what the server needs in sum; let the method merge what it needs of each."""
+    summed = [name for name in shared if method.role.needs(name) == "sum"]
+    rest = {name: tensor for name, tensor in shared.items() if name not in summed}
+    stacked = Updates.of(updates)
+    if rule is mean:
+        merged = stacked.mean(summed)
+    else:
+        moves = moves_of(shared, stacked, summed)
+        merged = moved_by(shared, rule(moves, moves.new_tensor(stacked.weights)), summed)
+    if rest:
+        merged |= method.merge(rest, stacked.only(name for name in stacked.columns if name not in summed))
+    return {name: merged[name] for name in shared}
+
+
+def moves_of(shared: Tensors, updates: Updates, names: Sequence[str]) -> torch.Tensor:
+    """Return what updates change, one row for each."""
+    return torch.cat(
+        [(updates.column(name) - shared[name]).double().reshape(len(updates), -1) for name in names], dim=1
+    )
+
+
+def moved_by(shared: Tensors, move: torch.Tensor, names: Sequence[str]) -> Tensors:
+    parts = torch.split(move, [shared[name].numel() for name in names])
+    return {
+        name: (shared[name] + part.reshape(shared[name].shape)).to(shared[name].dtype)
+        for name, part in zip(names, parts, strict=True)
+    }
+
+
+def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> ByClient:
+    """Return every client's last tensors that the method needs kept, in the order of clients."""
+    updates = Updates.of(updates)
+    kept = updates.only(name for name in updates.columns if method.role.needs(name) == "last")
+    if not kept.columns:
+        return last
+    sent = {update.client: {name: t.clone() for name, t in update.tensors.items()} for update in kept}
+    newest = last | {client: tensors for client, tensors in sent.items() if tensors}
+    return {client: newest[client] for client in sorted(newest)}
