@@ -126,7 +126,7 @@ def sort_out(
 
 
 def of_one_form(updates: Updates, asked: Mapping[int, int], handed: Mapping[int, Tensors]) -> bool:
-    """Whether these are the updates of different clients that were asked, all of the same shapes."""
+    """Whether these are updates of different clients that were asked, all of one form."""
     clients = updates.clients
     known = asked.keys() >= set(clients) and handed.keys() >= set(clients)
     in_order = bool((np.diff(np.asarray(clients)) > 0).all())

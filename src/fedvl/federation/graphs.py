@@ -85,7 +85,7 @@ class Replayed:
         return self.step(*arguments)
 
     def forget(self) -> None:
-        """Give back the memory of all graphs: they are captured again if their shapes come again."""
+        """Give back the memory of all graphs; what comes again is captured again."""
         self.graphs.clear()
         self.used.clear()
         self.pool = None

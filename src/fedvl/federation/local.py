@@ -117,7 +117,7 @@ class LocalEngine(ChunkTraining):
     def _can_fold(self, chunks: Sequence[Chunk]) -> bool:
         """Whether updates may be summed chunk by chunk, of which a cohort takes no more memory.
 
-        Nothing but checks and the mean may look at them, and clients must train in the mean's order.
+        Nothing but checks and the mean may look at them; clients must train in the mean's order.
         """
         config = self.federation
         looked_at = config.attack or config.drift or config.secure_sum or self.privacy.unit == "client"

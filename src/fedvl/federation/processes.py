@@ -110,7 +110,7 @@ def join_processes() -> Processes:
 
 
 def pack_chunks(round_index: int, chunks: Sequence[Chunk], several: bool) -> Letter:
-    """Write chunks, of a round that may have ``several``, as a letter; a tensor that many begin from is in it once."""
+    """Write chunks as a letter; a tensor that many begin from is in it once."""
     places = dict[int, int]()
     tensors: Tensors = {}
     for number, chunk in enumerate(chunks):

@@ -15,7 +15,7 @@ from fedvl.tensors import RunningMean, Tensors, block_of, count_bytes, mean_of_r
 
 
 class Folded:
-    """The updates of many clients to one tensor, of which their mean and moves are all that is held."""
+    """Updates of many clients to one tensor, of which their mean and moves are held."""
 
     def __init__(self, begun: Tensor, clients: int) -> None:
         self.begun, self.mean = begun, RunningMean()
@@ -229,7 +229,7 @@ def in_turn(order: NDArray[np.int64]) -> bool:
 
 
 def order_of_mean(clients: Sequence[int], weights: Sequence[float]) -> NDArray[np.int64]:
-    """Return the places of updates as they are summed: by weight, the largest first, then by client.
+    """Return the places of updates as they are summed: the heaviest first, then by client.
 
     Clients are trained in that order, so that they can be summed as they come.
     """
@@ -237,7 +237,7 @@ def order_of_mean(clients: Sequence[int], weights: Sequence[float]) -> NDArray[n
 
 
 def distances_from(rows: Tensor, begun: Sequence[Tensor] | None) -> Tensor:
-    """Return how far each row is from where it began: from one place all, each from its own, or 0."""
+    """Return how far rows are from where they began: all from one, each from its own, or 0."""
     parts, block = [], block_of(rows)
     for first in range(0, len(rows), block):
         known = begun if begun is None or len(begun) == 1 else begun[first : first + block]

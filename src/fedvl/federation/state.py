@@ -1,4 +1,4 @@
-"""The state of a round by names: shared tensors, last updates, private tensors, and the best so far."""
+"""The state of a round by names: shared, last and private tensors, and the best so far."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
