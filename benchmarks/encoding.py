@@ -4,8 +4,9 @@
         [--precision float32 | tf32 | bfloat16] [--json]
 
 Images are made JPEGs of 500 x 375 pixels; ViT-B/16 has its real sizes and random weights. ``encode``
-is what a run does: read, decode, check, resize, crop, encode, write the feature cache. ``forward`` is
-the image tower alone, on batches that are on the device. ``decode`` is reading and preprocessing
+is what a run does: read, decode, check, resize, crop, encode, write the feature cache. The model's
+fingerprint, of all its weights, is taken before, once for a run, in ``fingerprint_s`` seconds.
+``forward`` is the image tower alone, on batches that are on the device. ``decode`` is reading and preprocessing
 alone, with 1, 2, 4 ... threads; ``draft`` is the same with JPEG's own reduction while decoding
 (Image.draft), which FedVL does not use: pixels differ, and so features, and ``draft_cosine`` says by
 how much. On a processor ``products`` are the matrix products of the tower alone in float32, bfloat16
@@ -159,7 +160,13 @@ def main() -> None:
         make_images(images, count)
         split = open_dataset(str(images)).splits["train"]
         some = min(count, len(split))
-        found: dict[str, Any] = {"decode": {n: decode_rate(split, encoder, n, some) for n in threads()}}
+        began = time.perf_counter()
+        assert encoder.fingerprint
+        taken = round(time.perf_counter() - began, 2)
+        found: dict[str, Any] = {
+            "fingerprint_s": taken,
+            "decode": {n: decode_rate(split, encoder, n, some) for n in threads()},
+        }
         found |= draft_figures(sorted(images.rglob("*.jpg"))[:some], encoder, threads()[-1])
         with in_precision(arguments.precision, arguments.device.partition(":")[0]):
             found["forward"] = forward_rate(encoder, arguments.device, some)

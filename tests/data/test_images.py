@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from fedvl.data.images import MAX_PIXELS, BadImage, decode
+from fedvl.data.images import _QUIET, MAX_PIXELS, BadImage, decode
 
 
 @pytest.fixture(autouse=True)
@@ -272,3 +272,16 @@ def test_a_heic_photo_without_the_extra_is_named(without_heic: None) -> None:
             decode(b"\0\0\0\x18ftyp" + kind + b"\0" * 40)
     with pytest.raises(BadImage, match="not an image of a known format"):
         decode(b"\0\0\0\x18ftypqt  " + b"\0" * 40)
+
+
+def test_warnings_are_silent_until_the_last_thread_has_opened_its_image() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        before = warnings.filters[:]
+        with _QUIET:  # a thread
+            with _QUIET:  # another one, that ends first
+                warnings.warn("two are inside", stacklevel=1)
+            warnings.warn("one is still inside", stacklevel=1)
+        warnings.warn("outside", stacklevel=1)
+        assert warnings.filters == before
+    assert [str(warning.message) for warning in told] == ["outside"]

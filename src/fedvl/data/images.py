@@ -1,11 +1,10 @@
 """Decode one image file to RGB, or raise `BadImage` with the reason."""
 
-import contextlib
 import io
 import re
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,8 +58,6 @@ _UPRIGHT = {
 _HEIC_KIND = re.compile(rb"....ftyp(hei[csmx]|hev[cx]|mif1|msf1)", re.DOTALL)
 # A marker of a JPEG file that begins a segment or ends the image: not a stuffed zero, a restart or padding.
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")
-# warnings.catch_warnings changes state that all threads share.
-_WARNINGS_LOCK = threading.Lock()
 
 
 class BadImage(FedVLError):  # noqa: N818 (a public name)
@@ -115,17 +112,38 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
         raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppress Pillow's warnings about large and odd headers, which are checked here."""
-    with _WARNINGS_LOCK, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+class _Quiet:
+    """Suppress Pillow's warnings about large and odd headers, which are checked here.
+
+    What warnings.catch_warnings changes is shared by all threads: the first of them changes it and
+    the last one restores it, so that none waits while another reads an image.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+        self.caught: warnings.catch_warnings[None]
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.caught = warnings.catch_warnings()
+                self.caught.__enter__()
+                warnings.simplefilter("ignore")
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                self.caught.__exit__(None, None, None)
+
+
+_QUIET = _Quiet()
 
 
 def _open(data: bytes, name: str) -> Image.Image:
     try:
-        with _quietly():
+        with _QUIET:
             return Image.open(_Pieces(data), formats=FORMATS)
     except BadImage as error:
         error.name = name
@@ -181,7 +199,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return _in_bands(image, _from_sixteen_bits)
     if image.has_transparency_data:
         return _in_bands(image, _over_white)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
@@ -209,7 +227,7 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
     try:
-        with _quietly():
+        with _QUIET:
             orientation = original.getexif().get(_ORIENTATION_TAG)
     except Exception:  # The pixels are valid even if the EXIF block is not.
         return rgb

@@ -45,7 +45,7 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the image as uint8, 3 x H x W."""
-        image = _cut_strip(image.convert("RGB"))
+        image = _cut_strip(_rgb(image))
         width, height = image.size
         if self.crop:
             short, long = min(width, height), max(width, height)
@@ -57,7 +57,7 @@ class Preprocessing:
             image = image.crop((left, top, left + self.crop, top + self.crop))
         else:
             image = image.resize(self._whole_size(width, height), Image.Resampling.BICUBIC)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return _pixels(image)
 
     def _whole_size(self, width: int, height: int) -> tuple[int, int]:
         scale = self.shorter / min(width, height)
@@ -98,8 +98,7 @@ class Squashing(Preprocessing):
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
-        resized = image.convert("RGB").resize((self.shorter, self.shorter), Image.Resampling(self.resample))
-        return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
+        return _pixels(_rgb(image).resize((self.shorter, self.shorter), Image.Resampling(self.resample)))
 
 
 @lru_cache
@@ -107,6 +106,19 @@ def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Return 3 x 1 x 1 values, moved to a device once: in a step it would make a GPU wait."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device)[:, None, None]
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    """Return the pixels as uint8, 3 x H x W.
+
+    NumPy does the work: of PyTorch each thread that reads images would start a team of threads.
+    """
+    rows = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
+    return torch.from_numpy(rows.transpose(2, 0, 1).copy())
 
 
 def _side(value: Any, default: int) -> int:
