@@ -6,12 +6,14 @@
 Images are made JPEGs of 500 x 375 pixels; ViT-B/16 has its real sizes and random weights. ``encode``
 is what a run does: read, decode, check, resize, crop, encode, write the feature cache. The model's
 fingerprint, of all its weights, is taken before, once for a run, in ``fingerprint_s`` seconds.
-``forward`` is the image tower alone, on batches that are on the device. ``decode`` is reading and preprocessing
-alone, with 1, 2, 4 ... threads; ``draft`` is the same with JPEG's own reduction while decoding
-(Image.draft), which FedVL does not use: pixels differ, and so features, and ``draft_cosine`` says by
-how much. On a processor ``products`` are the matrix products of the tower alone in float32, bfloat16
-and int8 (dynamic quantisation). ``--precision`` is of the products in encode and forward; a run
-encodes in float32.
+``forward`` is the image tower alone, on batches that are on the device. ``decode`` is reading and
+preprocessing alone, with 1, 2, 4 ... threads; ``draft`` is the same with JPEG's own reduction while
+decoding (Image.draft), which FedVL does not use: pixels differ, and so features, and ``draft_cosine`` says by
+how much. ``decoders`` are Pillow and others that are installed, decoding alone, for a second of one core.
+On a processor ``precisions`` compares float32, bfloat16 and int8 (dynamic quantisation) on
+test images of cifar10-mini: the tower's images a second, the least cosine of two features of an image,
+and zero-shot accuracy, which means nothing with random weights. ``--precision`` is of the products in
+encode and forward; a run encodes in float32 unless ``model.encoding`` is bfloat16.
 """
 
 import argparse
@@ -23,8 +25,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -34,11 +40,14 @@ from torch import Tensor
 from benchmarks.prompts import build
 from fedvl.data import features
 from fedvl.data.features import encode_images, encode_split
+from fedvl.data.inputs import embed_classes
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
+from fedvl.models import transformer
 from fedvl.models.clip import DualEncoder
 
 SIZE, DRAFTED, PASSES = (500, 375), 8, 3
+PRECISE = {"vit-b-16": 16, "fedvl-tiny": 500}  # test images
 BATCHES = {"cpu": 8}  # images of a forward pass; 64 on a GPU, as a run encodes them
 
 
@@ -77,6 +86,45 @@ def decode_rate(split: Split, encoder: DualEncoder, readers: int, count: int) ->
         return rate(count, lambda: list(pool.map(lambda i: encoder.preprocess(split.read(i)), range(count))), "cpu")
 
 
+def decoders() -> dict[str, Callable[[bytes], Any]]:
+    """Return what decodes a JPEG to rows of RGB: Pillow, and what else is installed."""
+    found: dict[str, Callable[[bytes], Any]] = {"pillow": lambda data: np.asarray(Image.open(io.BytesIO(data)))}
+    with contextlib.suppress(ImportError):
+        simplejpeg = import_module("simplejpeg")
+        found["simplejpeg"] = simplejpeg.decode_jpeg
+    with contextlib.suppress(ImportError, RuntimeError):
+        turbo = import_module("turbojpeg")
+        found["turbojpeg"] = partial(turbo.TurboJPEG().decode, pixel_format=turbo.TJPF_RGB)
+    with contextlib.suppress(ImportError):
+        cv2 = import_module("cv2")
+        found["opencv"] = lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1]
+    with contextlib.suppress(ImportError):
+        pyvips = import_module("pyvips")
+        found["pyvips"] = lambda data: pyvips.Image.new_from_buffer(data, "").numpy()
+    return found
+
+
+def decoder_figures(paths: Sequence[Path], encoder: DualEncoder) -> dict[str, Any]:
+    """Return how many images each decoder decodes in a second of one core, and if pixels are Pillow's.
+
+    ``pixels_sha256`` is of preprocessed images: another Pillow gives the same, or other features.
+    """
+    files = [path.read_bytes() for path in paths]
+    known = decoders()
+    figures: dict[str, Any] = {}
+    for name, decode in known.items():
+        same = all(np.array_equal(decode(data), known["pillow"](data)) for data in files[:DRAFTED])
+        speeds = []
+        for _ in range(PASSES):
+            began = time.process_time()
+            for data in files:
+                decode(data)
+            speeds.append(round(len(files) / (time.process_time() - began), 1))
+        figures[name] = {"rate": max(speeds), "same_pixels": same}
+    pixels = [encoder.preprocess(Image.open(path)).numpy().tobytes() for path in paths[:DRAFTED]]
+    return {"decoders": figures, "pixels_sha256": sha256(b"".join(pixels)).hexdigest()[:16]}
+
+
 def drafted(path: Path, encoder: DualEncoder) -> Tensor:
     """Preprocess a file with JPEG's own reduction."""
     image = Image.open(io.BytesIO(path.read_bytes()))
@@ -110,30 +158,52 @@ def forward_rate(encoder: DualEncoder, device: str, count: int) -> float:
     return rate(size * batches, lambda: work(batches), device)
 
 
-def product_rates(encoder: DualEncoder) -> dict[str, float]:
-    """Return rates of the tower's products alone, of 8 images, in three precisions."""
-    width, tokens, layers = encoder.vision_width, (encoder.image_size // 16) ** 2 + 1, encoder.vision_layers
-    sizes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
-    exact = torch.nn.ModuleList(torch.nn.Linear(*size) for _ in range(layers) for size in sizes)
-    small = torch.ao.quantization.quantize_dynamic(exact, {torch.nn.Linear}, torch.qint8)
-    inputs = {size: torch.randn(8 * tokens, size) for size in (width, 4 * width)}
-    found = {}
-    for name, modules, kind in (
-        ("float32", exact, torch.float32),
-        ("bfloat16", exact, torch.bfloat16),
-        ("int8", small, None),
-    ):
-        if kind is torch.bfloat16:
-            modules = modules.to(kind)
-        given = {size: tensor.to(kind or torch.float32) for size, tensor in inputs.items()}
+@contextlib.contextmanager
+def in_int8() -> Iterator[None]:
+    """Multiply by weights in int8, each quantised once (dynamic quantisation)."""
+    made: dict[Any, torch.nn.Module] = {}
 
-        def work(modules: Any = modules, given: dict[int, Tensor] = given) -> None:
-            with torch.inference_mode():
-                for module in modules:
-                    module(given[module.in_features])
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        key = weight.data_ptr(), weight.shape
+        if key not in made:
+            layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
+            layer.weight.data, layer.bias.data = weight, bias
+            made[key] = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer), {torch.nn.Linear})[0]
+        product: Tensor = made[key](x)
+        return product
 
-        work()
-        found[name] = rate(8 * PASSES, lambda: [work() for _ in range(PASSES)], "cpu")
+    with mock.patch.object(transformer, "multiply", multiply):
+        yield
+
+
+def precision_figures(encoder: DualEncoder, count: int) -> dict[str, dict[str, float]]:
+    """Return the tower's rate on test images, the least cosine with float32, zero-shot accuracy."""
+    dataset = open_dataset("cifar10-mini")
+    split = dataset.splits["test"]
+    chosen = np.linspace(0, len(split) - 1, min(count, len(split))).astype(int).tolist()
+    images = [encoder.preprocess(split.read(index)) for index in chosen]
+    labels = torch.from_numpy(split.labels[chosen])
+    texts = embed_classes(dataset, "default", encoder, "cpu")
+    lower = encoder.encoding_in("bfloat16")
+    kinds = {"float32": (encoder, contextlib.nullcontext), "bfloat16": (lower, contextlib.nullcontext)}
+    found: dict[str, dict[str, float]] = {}
+    exact = torch.empty(0)
+    for name, (tower, inside) in (kinds | {"int8": (encoder, in_int8)}).items():
+
+        def work(tower: DualEncoder = tower) -> Tensor:
+            batches = [images[start : start + 8] for start in range(0, len(images), 8)]
+            return torch.cat([encode_images(tower, "features", batch) for batch in batches]).float()
+
+        with inside():
+            features = work()
+            speed = max(rate(len(images), work, "cpu") for _ in range(PASSES))
+        exact = features if name == "float32" else exact
+        right = (torch.nn.functional.normalize(features, dim=-1) @ texts.T).argmax(1) == labels
+        found[name] = {
+            "rate": speed,
+            "least_cosine": round(float(torch.cosine_similarity(features, exact).min()), 5),
+            "accuracy": round(100 * float(right.float().mean()), 2),
+        }
     return found
 
 
@@ -155,6 +225,8 @@ def main() -> None:
     arguments = parser.parse_args()
     count = arguments.images or (32 if arguments.device == "cpu" else 2048)
     encoder = build(arguments.model, arguments.device)
+    if arguments.precision == "bfloat16":
+        encoder = encoder.encoding_in("bfloat16")
     with tempfile.TemporaryDirectory() as folder:
         images = Path(folder) / "images"
         make_images(images, count)
@@ -167,13 +239,14 @@ def main() -> None:
             "fingerprint_s": taken,
             "decode": {n: decode_rate(split, encoder, n, some) for n in threads()},
         }
+        found |= decoder_figures(sorted(images.rglob("*.jpg"))[: min(some, 256)], encoder)
         found |= draft_figures(sorted(images.rglob("*.jpg"))[:some], encoder, threads()[-1])
         with in_precision(arguments.precision, arguments.device.partition(":")[0]):
             found["forward"] = forward_rate(encoder, arguments.device, some)
             work = lambda: encode_split(split, encoder, "features", Path(folder) / "cache")  # noqa: E731
             found["encode"] = rate(len(split), work, arguments.device)
-    if arguments.device == "cpu" and arguments.model == "vit-b-16":
-        found["products"] = product_rates(encoder)
+    if arguments.device == "cpu":
+        found["precisions"] = precision_figures(encoder, PRECISE[arguments.model])
     found["encode_of_forward"] = round(found["encode"] / found["forward"], 2)
     known = {
         "device": arguments.device,

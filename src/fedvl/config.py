@@ -88,6 +88,8 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     name: str = "fedvl-tiny"
+    # of matrix products where images are encoded before training; each has its own features in the cache
+    encoding: Literal["float32", "bfloat16"] = "float32"
     # positions of a fused model's texts: its own are interpolated to so many, as Fed-PRIME does; its own number if absent
     text_length: int | None = Field(None, ge=2, le=4096)
 

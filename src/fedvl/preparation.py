@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
-from fedvl.data.imported import ImportedEncoder
+from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.noise import Noise, with_wrong_labels
@@ -214,6 +214,7 @@ def open_sources(experiment: Experiment, opener: Opener) -> Sources:
     encoder = opener.model(experiment.model.name, device)
     if isinstance(encoder, FusedEncoder):
         encoder = encoder.for_runs(experiment.model.text_length)
+    encoder = encoding_in(encoder, experiment.model.encoding)
     check_model(isinstance(encoder, FusedEncoder), "tokens" in inputs, experiment)
     return Sources(dataset, encoder, method, options, inputs, device)
 

@@ -38,6 +38,19 @@ def test_a_folder_without_labels_is_trained_on_and_queried(call: Any, tmp_path: 
     assert "no accuracy is measured" in (tmp_path / "runs/fst-cbdg-scans/report.html").read_text()
 
 
+def test_a_run_is_queried_in_the_precision_that_it_was_encoded_in(call: Any, tmp_path: Path) -> None:
+    for name in ("well", "ill"):
+        draw(tmp_path / "scans" / name, 6, seed=len(name))
+    words = ("run", "--dataset", "scans", "--partition", "iid", "--clients", "2", "--rounds", "1", "--quiet", "--json")
+    exact = json.loads(call(*words, "--out", "exact").stdout)
+    lower = json.loads(call(*words, "--out", "lower", "--set", "model.encoding=bfloat16").stdout)
+    assert lower["model_fingerprint"] != exact["model_fingerprint"]
+    assert RunFolder(tmp_path / "lower").experiment.model.encoding == "bfloat16"
+    assert len(json.loads(call("predict", "lower", "scans/ill", "--json").stdout)) == 6
+    refused = call(*words, "--model", "fedvl-tiny-vilt", "--set", "model.encoding=bfloat16")
+    assert "leave out model.encoding" in str(refused.exception)
+
+
 @pytest.mark.parametrize(("rounds", "saved"), [(2, "saved after round 2"), (0, "no round is saved yet")])
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
     rounds: int, saved: str, call: Any, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ class Doubling(torch.nn.Module):
     """The mean of each channel, times a weight; it counts how often it is asked."""
 
     name = "doubling"
+    encoding = "float32"
 
     def __init__(self, weight=2.0, size=4):
         super().__init__()
@@ -567,6 +568,20 @@ def test_a_weight_of_a_real_model_is_in_the_key(tiny):
     changed: Any = load_model("fedvl-tiny")
     changed.visual.proj.data[0, 0] += 1e-3
     assert features._key(split, changed, "features") != features._key(split, tiny, "features")
+
+
+def test_each_precision_of_encoding_has_its_own_features(tmp_path, tiny):
+    lower = tiny.encoding_in("bfloat16")
+    exact = encode_split(Pictures(8), tiny, "features", tmp_path)
+    rounded = encode_split(Pictures(8), lower, "features", tmp_path)
+    assert tiny.encoding == "float32"
+    assert encode_split(Pictures(8), tiny, "features", tmp_path).path == exact.path != rounded.path
+    pixels = torch.stack([tiny.preprocess(Pictures(8).read(index)) for index in range(8)])
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        expected = tiny.encode_image(tiny.normalise(pixels)).half().float()
+    assert torch.equal(rounded.tensor, expected)
+    assert not torch.equal(rounded.tensor, exact.tensor)
+    assert torch.cosine_similarity(rounded.tensor, exact.tensor).min() > 0.999
 
 
 def test_only_the_owner_reads_the_cache_whatever_the_umask(tmp_path):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedvl.api import RunResult, open_run, run
 from fedvl.cli import app
 from fedvl.data.features import encode_images
-from fedvl.data.imported import import_vectors, load_imported, open_model, place_of
+from fedvl.data.imported import encoding_in, import_vectors, load_imported, open_model, place_of
 from fedvl.data.inputs import embed_names
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
@@ -183,6 +183,8 @@ def test_what_is_kept_is_private_and_verified(tmp_path: Path) -> None:
     path = place_of("mine")
     assert path.stat().st_mode & 0o77 == path.parent.stat().st_mode & 0o77 == 0
     assert open_model("mine").name == "mine"
+    with pytest.raises(FedVLError, match=r"leave out model\.encoding"):
+        encoding_in(open_model("mine"), "bfloat16")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

@@ -75,6 +75,7 @@ class ImageSplit(Protocol):
 
 class ImageEncoder(Protocol):
     name: str
+    encoding: str
 
     @property
     def fingerprint(self) -> str: ...
@@ -501,7 +502,8 @@ def _launch(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) ->
         return _Rows(_stack(images))
     device = next(encoder.parameters()).device
     on_gpu = device.type == "cuda"
-    with torch.inference_mode():
+    lower = torch.autocast(device.type, torch.bfloat16, enabled=encoder.encoding == "bfloat16")
+    with torch.inference_mode(), lower:
         normalised = encoder.normalise(_stack(images, pinned=on_gpu).to(device, non_blocking=on_gpu))
         rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
         if not on_gpu:
@@ -514,7 +516,7 @@ def _launch(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) ->
 
 
 def _stack(images: Sequence[torch.Tensor], pinned: bool = False) -> torch.Tensor:
-    """Stack by one thread: PyTorch's team would wait for its slowest, beside readers on all cores."""
+    """Stack by one thread: a team of PyTorch's would wait for cores that readers have."""
     stacked = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype, pin_memory=pinned)
     np.stack([image.numpy() for image in images], out=stacked.numpy())
     return stacked

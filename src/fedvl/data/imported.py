@@ -123,6 +123,17 @@ def open_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder | I
     return load_model(name, device)
 
 
+def encoding_in(
+    encoder: DualEncoder | FusedEncoder | ImportedEncoder, precision: str
+) -> DualEncoder | FusedEncoder | ImportedEncoder:
+    """Return the encoder, as it encodes images in a precision."""
+    if precision == "float32":
+        return encoder
+    if not isinstance(encoder, DualEncoder):
+        raise FedVLError(f"With '{encoder.name}' no images are encoded before training; leave out model.encoding.")
+    return encoder.encoding_in(precision)
+
+
 def place_of(name: str) -> Path:
     return default_cache_dir() / "imported" / f"{name}.safetensors"
 

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain, read_toml
-from fedvl.data.imported import open_model
+from fedvl.data.imported import encoding_in, open_model
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.files import experiment_id, refuse_method_file
 from fedvl.errors import FedVLError
@@ -188,7 +188,8 @@ def read_experiments(folder: Path) -> dict[str, Experiment]:
 
 def identify(experiment: Experiment) -> str:
     """Return the hash of an experiment with the weights of its model, as messages carry it."""
-    return experiment_id(experiment, open_model(experiment.model.name))
+    encoder = encoding_in(open_model(experiment.model.name), experiment.model.encoding)
+    return experiment_id(experiment, encoder)
 
 
 def approve(log: Log, experiment: str) -> None:

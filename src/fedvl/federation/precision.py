@@ -1,6 +1,7 @@
 """Precision of the matrix products in training: float32, TF32 or bfloat16, on GPUs only.
 
-Trained tensors, optimiser, losses and class scores stay float32, as do encoding and evaluation.
+Trained tensors, optimiser, losses and class scores stay float32, as does evaluation. Encoding has a
+setting of its own, `model.encoding`.
 """
 
 from collections.abc import Callable

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from PIL import Image
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ class FrozenEncoder(nn.Module):
     """A pretrained model whose parameters are never trained."""
 
     image_size: int
+    encoding = "float32"  # precision of matrix products where images are encoded for the feature cache
 
     def __init__(
         self, name: str, shape: ClipShape | ViltShape, preprocessing: Preprocessing, tokenizer: TextTokenizer
@@ -38,8 +40,16 @@ class FrozenEncoder(nn.Module):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of configuration, preprocessing and weights, which decide a cached feature."""
-        return hashlib.sha256((self._description + digest(self.state_dict())).encode()).hexdigest()
+        """SHA-256 of configuration, preprocessing, weights and precision: they decide features."""
+        precision = "" if self.encoding == "float32" else self.encoding
+        return hashlib.sha256((self._description + digest(self.state_dict()) + precision).encode()).hexdigest()
+
+    def encoding_in(self, precision: str) -> Self:
+        """Return this encoder, with the same weights, that encodes images in a precision."""
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        other.encoding = precision
+        return other
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """Return the image as uint8, 3 x H x W."""

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from fedvl.data.features import encode_images
 from fedvl.data.images import BadImage, decode
-from fedvl.data.imported import ImportedEncoder, open_model
+from fedvl.data.imported import ImportedEncoder, encoding_in, open_model
 from fedvl.data.inputs import embed_names
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
@@ -92,7 +92,8 @@ class TrainedModel:
     def __init__(self, folder: RunFolder, device: str | None = None) -> None:
         self.folder, self.result, self.experiment = folder, folder.result, folder.experiment
         self.device = pick_device(device or self.experiment.device)
-        encoder = open_model(self.experiment.model.name, self.device)
+        model = self.experiment.model
+        encoder = encoding_in(open_model(model.name, self.device), model.encoding)
         if isinstance(encoder, ImportedEncoder):
             raise FedVLError(
                 f"The run was trained on vectors imported as '{encoder.name}', and FedVL cannot encode new images with that "

@@ -26,6 +26,7 @@ class MeanColour(torch.nn.Module):
     """An encoder whose embedding is the mean of each channel (0 to 255), so that it can be worked out by hand."""
 
     name = "mean colour"
+    encoding = "float32"
     fingerprint = "mean colour 1"
     logit_scale = 100.0
 
