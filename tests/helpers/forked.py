@@ -33,7 +33,8 @@ def warm() -> None:
     """Load here, once, what every child would load for itself."""
     for name in ("fedvl.display", "fedvl.experiment", "fedvl.report.page", "fedvl.report.tables"):
         import_module(name)
-    import_module("torch.utils.flop_counter")
+    for name in ("torch.utils.flop_counter", "torch._dynamo", "scipy.stats"):  # the latter two take two seconds
+        import_module(name)
     load_model("fedvl-tiny")
 
 
