@@ -15,6 +15,7 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 from helpers.parties import (
+    AT_ONCE,
     CLIENTS,
     METHODS,
     NODE,
@@ -34,6 +35,7 @@ from fedvl.methods import method_names
 from fedvl.tensors import digest
 
 flower_app = lazily("flwr.app")
+ONE_EPOCH = {"local_epochs": 1}  # of a round, where what is shown is who is in it
 
 # --- the same result
 
@@ -50,8 +52,8 @@ def test_what_is_tried_below_is_every_method_that_can_take_part():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_the_bits_of_the_local_engine_and_keeps_private_tensors_with_clients(name, tmp_path):
-    remote, grid = remote_federation(name, tmp_path)
-    local = run_quietly(local_federation(name))
+    remote, grid = remote_federation(name, tmp_path, rounds=2)
+    local = run_quietly(local_federation(name, rounds=2))
     assert same(run_quietly(remote), local)
     for figure in ("loss", "dropped", "bytes_up", "bytes_down"):
         assert [record[figure] for record in remote.records] == [record[figure] for record in local.records]
@@ -106,17 +108,17 @@ PHASES = {
 @pytest.mark.parametrize("victim", [client for client, size in enumerate(RAGGED) if size])
 def test_a_client_killed_in_any_phase_is_as_one_that_was_not_there(name, phase, victim, tmp_path):
     faults = {(victim, 1, "train"): PHASES[phase]} if PHASES[phase] else {}
-    remote, grid = remote_federation(name, tmp_path, faults, deadline=0.2)
+    remote, grid = remote_federation(name, tmp_path, faults, training=ONE_EPOCH, deadline=AT_ONCE)
     if PHASES[phase] is None:
         grid.online.discard(victim)
         remote.run(lambda *_: {}, lambda record: grid.online.add(victim) if record["round"] == 2 else None)
-        expected = without(name, (victim, 0), (victim, 1))
+        expected = without(name, (victim, 0), (victim, 1), epochs=1)
         if name == "fedpp":  # it missed the exchange before the first round as well, and has nothing to train on
             assert [victim in record["dropped"] for record in remote.records] == [True] * len(remote.records)
             return
     else:
         run_quietly(remote)
-        expected = without(name, (victim, 1))
+        expected = without(name, (victim, 1), epochs=1)
     assert same(remote, expected)
     assert [record["dropped"] for record in remote.records] == [record["dropped"] for record in expected.records]
 
@@ -127,8 +129,8 @@ def test_letters_that_are_lost_at_random_cost_no_more_than_their_clients_round(d
     clients = [client for client in range(CLIENTS) if client != 3]  # one gets all its messages: a round needs an answer
     lost = [(client, number) for client in clients for number in range(6) if chance.random() < 0.2]
     faults = {(client, number, "train"): silent for client, number in lost}
-    remote, _ = remote_federation("fst-cbdg", tmp_path, faults, deadline=0.2, rounds=6)
-    assert same(run_quietly(remote), without("fst-cbdg", *lost, rounds=6))
+    remote, _ = remote_federation("fst-cbdg", tmp_path, faults, training=ONE_EPOCH, deadline=AT_ONCE, rounds=6)
+    assert same(run_quietly(remote), without("fst-cbdg", *lost, epochs=1, rounds=6))
 
 
 def test_nobody_is_waited_for_who_is_gone(tmp_path):
@@ -187,7 +189,7 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
         return []
 
     faults = {(3, 0, "train"): straggle, (0, 1, "train"): twice, (4, 1, "train"): with_payload(lambda p: p[:-3])}
-    remote, grid = remote_federation(name, tmp_path, faults, deadline=0.2)
+    remote, grid = remote_federation(name, tmp_path, faults, training=ONE_EPOCH, deadline=AT_ONCE, rounds=2)
 
     def deliver(record):
         if record["round"] == 1:
@@ -197,7 +199,7 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
             grid.waiting[ticket] = [grid.as_message(held[0], envelope)]
 
     remote.run(lambda *_: {}, deliver)
-    assert same(remote, without(name, (3, 0), (4, 1)))
+    assert same(remote, without(name, (3, 0), (4, 1), epochs=1, rounds=2))
     assert 3 in remote.records[0]["dropped"]
     assert {item["client"]: item["reason"].split(":")[0] for item in remote.records[1]["refused"]} == {
         3: "its answer of round 1 came too late",

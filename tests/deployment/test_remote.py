@@ -11,6 +11,7 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 from helpers.parties import (
+    AT_ONCE,
     CLIENTS,
     EXPERIMENT,
     NODE,
@@ -90,7 +91,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing(kind, tmp_path):
 @pytest.mark.parametrize("fault", [silent, failed, altered(round=7), with_payload(lambda payload: payload[:9])])
 def test_a_report_that_is_none_leaves_the_rest_to_agree(fault, tmp_path):
     remote, grid = remote_federation(
-        "fedpp", tmp_path, {(3, 0, "report"): fault}, {"visual_prompts": False}, deadline=0.2
+        "fedpp", tmp_path, {(3, 0, "report"): fault}, {"visual_prompts": False}, deadline=AT_ONCE
     )
     run_quietly(remote)
     labels = grid.parties[3].engine.private_of(3)["labels"]

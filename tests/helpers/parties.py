@@ -29,6 +29,7 @@ NODE = 1000  # node = 1000 + client
 STAY_AT_HOME = {"zero-shot", "centralised"}
 METHODS = [name for name in method_names() if name not in STAY_AT_HOME]
 UNREADABLE = object()  # what Flower itself fails on
+AT_ONCE = 0.001  # seconds: a deadline for parties that have answered, or never will, when the requests are sent
 
 
 class FakeGrid:
@@ -192,8 +193,10 @@ class Absent(LocalEngine):
         return super().train(round_index, [c for c in cohort if (c, round_index) not in self.missing], shared, own)
 
 
-def without(name, *missing, **settings):
-    federation = local_federation(name, **settings)
+@cache
+def without(name, *missing, epochs=None, **settings):
+    """The small federation without these answers (client, round), run once for all that are compared with it."""
+    federation = local_federation(name, training={"local_epochs": epochs} if epochs else None, **settings)
     engine = federation.engine
     federation.engine = Absent(engine.method, engine.data, engine.rows, engine.training, engine.federation, 0)
     federation.engine.missing = missing
