@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 from helpers.made_up import make_result, save_run
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 # pytest rewrites the assertions of every test file and keeps the result in __pycache__. With PYTHONDONTWRITEBYTECODE it
 # could not, and each process of each run would spend five seconds on it before its first test.
 sys.dont_write_bytecode = False
+
+# Commands are read from their signatures once, not at each call of one: there are a thousand.
+typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

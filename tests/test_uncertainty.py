@@ -54,6 +54,13 @@ def test_mcnemar_by_hand():
     assert found.interval == pytest.approx((100 * (up - down - half), 100 * (up - down + half)), abs=1e-4)
 
 
+@pytest.mark.parametrize("gained, lost", [(0, 0), (1, 0), (0, 9), (40, 61), (500, 430), (9000, 8800)])
+def test_mcnemars_p_is_that_of_scipy(gained, lost):
+    found = both_tested("0" * gained + "1" * lost + "1", "1" * gained + "0" * lost + "1")
+    expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert found.p == pytest.approx(expected, rel=1e-9)
+
+
 @given(TRUTHS, st.randoms())
 def test_mcnemar_has_the_signs_and_the_symmetry_of_a_difference(first, shuffle):
     second = "".join(shuffle.sample(first, len(first)))

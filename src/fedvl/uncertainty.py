@@ -183,10 +183,13 @@ def _bonett_price(count: int, gained: int, lost: int) -> Interval:
 
 
 def _p(gained: int, lost: int) -> float:
-    """Return the two-sided p of the exact binomial test of McNemar."""
-    from scipy.stats import binom
-
-    return min(1.0, 2 * float(binom.cdf(min(gained, lost), gained + lost, 0.5))) if gained + lost else 1.0
+    """Return the two-sided p of the exact binomial test of McNemar, from whole numbers."""
+    count = gained + lost
+    ways = tail = 1  # to choose 0 of them
+    for few in range(1, min(gained, lost) + 1):
+        ways = ways * (count - few + 1) // few
+        tail += ways
+    return min(1.0, 2 * tail / 2**count)
 
 
 def _bounds(values: NDArray[np.float64]) -> Interval:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.finished import finish
 
 from fedvl.errors import FedVLError
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "one"
+    finish(folder, {"data": {"clients": 2, "shots": 4}, "federation": {"rounds": 3}})
+    return folder
+
+
 @pytest.fixture
-def run_folder(call: Any, tmp_path: Path) -> Path:
-    done = call("run", "--rounds", "3", "--shots", "4", "--clients", "2", "--out", "one", "--quiet")
-    assert done.exit_code == 0, done.output
-    return tmp_path / "one"
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(finished, tmp_path / "one")
 
 
 def test_tensorboards_own_reader_finds_every_round(call: Any, run_folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,10 @@ def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
     return path
 
 
-def render(template: str, values: dict[str, Any]) -> str:
-    environment = Environment(
+@cache
+def templates() -> Environment:
+    """Return the templates, each of which is compiled once."""
+    return Environment(
         loader=PackageLoader("fedvl.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -66,8 +69,11 @@ def render(template: str, values: dict[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    script = environment.get_template("report.js").render()
-    return environment.get_template(template).render(
+
+
+def render(template: str, values: dict[str, Any]) -> str:
+    script = templates().get_template("report.js").render()
+    return templates().get_template(template).render(
         script=Markup(script),
         # Allow this script alone: if a name were ever not escaped, the browser would still block it.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
