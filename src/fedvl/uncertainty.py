@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,23 +65,31 @@ def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
     classes, images = len(confusion), int(confusion.sum())
     rows, columns = np.nonzero(confusion)  # an image is one of these pairs of a true and a predicted class
     shares = confusion[rows, columns] / images
-    found: dict[str, list[float]] = {"macro_precision": [], "macro_recall": [], "macro_f1": []}
+    found: dict[str, list[NDArray[np.float64]]] = {"macro_precision": [], "macro_recall": [], "macro_f1": []}
     generator = np.random.default_rng(SEED)
-    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // len(rows)))):
-        counts = generator.multinomial(images, shares)
+    resamples = max(FEWEST, min(RESAMPLES, MOST_DRAWS // len(rows)))
+    for first in range(0, resamples, FEWEST):
+        counts = generator.multinomial(images, shares, min(FEWEST, resamples - first))
         hits, support, predicted = (
-            np.bincount(at, weights, minlength=classes)
+            _sums(weights, at, classes)
             for at, weights in ((rows, counts * (rows == columns)), (rows, counts), (columns, counts))
         )
-        occurring = (support + predicted) > 0
+        occurring = ((support + predicted) > 0).sum(axis=1)
         for name, above, below in (
             ("macro_precision", hits, predicted),
             ("macro_recall", hits, support),
             ("macro_f1", 2 * hits, support + predicted),
         ):
-            ratios = np.divide(above, below, out=np.zeros(classes), where=below > 0)
-            found[name].append(100 * float(ratios[occurring].mean()))
-    return {name: _bounds(np.array(values)) for name, values in found.items()}
+            ratios = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+            found[name].append(100 * ratios.sum(axis=1) / occurring)
+    return {name: _bounds(np.concatenate(values)) for name, values in found.items()}
+
+
+def _sums(counts: NDArray[np.int64], at: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
+    """Return the sums over the columns of each class in every row."""
+    places = np.arange(len(counts))[:, None] * classes + at
+    found: NDArray[Any] = np.bincount(places.ravel(), counts.ravel(), minlength=len(counts) * classes)
+    return found.reshape(len(counts), classes)
 
 
 def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str, float]]) -> dict[str, Interval]:
@@ -189,7 +197,7 @@ def _p(gained: int, lost: int) -> float:
     for few in range(1, min(gained, lost) + 1):
         ways = ways * (count - few + 1) // few
         tail += ways
-    return min(1.0, 2 * tail / 2**count)
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def _bounds(values: NDArray[np.float64]) -> Interval:

@@ -73,9 +73,13 @@ def templates() -> Environment:
 
 def render(template: str, values: dict[str, Any]) -> str:
     script = templates().get_template("report.js").render()
-    return templates().get_template(template).render(
-        script=Markup(script),
-        # Allow this script alone: if a name were ever not escaped, the browser would still block it.
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        **values,
+    return (
+        templates()
+        .get_template(template)
+        .render(
+            script=Markup(script),
+            # Allow this script alone: if a name were ever not escaped, the browser would still block it.
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            **values,
+        )
     )
