@@ -4,7 +4,8 @@ import contextlib
 import io
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
+from fedvl.data.stores import Split
 from fedvl.display import Silent
 from fedvl.experiment import complete
 from fedvl.run_folder import RunFolder
@@ -49,9 +51,15 @@ def asked_rows(result: dict[str, Any]) -> list[int]:
     return protocol(Labels(train, test, len(dataset.class_names)), experiment.data, experiment.seed).queried.tolist()
 
 
+@cache
+def embedded_splits() -> Mapping[str, Split]:
+    """Of cifar10-mini, opened once: it has one file of all images."""
+    return open_dataset("cifar10-mini", None).splits
+
+
 def picture(row: int) -> Image.Image:
     """A test image of cifar10-mini or, after its last, a training image: rows as queries count them."""
-    splits = open_dataset("cifar10-mini", None).splits
+    splits = embedded_splits()
     count = len(splits["test"])
     return splits["test"].read(row) if row < count else splits["train"].read(row - count)
 
