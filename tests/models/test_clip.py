@@ -53,12 +53,13 @@ def assert_same_clip(reference: Any, folder: Path, images: int) -> None:
     pixels = torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(1))
     tokens = ours.tokenise(TEXTS)
     with torch.no_grad():
-        image = unit(reference.get_image_features(pixel_values=pixels).pooler_output)
+        seen = reference.get_image_features(pixel_values=pixels)
+        image = unit(seen.pooler_output)
         text = unit(reference.get_text_features(input_ids=tokens).pooler_output)
         torch.testing.assert_close(unit(ours.encode_image(pixels)), image, rtol=0, atol=1e-5)
         torch.testing.assert_close(unit(ours.encode_text(tokens)), text, rtol=0, atol=1e-5)
-        patches = reference.vision_model(pixel_values=pixels).last_hidden_state[:, 1:]
-        expected = reference.visual_projection(reference.vision_model.post_layernorm(patches))
+        patches = reference.vision_model.post_layernorm(seen.last_hidden_state[:, 1:])
+        expected = reference.visual_projection(patches)
         pooled, spatial = ours.encode_patches(pixels)
         torch.testing.assert_close(unit(pooled), image, rtol=0, atol=1e-5)
         torch.testing.assert_close(unit(spatial), unit(expected), rtol=0, atol=1e-5)
