@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -14,12 +15,19 @@ import typer.main
 import typer.testing
 from helpers.made_up import make_result, save_run
 
+from fedvl.models import checkpoint
+
 if TYPE_CHECKING:
     from fedvl.serve.model import TrainedModel
 
 # pytest rewrites the assertions of every test file and keeps the result in __pycache__. With PYTHONDONTWRITEBYTECODE it
 # could not, and each process of each run would spend five seconds on it before its first test.
 sys.dont_write_bytecode = False
+
+# The embedded models are read once, and whoever loads one gets a copy: to read one takes six times as long.
+read, shipped = checkpoint._embedded, checkpoint.EMBEDDED_FOLDER
+kept = cache(read)
+checkpoint._embedded = lambda name: deepcopy(kept(name)) if shipped == checkpoint.EMBEDDED_FOLDER else read(name)
 
 # Commands are read from their signatures once, not at each call of one: there are a thousand.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from fedvl.version import __version__
 
 RESULT_SCHEMA = 1
 IMAGES_TIMED = 16
+TIMED: dict[tuple[str, torch.device], float] = {}  # seconds an image, by a model's fingerprint: it may be loaded again
 
 
 def describe(
@@ -380,12 +380,16 @@ def encode_seconds_per_image(prepared: Prepared) -> float:
     return tower_seconds(encoder, prepared.device)
 
 
-@cache
 def tower_seconds(encoder: DualEncoder, device: torch.device) -> float:
     """Measure seconds an image on one small batch, once a process for each model."""
+    known = TIMED.get((encoder.fingerprint, device))
+    if known is not None:
+        return known
     pixels = torch.zeros(IMAGES_TIMED, 3, encoder.image_size, encoder.image_size, device=device)
     with torch.inference_mode():
         float(encoder.encode_image(pixels).sum())  # the first call warms up; reading a number waits for a GPU
         began = time.perf_counter()
         float(encoder.encode_image(pixels).sum())
-    return (time.perf_counter() - began) / IMAGES_TIMED
+    seconds = (time.perf_counter() - began) / IMAGES_TIMED
+    TIMED[encoder.fingerprint, device] = seconds
+    return seconds

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 
 from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
+from fedvl.result import tower_seconds
 
 SMALL = ["--rounds", "4", "--clients", "3", "--shots", "2", "--partition", "iid", "--quiet", "--json"]
 SMALL += ["--set", "federation.threads=1"]
@@ -30,12 +32,14 @@ class Ended(NamedTuple):
 
 @cache
 def warm() -> None:
-    """Load here, once, what every child would load for itself."""
+    """Load and measure here, once, what every child would load and measure for itself."""
     for name in ("fedvl.display", "fedvl.experiment", "fedvl.report.page", "fedvl.report.tables"):
         import_module(name)
     for name in ("torch.utils.flop_counter", "torch._dynamo", "scipy.stats"):  # the latter two take two seconds
         import_module(name)
-    load_model("fedvl-tiny")
+    model = load_model("fedvl-tiny")
+    assert isinstance(model, DualEncoder)
+    tower_seconds(model, torch.device("cpu"))
 
 
 class Child:
