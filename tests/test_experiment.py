@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.runs import OPENER
 
+from fedvl import result
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.federation.state import best_round
 from fedvl.memory import Peak
+from fedvl.models.checkpoint import load_model
+from fedvl.models.clip import DualEncoder
 from fedvl.report.page import write_report
 from fedvl.result import memory_figures, target_figures
 from fedvl.run_folder import RunFolder
@@ -171,3 +175,14 @@ def test_a_long_tail_is_tested_by_groups_of_classes(tmp_path: Path) -> None:
         assert row["accuracy"] == pytest.approx(mean)
     assert folder.result == result
     assert "Many, medium and few training images" in write_report(folder.path).read_text()
+
+
+def test_the_image_tower_is_timed_once_for_a_model_that_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = load_model("fedvl-tiny"), load_model("fedvl-tiny")
+    assert isinstance(first, DualEncoder)
+    assert isinstance(again, DualEncoder)
+    monkeypatch.setattr(result, "TIMED", {})
+    seconds = result.tower_seconds(first, torch.device("cpu"))
+    assert seconds > 0
+    monkeypatch.setattr(again, "encode_image", lambda pixels: pytest.fail("it is timed again"))
+    assert result.tower_seconds(again, torch.device("cpu")) == seconds
