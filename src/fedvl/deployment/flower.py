@@ -52,7 +52,6 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from google.protobuf.message import DecodeError
 
@@ -184,6 +183,8 @@ def register(address: str, authority: bytes, secret: str, public_keys: list[byte
 @contextmanager
 def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, int]) -> Iterator[GridTransport]:
     """Start a Flower run with this process as its ServerApp; start one at a time."""
+    from flwr.superlink.grid.http_grid import HttpGrid  # with a database, which clients need not load
+
     with link_errors_explained():
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         control = ControlHttpClient.from_server_address(address, False, authority, [version, Secret(secret)])
