@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # all of them: one process executes it, once
+
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "first-steps.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
 # Asked in the same kernel, after the last cell.
