@@ -8,6 +8,8 @@ from helpers.small import PAPERS, run_quietly, small_federation, small_method
 
 from fedvl.tensors import digest
 
+ONE_EPOCH = {"local_epochs": 1}
+
 
 def everything(federation):
     return federation._everything(federation.shared, federation.last)
@@ -16,11 +18,11 @@ def everything(federation):
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_order_of_arrival_cannot_be_seen(name, monkeypatch):
     """Twenty shuffles of every round's updates and reports, for each of five methods."""
-    expected = digest(everything(run_quietly(small_federation(small_method(name)))))
+    expected = digest(everything(run_quietly(small_federation(small_method(name), ONE_EPOCH))))
     orders = set()
     for seed in range(20):
         generator = random.Random(seed)
-        federation = small_federation(small_method(name))
+        federation = small_federation(small_method(name), ONE_EPOCH)
         train, report = federation.engine.train, federation.engine.report
 
         def shuffled(*arguments, train=train, generator=generator):
@@ -47,7 +49,7 @@ def test_chunks_and_threads_give_the_same_bits_again_and_the_same_numbers_throug
         for threads in (1, 2):
             torch.set_num_threads(threads)
             results[chunk, threads] = [
-                everything(run_quietly(small_federation(small_method(name), chunk=chunk))) for _ in range(2)
+                everything(run_quietly(small_federation(small_method(name), ONE_EPOCH, chunk=chunk))) for _ in range(2)
             ]
     for first, second in results.values():
         assert digest(first) == digest(second)
