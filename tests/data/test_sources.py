@@ -127,6 +127,24 @@ def test_parquet_in_the_layout_of_hugging_face(tmp_path: Path) -> None:
     assert content(dataset) == content(open_dataset(str(write_folder(tmp_path / "folder", samples))))
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_table_as_excel_on_windows_writes_it(delimiter: str, tmp_path: Path) -> None:
+    """With a byte order mark, semicolons or tabs, and backslashes in paths."""
+    samples = rows()
+    plain = write_manifest(tmp_path / "plain.csv", samples, tmp_path / "images")
+    lines = [["Path", "Label", "Split"], *([f"images\\{s['name']}", s["label"], s["split"]] for s in samples)]
+    text = "\r\n".join(delimiter.join(line) for line in lines)
+    (tmp_path / "excel.csv").write_bytes(text.encode("utf-8-sig"))
+    assert content(open_dataset(str(tmp_path / "excel.csv"))) == content(open_dataset(str(plain)))
+
+
+def test_class_names_that_are_numbers_are_noted(tmp_path: Path) -> None:
+    samples = [{**sample, "label": str(CLASSES.index(sample["label"]))} for sample in rows()]
+    assert open_dataset(str(write_folder(tmp_path / "set", samples))).notes == (
+        "The class names are numbers, which tell the model little; call the classes by words.",
+    )
+
+
 @pytest.mark.parametrize("header", ["id,breed,class", "Image_ID,set,Category", "file_name,note,label"])
 def test_a_table_as_kaggle_has_it(header: str, tmp_path: Path) -> None:
     """Names without extension, images in a folder that is named as the table, and columns of other names."""
@@ -532,6 +550,11 @@ def paths_for_images(root: Path) -> Path:
     return root / "set.parquet"
 
 
+def csv_without_labels(root: Path) -> Path:
+    (root / "a.png").write_bytes(picture(1))
+    return written("set.csv", b"path,diagnosis\na.png,cat\n")(root)
+
+
 WRONG = {
     "empty class": (empty_class, "unicorn has no images"),
     "one class": (one_class, "only one class, 'cat'"),
@@ -549,8 +572,15 @@ WRONG = {
     "parquet without images": (without_images, "no column image"),
     "parquet with paths": (paths_for_images, "does not hold bytes"),
     "empty csv": (written("set.csv", b"path,label\n"), "lists no images"),
-    "csv without paths": (written("set.csv", b"picture,label\na.png,cat\n"), "Line 2 .* has no `path`"),
-    "csv not utf-8": (written("set.csv", b"path,label\na.png,caf\xe9\n"), "cannot be read as a UTF-8 CSV"),
+    "csv without paths": (
+        written("set.csv", b"picture,label\na.png,cat\n"),
+        "Line 2 .* has no `path`; .*'picture, label'",
+    ),
+    "csv not utf-8": (written("set.csv", b"path,label\na.png,caf\xe9\n"), "not in UTF-8; save it so"),
+    "csv in utf-16": (written("set.csv", "path\tlabel\na.png\tcat\n".encode("utf-16")), "not in UTF-8; save it so"),
+    "spreadsheet": (written("set.xlsx", b"PK"), "in Excel: save as CSV UTF-8"),
+    "csv of images elsewhere": (written("set.csv", b"file,label\na.png,cat\n"), "None of the 1 images .* 'a.png'"),
+    "csv without labels": (csv_without_labels, "has no labels; put them in a column `label`"),
     "broken json": (written("set.jsonl", b'{"path": "a.png"}\n{"path": \n'), "Line 2 .* is not JSON"),
     "json list": (written("set.jsonl", b"[1]\n"), "not a JSON object"),
 }

@@ -55,6 +55,10 @@ def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
     notes = list(table.notes)
     class_of = _name_classes(table, entry, notes)
     names = _order(set(class_of.values()), entry)
+    if not names:
+        raise FedVLError(f"{table.where} has no labels; put them in a column `label`, or the images in class folders.")
+    if not entry and all(class_name.isdecimal() for class_name in names):
+        notes.append("The class names are numbers, which tell the model little; call the classes by words.")
     number = {class_name: position for position, class_name in enumerate(names)}
     number[""] = -1
     class_of[""] = ""
@@ -180,8 +184,7 @@ def _check_held_out(table: Table, kept: Integers, labels: Integers, parts: dict[
 
 def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> None:
     if len(names) < 2:
-        found = f"only one class, {names[0]!r}" if names else "no class"
-        raise FedVLError(f"{where} has {found}; at least two classes are needed.")
+        raise FedVLError(f"{where} has only one class, {names[0]!r}; at least two classes are needed.")
     if np.any(labels["test"] < 0):
         raise FedVLError(f"{where} has test images without a label; give them one or leave them out.")
     trained = {-1, *labels["train"].tolist()}

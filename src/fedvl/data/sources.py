@@ -24,6 +24,7 @@ __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_
 
 MANIFESTS = (".csv", ".jsonl")
 MOST_MANIFEST = 2**30  # bytes
+MOST_HEADER = 2**16  # characters
 # What tables call the image and its label: ours, Hugging Face's, Kaggle's.
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "image_path", "image", "image_id", "id")
 LABEL_COLUMNS = ("label", "class", "category", "class_name", "target")
@@ -121,7 +122,8 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
     if path.suffix.lower() in MANIFESTS:
         return read_manifest(path, home)
     raise FedVLError(
-        f"{path} is not a dataset: give a folder of class folders, a .parquet file, or a .csv or .jsonl manifest."
+        f"{path} is not a dataset: give a folder of class folders, a .parquet file, or a table as .csv (in Excel: "
+        "save as CSV UTF-8) or .jsonl."
     )
 
 
@@ -288,16 +290,26 @@ def read_manifest(path: Path, home: Home) -> Table:
         for line, row in reader(path):
             name = _first(row, PATH_COLUMNS)
             if not name:
-                raise FedVLError(f"Line {line} of {path} has no `path`; every row needs the path of its image.")
+                raise FedVLError(
+                    f"Line {line} of {path} has no `path`; name the column of image files so "
+                    f"(its columns: {SHORTENED.repr(', '.join(row))})."
+                )
             names.append(name)
             paths.append(_image_of(path, line, name, home))
             row["label"] = _first(row, LABEL_COLUMNS)
             for column, values in columns.items():
                 values.append(row.get(column, ""))
+    except UnicodeDecodeError as error:
+        raise FedVLError(f"{path} is not in UTF-8; save it so (in Excel: as CSV UTF-8).") from error
     except (OSError, ValueError, csv.Error) as error:
         raise FedVLError(f"{path} cannot be read as a UTF-8 {path.suffix[1:].upper()} manifest ({error}).") from error
     if not paths:
         raise FedVLError(f"{path} lists no images; write one row per image with the columns path, label, text, split.")
+    if not any(map(os.path.isfile, paths)):
+        raise FedVLError(
+            f"None of the {len(paths)} images that {path} names is there (the first: {SHORTENED.repr(names[0])}); "
+            f"write their paths as seen from {home.folder}."
+        )
     # Absolute paths differ between machines; the identity of the images must not.
     stable = [Path(name).name if Path(name).is_absolute() else Path(name).as_posix() for name in names]
     texts, domains = (columns[name] if any(columns[name]) else None for name in ("text", "domain"))
@@ -312,7 +324,11 @@ def _first(row: dict[str, str], columns: Sequence[str]) -> str:
 def _place_of(manifest: Path, name: str) -> Path:
     """Return where an image is: as named, or in TRAIN/ or images/ beside a table TRAIN.csv."""
     path = manifest.parent / name
-    if os.path.exists(path) or os.path.basename(name) != name:
+    if os.path.exists(path):
+        return path
+    if "\\" in name:  # as Windows writes paths
+        return manifest.parent / name.replace("\\", "/")
+    if os.path.basename(name) != name:
         return path
     folders = (manifest.parent, manifest.parent / manifest.stem, manifest.parent / "images")
     found = (folder / f"{name}{ending}" for folder in folders for ending in ENDINGS)
@@ -342,7 +358,10 @@ def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        header = file.readline(MOST_HEADER)
+        file.seek(0)
+        # Excel writes semicolons where the comma is the decimal sign.
+        reader = csv.DictReader(file, delimiter=max(",;\t", key=header.count), strict=True)
         for row in reader:
             named = {key.strip().lower(): value for key, value in row.items() if isinstance(key, str)}
             yield reader.line_num, {key: (value or "").strip() for key, value in named.items()}
