@@ -65,8 +65,8 @@ def describe(
         **zero_shot_figures(zero_shot),
         **validation_figures(prepared, records),
         **pseudo_label_figures(prepared, federation),
-        "temperature": (fitted := temperature(prepared, federation)),
-        **(calibration_figures(prepared, final, zero_shot) if fitted is None else {}),
+        "temperature": temperature(prepared, federation) if needs_temperature(prepared) else None,
+        **({} if needs_temperature(prepared) else calibration_figures(prepared, final, zero_shot)),
         **target_figures(experiment.evaluation.target_accuracy, records, local_flops),
         **dataset_figures(prepared, final, zero_shot),
         **long_tail_figures(prepared, final, zero_shot),
@@ -120,19 +120,27 @@ def describe(
     }
 
 
+def needs_temperature(prepared: Prepared) -> bool:
+    """Whether a method without labels gives scores whose softmax does not say how sure it is."""
+    return prepared.method.labels == "none" and not prepared.method.role.trained_private
+
+
 def temperature(prepared: Prepared, federation: Federation) -> float | None:
-    """Return what scores are divided by to show shares, where a method without labels has none.
+    """Return what scores are divided by to show shares; None where training images are elsewhere.
 
     It is fitted to the pretrained model's own shares of training images, which need no labels.
     """
     method, samples = prepared.method, prepared.training.samples
-    if method.labels != "none" or method.role.trained_private or "features" not in samples.inputs or not len(samples):
+    if "features" not in samples.inputs or not len(samples):
         return None
     rows = torch.arange(0, len(samples), max(1, len(samples) // MOST_IMAGES), device=prepared.device)
-    inputs = samples.take(rows).inputs
+    scores, zero_shot = [], []
     with torch.no_grad():
-        zero_shot = method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T
-        return fit_temperature(method.predict(federation.shared, inputs), zero_shot.softmax(-1))
+        for batch in rows.split(prepared.experiment.evaluation.batch_size):
+            inputs = samples.take(batch).inputs
+            scores.append(method.predict(federation.shared, inputs))
+            zero_shot.append(method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T)
+    return fit_temperature(torch.cat(scores), torch.cat(zero_shot).softmax(-1))
 
 
 def mix_figures(prepared: Prepared, judged: dict[str, Judged | None]) -> dict[str, Any]:

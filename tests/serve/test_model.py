@@ -194,10 +194,12 @@ def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tm
         "method": {"name": "fst-cbdg"},
         "data": {"clients": 3, "shots": 20},
         "federation": {"rounds": 1, "threads": 1},
+        "evaluation": {"batch_size": 37},  # of 200 training images: the temperature is fitted to six batches
     }
     result = finish(tmp_path / "run", settings)
     run = TrainedModel(RunFolder(tmp_path / "run"))
     assert run.temperature == result["temperature"]
+    assert "ece" not in result
     encoded = [row for row in run.encode([run.read(png(row)) for row in range(0, 400, 20)]) if isinstance(row, dict)]
     replies = run.user().ask(encoded, 10)
     first, pretrained = (
