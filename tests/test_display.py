@@ -20,6 +20,7 @@ from fedvl.display import (
     display_here,
     duration,
     figure_of,
+    shortened,
     visible,
     when_slow,
 )
@@ -76,6 +77,13 @@ def test_a_short_piece_of_work_is_not_shown(monkeypatch):
 
 def test_durations_in_words():
     assert [duration(s) for s in (0.4, 59.4, 61, 3600, 7260)] == ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 1 min"]
+
+
+def test_a_long_detail_loses_its_middle_and_leaves_room_for_the_bar():
+    assert shortened("seed 0: round 10/10", 34) == "seed 0: round 10/10"
+    short = shortened("learning_rate 0.01, validation accuracy, seed 0: round 10/10", 34)
+    assert short == "learning_rate 0.01,…0: round 10/10"
+    assert len(short) == 34
 
 
 def test_in_a_terminal_there_are_bars_and_no_lines(capsys, monkeypatch):

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.segment import Segment
 
 A_WHILE = 2.0  # seconds of work after which it is worth a bar of its own
+BESIDE = 46  # columns of a line of progress that its detail leaves to the name, the bar, the count and the time
+TAIL = 14  # characters at the end of a detail, which say how far it is
 BETWEEN_LOGS = 10.0  # seconds, where there is no terminal
 BETWEEN_LINES = 0.1  # seconds; a notebook's server drops messages that come too fast
 # Control characters (a terminal obeys some), those that turn the direction of a text, and halves of characters
@@ -86,7 +88,8 @@ class TerminalDisplay:
     def show(self, name: str, done: int, total: int | None, detail: str = "") -> None:
         if name not in self._tasks:
             self._tasks[name] = self.progress.add_task(name, total=total, detail="")
-        self.progress.update(self._tasks[name], completed=done, total=total, detail=detail)
+        shown = shortened(detail, self.console.width - BESIDE)
+        self.progress.update(self._tasks[name], completed=done, total=total, detail=shown)
 
     def log(self, text: str) -> None:
         if not self.console.is_terminal:
@@ -209,6 +212,11 @@ def when_slow(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
             show(done, total)
 
     return report
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text in so many columns, without its middle if it is longer."""
+    return text if len(text) <= width else f"{text[: max(0, width - TAIL - 1)]}…{text[-TAIL:]}"
 
 
 def duration(seconds: float) -> str:

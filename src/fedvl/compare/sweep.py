@@ -157,7 +157,8 @@ def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcom
     text += f" ({chosen['mean']:.1f} %)"
     if chosen["interval"] is not None:
         near = sum(cell["mean"] >= chosen["interval"][0] for cell in others)
-        text += f"; {near} of the other {len(others)} lie within its interval of 95 %" if near else ""
+        which = "the other lies" if len(others) == 1 else f"{near} of the other {len(others)} lie"
+        text += f"; {which} within its interval of 95 %" if near else ""
     place = (chosen["row"], COLUMN)
     if place not in final.runs:
         return text + "."
