@@ -20,7 +20,7 @@ from fedvl.federation.privacy import Subspace, directions, privacy_of
 from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
-from fedvl.methods.mistakes import explained
+from fedvl.methods.mistakes import check_names, explained
 from fedvl.preparation import Prepared, Training, prepare
 from fedvl.result import describe, example_images, memory_figures, pseudo_label_figures
 from fedvl.run_folder import RunFolder
@@ -41,6 +41,7 @@ def complete(
     with explained(folder.experiment.method.name) as tried:
         prepared = prepare(folder.experiment, display, opener)
         tried.method, tried.samples = prepared.method, prepared.training.samples
+        check_names(prepared.experiment.method.name, prepared.method, prepared.training.samples)
         engine = local_engine(prepared)
         if processes:
             processes.begin()

@@ -57,26 +57,70 @@ MISTAKES = {
     "scores features": (method(predict="return inputs['features']"), "", r"returns a tensor of shape \(2, 256\)"),
     "loses the gradient": (method(predict=PREDICT.replace("T", "T.detach()")), "", "loss must return one number that"),
     "loss of each row": (method(loss="return batch.mask * tensors['weight'].sum()"), "", "loss must return one number"),
+    "starts with integers": (
+        method(start=START.replace("}", ", 'count': torch.zeros(3, dtype=torch.long)}")),
+        "",
+        r"'count' as torch.int64, which needs the role Shared\(trained=False\)",
+    ),
     "predicts nothing": ("from fedvl.methods.base import Method\nclass A(Method):\n    def start(self, generator):\n        "
     + START, "", "A defines no predict"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_a_mistake_is_told_by_its_line_and_its_rule(kind: str, tmp_path: Path) -> None:
-    code, line, said = MISTAKES[kind]
-    file = tmp_path / "mine.py"
+MISNAMED = {
+    "a hook": (
+        method() + "    def losss(self, tensors, batch):\n        return 2 * super().loss(tensors, batch)\n",
+        "mine.py has losss, which is no hook and is called nowhere; did you mean loss?",
+    ),
+    "a role": (
+        "from fedvl.methods.roles import Shared\n"
+        + method()
+        + "    def roles(self):\n        return {'wieght': Shared(rate=10.0)}\n",
+        "mine.py gives 'wieght' a role, but there is no such tensor; did you mean 'weight'?",
+    ),
+    "a kind of role": (
+        method() + "    def roles(self):\n        return {'weight': 'shared'}\n",
+        "Mine.roles says 'shared' of 'weight'; say Shared(...)",
+    ),
+    "an argument": (
+        method().replace("predict(self, tensors, inputs)", "predict(self, inputs)"),
+        "mine.py cannot be loaded: TypeError: Mine.predict must take the arguments of predict(self, tensors, inputs)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISNAMED)
+def test_a_name_that_would_be_passed_over_is_told(kind: str, tmp_path: Path) -> None:
+    code, said = MISNAMED[kind]
+    with pytest.raises(FedVLError, match=re.escape(said)):
+        run_of(code, tmp_path)
+
+
+def test_helpers_and_roles_of_tensors_that_are_there_only_at_times_are_left_alone(tmp_path: Path) -> None:
+    helper = "    def losses(self):\n        return 1\n\n    def notes(self):\n        return [str(self.losses())]\n\n"
+    roles = "    def roles(self):\n        return {'visual': Shared(rate=10.0), 'wei*': Shared(rate=2.0)}\n"
+    run_of("from fedvl.methods.roles import Shared\n" + method() + helper + roles, tmp_path)
+    assert (tmp_path / "run/result.json").exists()
+
+
+def run_of(code: str, folder: Path) -> None:
+    """Run a method of this code as a user would."""
+    file = folder / "mine.py"
     file.write_text(code)
     settings = {
         "method": {"name": str(file)},
         "data": {"clients": 2, "shots": 5, "test_shots": 5, "partition": "iid"},
         "federation": {"rounds": 1, "threads": 1},
     }
-    with (
-        pytest.raises(FedVLError) as caught,
-        RunFolder.create(tmp_path / "run", resolve_experiment(settings)) as folder,
-    ):
-        complete(folder, Silent(), OPENER)
+    with RunFolder.create(folder / "run", resolve_experiment(settings)) as opened:
+        complete(opened, Silent(), OPENER)
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_told_by_its_line_and_its_rule(kind: str, tmp_path: Path) -> None:
+    code, line, said = MISTAKES[kind]
+    with pytest.raises(FedVLError) as caught:
+        run_of(code, tmp_path)
     sentence = str(caught.value)
     assert sentence.startswith("mine.py")
     assert re.search(said if not said.startswith("breaks") else re.escape(said), sentence)

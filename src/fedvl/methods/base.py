@@ -163,6 +163,7 @@ class Consultation(Protocol):
 # a subclass, whose loss may differ, has none unless it says ``same_loss_as``
 ClosedForm = Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]]
 CLOSED_FORMS: "dict[type[Method] | None, ClosedForm]" = {}
+HOOKS: dict[str, Callable[..., Any]] = {}  # those of Method, by name
 Form = TypeVar("Form", bound=ClosedForm)
 CHOICES = {
     "labels": ("one", "candidates", "none"),
@@ -279,6 +280,8 @@ class Method:
                 f"{cls.__name__}.noise draws nothing itself: it takes no generator and returns which numbers a step "
                 'needs, such as {"z": Normal((50, 512))} of fedvl.draws'
             )
+        for name, hook in HOOKS.items():
+            check_arguments(cls, name, hook)
         if same_loss_as in CLOSED_FORMS:
             CLOSED_FORMS[cls] = CLOSED_FORMS[same_loss_as]
 
@@ -295,7 +298,14 @@ class Method:
     @cached_property
     def role(self) -> Roles:
         """The roles, ready to be looked up."""
-        return Roles(self.roles())
+        declared = self.roles()
+        for name, role in declared.items():
+            if not isinstance(role, Role):
+                raise FedVLError(
+                    f"{type(self).__name__}.roles says {role!r} of {name!r}; say Shared(...), Private(...) or another "
+                    "role of docs/contract.md."
+                )
+        return Roles(declared)
 
     @final
     def first_private(self, samples: Samples, generator: torch.Generator) -> Tensors:
@@ -316,6 +326,25 @@ class Method:
         if not weights:
             return shared
         return weighted_mean([{name: last[c][name] for name in shared} for c in weights], list(weights.values()))
+
+
+HOOKS.update(
+    (name, hook)
+    for name, hook in vars(Method).items()
+    if inspect.isfunction(hook) and not name.startswith("_") and not hasattr(hook, "__final__")
+)
+
+
+def check_arguments(method: type[Method], name: str, hook: Callable[..., Any]) -> None:
+    """Refuse a method whose own hook cannot be called as the contract says."""
+    wanted, own = inspect.signature(hook), vars(method).get(name)
+    if not inspect.isfunction(own):
+        return
+    try:
+        inspect.signature(own).bind(*wanted.parameters)
+    except TypeError:
+        expected = f"{name}({', '.join(wanted.parameters)})"
+        raise TypeError(f"{method.__name__}.{name} must take the arguments of {expected}") from None
 
 
 def closed_form(method: type[Method]) -> Callable[[Form], Form]:

@@ -1,9 +1,13 @@
 """What went wrong in a method's own file, in one sentence for its author."""
 
+import fnmatch
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import isfunction
 from pathlib import Path
 
 import torch
@@ -11,7 +15,8 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.methods import FOLDER
-from fedvl.methods.base import Method, Samples
+from fedvl.methods.base import HOOKS, Method, Samples
+from fedvl.methods.roles import Private, Shared
 
 # How PyTorch puts a breach of each of the three rules, and what to do instead.
 RULES = {
@@ -85,6 +90,9 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
         shared = method.start(torch.Generator())
         if not isinstance(shared, dict) or not all(isinstance(tensor, Tensor) for tensor in shared.values()):
             return f"start must return a dictionary of tensors by name, and returns {named(shared)}"
+        for name, tensor in shared.items():
+            if method.role.shared(name).trained and not tensor.is_floating_point():
+                return f"start returns {name!r} as {tensor.dtype}, which needs the role Shared(trained=False)"
         few = samples.take(torch.arange(min(2, len(samples))))
         scores = method.predict({**shared, **method.join(few, torch.Generator())}, few.inputs)
     except Exception as error:
@@ -93,6 +101,26 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
     if not isinstance(scores, Tensor) or scores.shape != wanted:
         return f"predict must return one row of {wanted[1]} scores for each image, and returns {named(scores)}"
     return None
+
+
+def check_names(name: str, method: Method, samples: Samples) -> None:
+    """Refuse a hook or a role in the user's own file that is misspelt: it would be passed over."""
+    if not name.endswith(".py"):
+        return
+    file = Path(name)
+    text = file.read_text(encoding="utf-8")
+    for own, item in vars(type(method)).items():
+        close = get_close_matches(own, HOOKS, n=1, cutoff=0.8)
+        if isfunction(item) and close and own not in HOOKS and len(re.findall(rf"\b{own}\b", text)) == 1:
+            raise FedVLError(f"{file.name} has {own}, which is no hook and is called nowhere; did you mean {close[0]}?")
+    few = samples.take(torch.arange(min(2, len(samples))))
+    made = [*method.start(torch.Generator()), *method.first_private(few, torch.Generator())]
+    for own, role in method.role.declared.items():
+        close = get_close_matches(own, made, n=1, cutoff=0.8)
+        if isinstance(role, Shared | Private) and close and not fnmatch.filter(made, own):
+            raise FedVLError(
+                f"{file.name} gives {own!r} a role, but there is no such tensor; did you mean {close[0]!r}?"
+            )
 
 
 def named(value: object) -> str:
