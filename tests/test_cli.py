@@ -10,8 +10,12 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from helpers.forked import in_child
 from PIL import Image
+from typer.testing import CliRunner
+
+from fedvl.cli import app
 
 SMALL = ["--rounds", "2", "--quiet"]
 
@@ -72,6 +76,27 @@ def test_help_is_light(fedvl):
     assert helped.returncode == 0
     assert all(command in helped.stdout for command in ("run", "resume", "methods", "models", "data", "doctor"))
     assert "--partition" in fedvl("run", "--help").stdout
+
+
+def commands():
+    """Every command with the words that call it."""
+    waiting = [((), typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        inner = getattr(command, "commands", {})
+        waiting += [((*words, name), each) for name, each in inner.items()]
+        if not inner:
+            yield words, command
+
+
+def test_help_says_what_every_argument_is_and_examples_fit_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    for words, command in commands():
+        shown = CliRunner().invoke(app, [*words, "--help"]).output
+        for parameter in command.params:
+            assert parameter.help, f"{parameter.name} of {words}"
+            assert parameter.help.split(";")[0].rstrip(".") in shown
+        assert all(len(line.strip()) <= 78 for line in (command.epilog or "").splitlines())
 
 
 def test_version_and_lists(fedvl):

@@ -342,7 +342,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         of_section = [name for name in setting_names(model) if name.startswith(f"{location}.")]
         return f"'{location}' is a section; name one of its settings: {', '.join(of_section)}."
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    message = message.replace("input should be", "it must be").replace("string should", "it must")
+    message = (
+        message.replace("input should be", "it must be").replace("string should", "it must").split(", unable to")[0]
+    )
     message = "it must be auto, cpu, cuda or cuda:NUMBER" if location == "device" else message
     return f"Setting '{prefix}{location}' is {SHORTENED.repr(problem['input'])}, but {message}."
 

@@ -134,10 +134,11 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
     if "features" not in samples.inputs or not len(samples):
         return None
     rows = torch.arange(0, len(samples), max(1, len(samples) // MOST_IMAGES), device=prepared.device)
+    size = prepared.experiment.evaluation.batch_size
     scores, zero_shot = [], []
     with torch.no_grad():
-        for batch in rows.split(prepared.experiment.evaluation.batch_size):
-            inputs = samples.take(batch).inputs
+        for first in range(0, len(rows), size):
+            inputs = samples.take(rows[first : first + size]).inputs
             scores.append(method.predict(federation.shared, inputs))
             zero_shot.append(method.task.clip.logit_scale * inputs["features"] @ method.task.text_features.T)
     return fit_temperature(torch.cat(scores), torch.cat(zero_shot).softmax(-1))

@@ -8,6 +8,7 @@ import pytest
 
 from fedvl.compare.grid import RECIPES
 from fedvl.errors import FedVLError
+from fedvl.run_folder import RunFolder
 
 BROKEN = """from fedvl.methods.base import Method
 
@@ -51,6 +52,23 @@ def test_a_failed_run_is_told_of_and_the_command_fails(call: Any, tmp_path: Path
     assert "Failed: " in done.output
     assert "broken" in done.output
     assert len(json.loads((tmp_path / "out" / "comparison.json").read_bytes())["cells"]) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "--methods", "zero-shot,linear"],
+        ["sweep", "--method", "linear", "--set", "training.learning_rate=0.01,0.1"],
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(words: list[str], call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: RunFolder, record: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "append_round", interrupted)
+    stopped = call(*words, *(SMALL if words[0] == "compare" else ["--quiet"]))
+    assert stopped.exit_code == 130
+    assert stopped.stderr == "Stopped; finished runs are kept: go on with the same command.\n"
 
 
 def test_compare_wants_methods_or_a_file(call: Any) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.audit.finding import VIEWS
+from fedvl.display import duration
 from fedvl.report.page import write_page
 from fedvl.report.svg import element, scale
 from fedvl.report.tables import human_bytes
@@ -61,7 +62,7 @@ def own_figures(found: Mapping[str, Any]) -> list[RenderableType]:
     where = "a third of the images, the update being of the rest" if found["held_out"] else "the test images"
     title = Text(
         f"\nAttacks on this update, with {found['attackers_images']} images of the attacker's own ({where}); "
-        f"{found['seconds']:.0f} seconds.\n"
+        f"{duration(found['seconds'])}.\n"
     )
     sentences = [Text(f"  {each['sentence']}") for each in found["findings"]]
     untried = [Text(f"  {TITLES[each['name']]}: {each['sentence']}") for each in found["unmeasured"]]

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
-  fedvl audit runs/linear-cifar10-mini                  attack what the clients of this run send
+  fedvl audit runs/linear-cifar10-mini                 what its clients send
 
-  fedvl audit experiment.toml --out audit.html          before anything is run
+  fedvl audit experiment.toml --out audit.html         before anything is run
 
-  fedvl audit runs/NAME --fail-above membership=0.6     exit code 1 if a figure is above its limit
+  fedvl audit runs/NAME --fail-above membership=0.6    exit code 1 if above
 
-  fedvl audit verify clinic/parties/hospital-a          check the log of a party, or of a server
+  fedvl audit verify clinic/parties/hospital-a         check a party's log
 
-  fedvl audit verify clinic clinic/parties/hospital-a   and compare what they know of each other's
+  fedvl audit verify clinic clinic/parties/hospital-a  and against the server's
 """
 
 

@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,22 +20,22 @@ Examples:
 
   fedvl compare --methods linear,fst-cbdg,zero-shot
 
-  fedvl compare --methods linear,fedprox --dataset cifar10-mini,emoji-mini --partition iid,dirichlet:0.1 --seeds 5
+  fedvl compare --methods linear,fedprox --partition iid,dirichlet:0.1 --seeds 5
 
-  fedvl compare --methods linear,./mine.py --set federation.rounds=20 --out comparisons/mine
+  fedvl compare --methods linear,./mine.py --set federation.rounds=20
 
-  fedvl compare grid.toml                       rows, columns and common settings, as in fedvl's own recipes
+  fedvl compare --methods linear,fedprox --jobs 4       four runs at once
 
-  fedvl compare --methods linear,fedprox --seeds 10 --jobs 4    four runs at once
+  fedvl compare grid.toml                               rows and columns
 
 The same command resumes where it was stopped; finished runs are not repeated.
 """
 SWEEP_EXAMPLES = """
 Examples:
 
-  fedvl sweep --method linear --set training.learning_rate=0.01,0.1,1 --set training.batch_size=20,50
+  fedvl sweep --method linear --set training.learning_rate=0.01,0.1,1
 
-  fedvl sweep --method fedprox --set method.mu=0.001..1:log --set training.local_epochs=1..5 --random 20
+  fedvl sweep --method fedprox --set method.mu=0.001..1:log --random 20
 
   fedvl sweep experiment.toml --set training.learning_rate=0.01,0.1 --seeds 3
 
@@ -42,15 +44,17 @@ The same command resumes where it was stopped; finished runs are not repeated.
 REPRODUCE_EXAMPLES = """
 Examples:
 
-  fedvl reproduce --list                                  all tables and figures
+  fedvl reproduce --list                                    tables and figures
 
-  fedvl reproduce fst-cbdg/table2                         with the paper's model and data (says what to fetch)
+  fedvl reproduce fst-cbdg/table2                           says what to fetch
 
-  fedvl reproduce fst-cbdg/table2 --on embedded           with what is in the package; says so
+  fedvl reproduce fst-cbdg/table2 --on embedded             fetches nothing
 
-  fedvl reproduce bench/base-to-new --on embedded --jobs 8    eight runs at once
+  fedvl reproduce bench/base-to-new --on embedded --jobs 8  eight runs at once
 
-  fedvl reproduce all --on embedded                       everything; resume with the same command
+  fedvl reproduce all --on embedded
+
+The same command resumes where it was stopped; finished runs are not repeated.
 """
 
 Assignments = Annotated[
@@ -107,7 +111,7 @@ def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
     from fedvl.display import GridDisplay, TerminalDisplay
 
     grid = with_share_of_cores(grid, jobs)
-    with TerminalDisplay(quiet) as display:
+    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
         run_side_by_side(unfinished(grid, runs), jobs, GridDisplay(display))
     return grid
 
@@ -153,7 +157,7 @@ def sweep(
     grid = sweep_grid(base, read_axes(settings or []), random, validation, seeds)
     for case in grid.cases():
         new_experiment(case.settings)
-    with TerminalDisplay(quiet) as display:
+    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
         summary = perform_sweep(grid, out / "runs", GridDisplay(display), Opener.once(), command_line())
     write_comparison(summary, out)
     show(summary, out / "report.html")
@@ -230,8 +234,18 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
     from fedvl.compare.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 
-    with TerminalDisplay(quiet) as display:
+    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
         return perform_grid(grid, runs, GridDisplay(display), opener)
+
+
+@contextmanager
+def saying_how_to_go_on() -> Iterator[None]:
+    """Tell whoever presses Ctrl-C that finished runs are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("Stopped; finished runs are kept: go on with the same command.", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:

@@ -28,21 +28,21 @@ from fedvl.errors import FedVLError
 INIT_EXAMPLES = """
 Examples:
 
-  fedvl federation init clinic --clients hospital-a,hospital-b,hospital-c --method fst-cbdg
+  fedvl federation init clinic --clients hospital-a,hospital-b --method fst-cbdg
 
-  fedvl federation init clinic --clients a,b --host fed.example.org --dataset skin/ experiment.toml
+  fedvl federation init clinic --clients a,b --host fed.example.org mine.toml
 
-Then hand clinic/parties/NAME to each party. It makes its own key, and you admit it:
+Then hand clinic/parties/NAME to each party. It makes its key; you admit it.
 
-  fedvl federation join hospital-a                             on each party's machine
+  fedvl federation join hospital-a                       at each party
 
-  fedvl federation admit clinic hospital-a.request.json        on the server, for each request
+  fedvl federation admit clinic hospital-a.request.json  at the server, for each
 
-  fedvl federation approve hospital-a                          on each party's machine
+  fedvl federation approve hospital-a                    at each party
 
-  fedvl server clinic                                          on the server
+  fedvl server clinic                                    at the server
 
-  fedvl client hospital-a --data IMAGES                        on each party's machine
+  fedvl client hospital-a --data IMAGES                  at each party
 """
 
 federation_app = typer.Typer(no_args_is_help=True, help="A federation between real machines: make its folders.")
@@ -89,7 +89,9 @@ def init(
         print(f"  {folder / 'parties' / name}")
     if host in LOOPBACK:
         print("All parties are on this machine, so their keys are made and the run is approved already.")
-        print(f"Then: fedvl server {folder}, and for each party: fedvl client {folder / 'parties' / names[0]}")
+        print(
+            f"Then: fedvl server {folder}, and for each party: fedvl client {folder / 'parties' / names[0]} --data IMAGES"
+        )
     else:
         print(f"Each party runs: fedvl federation join {names[0]}, and sends you the request that it makes.")
         print(f"Then: fedvl federation admit {folder} {names[0]}.request.json, for each of them.")

@@ -10,13 +10,13 @@ from fedvl.errors import FedVLError
 EXAMPLES = """
 Examples:
 
-  fedvl report runs/linear-cifar10-mini                 write its report.html again
+  fedvl report runs/linear-cifar10-mini                 its report.html again
 
   fedvl report runs/A runs/B runs/C --out compare.html  runs side by side
 
-  fedvl report comparisons/comparison                   the result of fedvl compare or fedvl reproduce
+  fedvl report comparisons/comparison                   of compare or reproduce
 
-  fedvl report hospital-a                               the newest run of a party of a federation
+  fedvl report hospital-a                               a party's newest run
 """
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples:
 
-  fedvl run                                               embedded model and images, no download
+  fedvl run                                             no data, no download
 
-  fedvl run --method fedprox --partition dirichlet:0.1    a harder split
+  fedvl run --method fedprox --partition dirichlet:0.1  a harder split
 
-  fedvl run --dataset photos/ --clients 5                 your own folder, one sub-folder a class
+  fedvl run --dataset photos/ --clients 5               a sub-folder per class
 
-  fedvl run --model openai/clip-vit-base-patch32          a real CLIP, downloaded because you named it
+  fedvl run --model openai/clip-vit-base-patch32        a download of 600 MB
 
   fedvl run experiment.toml --set training.learning_rate=0.1
 """

@@ -12,9 +12,13 @@ from fedvl.errors import FedVLError
 EXAMPLES = """
 Examples:
 
-  fedvl withdraw runs/linear-cifar10-mini 3                   simulated clients: runs again without client 3
+Simulated clients: run again without client 3.
 
-  fedvl withdraw runs/clinic hospital-b --against runs/rest   between machines: measures against the second run
+  fedvl withdraw runs/linear-cifar10-mini 3
+
+Between machines: measure against the run of the others.
+
+  fedvl withdraw runs/clinic hospital-b --against runs/rest
 """
 
 

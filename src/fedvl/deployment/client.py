@@ -113,7 +113,7 @@ class Client:
             party = self._permitted(header)
         except FedVLError as error:
             return self._refusal(header, error)
-        self.say(f"round {header.round + 1}: {header.kind}")
+        self.say("finish" if header.kind == "finish" else f"round {header.round + 1}: {header.kind}")
         try:
             with self._explained(self.ready[header.experiment].prepared):
                 reply = party.answer(message)

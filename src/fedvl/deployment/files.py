@@ -76,8 +76,10 @@ def choose_experiment(folder: Path, name: str | None) -> Path:
     found = {path.stem: path for path in sorted((folder / "experiments").glob("*.toml"))}
     if name is None and len(found) == 1:
         return next(iter(found.values()))
+    if not found:
+        raise FedVLError(f"There is no federation in {folder}; make one with fedvl federation init {folder}.")
     if name not in found:
-        raise FedVLError(f"Say which experiment with --experiment: {', '.join(found) or 'there is none'}.")
+        raise FedVLError(f"Say which experiment with --experiment: {', '.join(found)}.")
     return found[name]
 
 
