@@ -57,7 +57,7 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder without permission: the user's to mend
         print(
             f"Error: cannot read or write {error.filename or 'a file of the run'}: {error.strerror or error}; "
-            "what was committed is safe.",
+            "mend that, then repeat the command, or go on with fedvl resume: committed rounds are safe.",
             file=sys.stderr,
         )
         sys.exit(2)

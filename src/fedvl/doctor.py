@@ -92,8 +92,8 @@ def cache_folder() -> list[Finding]:
     if not os.access(parent, os.W_OK):
         return [("bad", f"the feature cache {folder} is not writable: set FEDVL_CACHE to a writable folder")]
     free = shutil.disk_usage(parent).free
-    kind = "note" if free < 2 * 10**9 else "good"
-    return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free")]
+    kind, hint = ("note", "; free some, or set FEDVL_CACHE to another folder") if free < 2 * 10**9 else ("good", "")
+    return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free{hint}")]
 
 
 def npm() -> list[Finding]:

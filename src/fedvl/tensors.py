@@ -172,16 +172,18 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
     try:
         content = read_file(path, MOST_BYTES)
     except OSError as error:
-        raise FedVLError(f"Cannot read {path}: {error.strerror or error}.") from error
+        raise FedVLError(
+            f"Cannot read {path}: {error.strerror or error}; restore it from a copy, or make it anew."
+        ) from error
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise FedVLError(
-            f"{path} is damaged: its SHA-256 is not the one that was written; delete it or restore it from a copy."
+            f"{path} is damaged: its SHA-256 is not the one that was written; restore it from a copy, or make it anew."
         )
     try:
         return dict(parse_safetensors(content))
     except SafetensorError as error:
         raise FedVLError(
-            f"{path} is not a whole safetensors file ({error}); delete it or restore it from a copy."
+            f"{path} is not a whole safetensors file ({error}); restore it from a copy, or make it anew."
         ) from error
 
 

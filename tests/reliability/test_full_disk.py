@@ -110,7 +110,7 @@ def test_a_run_stops_cleanly_and_goes_on(tmp_path, whole, trouble):
 
 
 def test_not_even_the_description_fits(tmp_path, whole):
-    one_sentence(run_in(tmp_path, lambda: small_files(100)), "File too large")
+    one_sentence(run_in(tmp_path, lambda: small_files(300)), "File too large")
     assert not (tmp_path / "run").exists()
     assert run_in(tmp_path).result["state_sha256"] == whole.result["state_sha256"]
 

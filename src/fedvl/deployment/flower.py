@@ -193,9 +193,9 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
         control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
         control.close()
         end = time.monotonic() + LINK_SECONDS
-        token = wait_for_task(
-            task_client(address, authority, secret), TaskType.SERVER_APP, lambda: time.monotonic() < end
-        )
+        tasks = task_client(address, authority, secret)
+        token = wait_for_task(tasks, TaskType.SERVER_APP, lambda: time.monotonic() < end)
+        tasks.close()  # the SuperLink waits at its end for connections that are left open
         if token is None:
             raise FedVLError("The SuperLink does not begin the run; look at superlink.log, then resume.")
         grid = HttpGrid(address, False, authority, token=token)

@@ -26,6 +26,7 @@ SWITCHES = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 ENVELOPE_BYTES = 2**16  # Flower's, and our header
+ENDING_SECONDS = 3
 STARTING_SECONDS = 60.0  # for the SuperLink's port to open
 
 
@@ -60,7 +61,7 @@ class Process:
     def stop(self) -> None:
         self.popen.terminate()
         try:
-            self.popen.wait(10)
+            self.popen.wait(ENDING_SECONDS)  # a SuperLink waits for connections that clients keep open
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()

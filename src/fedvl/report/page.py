@@ -54,7 +54,9 @@ def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
     try:
         write_whole(path, visible(render(template, values)).encode())
     except OSError as error:
-        raise FedVLError(f"Cannot write {path}: {error.strerror}; choose another path with --out.") from error
+        raise FedVLError(
+            f"Cannot write {path}: {error.strerror}; make room there, or choose another path with --out."
+        ) from error
     return path
 
 
