@@ -580,6 +580,7 @@ WRONG = {
     "csv in utf-16": (written("set.csv", "path\tlabel\na.png\tcat\n".encode("utf-16")), "not in UTF-8; save it so"),
     "spreadsheet": (written("set.xlsx", b"PK"), "in Excel: save as CSV UTF-8"),
     "csv of images elsewhere": (written("set.csv", b"file,label\na.png,cat\n"), "None of the 1 images .* 'a.png'"),
+    "csv that leads out": (written("set.csv", b"path,label\n..\\a.png,cat\n"), "Line 2 .* which is not below"),
     "csv without labels": (csv_without_labels, "has no labels; put them in a column `label`"),
     "broken json": (written("set.jsonl", b'{"path": "a.png"}\n{"path": \n'), "Line 2 .* is not JSON"),
     "json list": (written("set.jsonl", b"[1]\n"), "not a JSON object"),

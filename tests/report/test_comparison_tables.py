@@ -8,7 +8,7 @@ import pytest
 from helpers.grids import outcome_of
 
 from fedvl.compare.run import summarise
-from fedvl.report.comparison_tables import csv_table, html_table, latex_table, terminal_tables
+from fedvl.report.comparison_tables import csv_table, html_table, latex_table, leads, terminal_tables
 
 
 @pytest.fixture
@@ -43,6 +43,19 @@ def test_no_star_is_explained_where_none_can_be(summary: dict[str, Any]) -> None
     few = summarise(outcome_of({("a", "x"): [1.0], ("b", "x"): [2.0]}), "c")
     assert "t-test" not in html_table(few)
     assert "n = 1 seed." in html_table(few)
+
+
+def test_equal_rows_are_called_equal_and_not_a_lead_of_nothing() -> None:
+    place = {"column": "x", "against": None, "lead": None}
+    cells = [
+        {"row": "a", "mean": 56.0, **place, "against": "b", "lead": [0.0, 0.0]},
+        {"row": "b", "mean": 56.0, **place},
+        {"row": "a", "mean": 58.0, **place, "column": "y", "against": "b", "lead": [1.0, 3.0]},
+        {"row": "b", "mean": 56.0, **place, "column": "y"},
+    ]
+    equal, ahead = leads({"cells": cells, "columns": ["x", "y"]})
+    assert equal == "a and b (x) are equal."
+    assert ahead.startswith("a leads b (y) by +2.0 points")
 
 
 def test_a_wide_table_is_turned_and_then_cut_to_the_terminal() -> None:

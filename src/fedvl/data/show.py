@@ -15,16 +15,20 @@ from fedvl.display import Console
 def list_datasets() -> None:
     table = Table("dataset", "title", "classes", "how to get it", box=None, pad_edge=False)
     for name, entry in catalogue().items():
-        table.add_row(name, entry.title, str(entry.classes), how(entry.embedded, entry.fetchable, name))
+        table.add_row(name, entry.title, str(entry.classes), how(entry.embedded, entry.fetchable))
     console = Console()
     console.print(table)
-    console.print(f"\nDatasets are stored in {default_data_root()}. Your own folder needs no entry.", soft_wrap=True)
+    console.print(
+        f"\nName one behind its command: fedvl data get cifar10. Datasets are stored in {default_data_root()}. "
+        "Your own folder needs no entry.",
+        soft_wrap=True,
+    )
 
 
-def how(embedded: bool, fetchable: bool, name: str) -> str:
+def how(embedded: bool, fetchable: bool) -> str:
     if embedded:
         return "embedded"
-    return f"fedvl data get {name}" if fetchable else f"fedvl data show {name}"
+    return "fedvl data get" if fetchable else "fedvl data show"
 
 
 def show_dataset(name: str, root: Path | None) -> None:

@@ -162,6 +162,9 @@ def leads(summary: Summary) -> list[str]:
         if not cell.get("lead") or other is None:
             continue
         column = f" ({cell['column']})" if len(summary["columns"]) > 1 else ""
+        if cell["mean"] == other["mean"]:
+            sentences.append(f"{cell['row']} and {other['row']}{column} are equal.")
+            continue
         interval = Interval(*cell["lead"])
         sure = "" if interval.low > 0 else ", so that it may be chance"
         sentences.append(
