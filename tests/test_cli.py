@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import typer
@@ -80,7 +81,7 @@ def test_help_is_light(fedvl):
 
 def commands():
     """Every command with the words that call it."""
-    waiting = [((), typer.main.get_command(app))]
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while waiting:
         words, command = waiting.pop()
         inner = getattr(command, "commands", {})
