@@ -26,7 +26,7 @@ SWITCHES = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 ENVELOPE_BYTES = 2**16  # Flower's, and our header
-ENDING_SECONDS = 3
+ENDING_SECONDS = 10
 STARTING_SECONDS = 60.0  # for the SuperLink's port to open
 
 
