@@ -121,14 +121,16 @@ def sort_out(
     else:
         formed, refusals = one_by_one(updates, asked, handed, method, limits)
     strayed = astray(formed, handed, limits)
+    if not strayed:
+        return formed, refusals
     refusals += [refusal(client, why) for client, why in strayed.items()]
     return formed.take([place for place, client in enumerate(formed.clients) if client not in strayed]), refusals
 
 
 def of_one_form(updates: Updates, asked: Mapping[int, int], handed: Mapping[int, Tensors]) -> bool:
     """Whether these are updates of different clients that were asked, all of one form."""
-    clients = updates.clients
-    known = asked.keys() >= set(clients) and handed.keys() >= set(clients)
+    clients, different = updates.clients, set(updates.clients)
+    known = asked.keys() >= different and handed.keys() >= different
     in_order = bool((np.diff(np.asarray(clients)) > 0).all())
     return bool(clients) and updates.alike and known and in_order and all_same(handed.values())
 
@@ -152,7 +154,7 @@ def all_at_once(
     }
     if malformed := ill_formed(updates.outline(0), returned(handed[clients[0]], role), role.sent_shapes):
         reasons = {place: reasons.get(place) or malformed for place in range(len(clients))}
-    good = [place for place in range(len(clients)) if place not in reasons]
+    good = [place for place in range(len(clients)) if place not in reasons] if reasons else range(len(clients))
     return updates.take(good), [refusal(clients[place], str(reason)) for place, reason in reasons.items()]
 
 
@@ -275,7 +277,7 @@ def compare_moves(
     learn, any move within the norm of the tensors themselves. Fewer are not compared.
     """
     updates = Updates.of(updates)
-    states = [handed[client] for client in updates.clients]
+    states = list(map(handed.__getitem__, updates.clients))
     begun = [
         {name: tensor for name, tensor in returned(tensors, role).items() if role.shared(name).trained}
         for tensors in (states[:1] if all_same(states) else states)

@@ -111,7 +111,8 @@ class LocalEngine(ChunkTraining):
         return self._cohort(round_index, cohort, chunks, folded, again)
 
     def _chunks(self, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
-        shelves = self._begun([client for client in cohort if self.rows.counts[client]], shared, own)
+        with_data = list(filter(self.rows.counts.__getitem__, cohort))
+        shelves = self._begun(with_data, shared, own)
         return share_out(shelves, self.rows, self.method.role, self.chunk, shared, own)
 
     def _can_fold(self, chunks: Sequence[Chunk]) -> bool:
@@ -127,7 +128,7 @@ class LocalEngine(ChunkTraining):
         return in_turn(order_of_mean(clients, [weight for chunk in chunks for weight in self._weights(chunk)]))
 
     def _weights(self, chunk: Chunk) -> list[float]:
-        return [1.0] * len(chunk.clients) if self._alike else [float(used) for used in chunk.used]
+        return [1.0] * len(chunk.clients) if self._alike else list(map(float, chunk.used))
 
     @property
     def _alike(self) -> bool:
@@ -148,21 +149,21 @@ class LocalEngine(ChunkTraining):
             results: Iterable[Done] = self.processes.train(round_index, chunks, self)
         else:
             results = self.train_chunks(round_index, chunks, len(chunks) > 1)
-        trained = {client for chunk in chunks for client in chunk.clients}
-        clients = [client for client in cohort if client in trained]
-        place = {client: number for number, client in enumerate(clients)}
+        trained = set[int]().union(*(chunk.clients for chunk in chunks))
+        clients = list(filter(trained.__contains__, cohort))
+        place = dict(zip(clients, range(len(clients)), strict=True))
         sent: dict[str, Held | Folded] = {**folded}
         weights = torch.zeros(len(clients), dtype=torch.float64)
         # there until all are trained: what is read of a GPU waits for it
         losses = torch.zeros_like(weights, device=self.data.labels.device)
         shelves: list[Shelf] = []
         for chunk, done in zip(chunks, results, strict=True):
-            rows = torch.tensor([place[client] for client in done.clients])
+            rows = torch.tensor(list(map(place.__getitem__, done.clients)))
             own = torch.tensor(self._weights(chunk), dtype=torch.float64)
             add_columns(sent, done.sent, rows, own, len(clients))
             weights[rows], losses[rows.to(losses.device)] = own, done.losses
             shelves += done.private
-        examples = [1] * len(clients) if self._alike else [self.rows.counts[client] for client in clients]
+        examples = [1] * len(clients) if self._alike else list(map(self.rows.counts.__getitem__, clients))
         told = losses.tolist() if self.privacy.unit == "none" else [0.0] * len(clients)
         return Cohort(Updates(clients, sent, weights.tolist(), again), shelves, told, examples)
 
@@ -268,7 +269,7 @@ class LocalEngine(ChunkTraining):
         role = self.method.role
         if self._joins or role.begins or role.renews_private:
             return shelved((client, self.begun(client, own[client] if own else shared)) for client in clients)
-        new = [client for client in clients if client not in self.private]
+        new = [client for client in clients if client not in self.private] if self.private else clients
         return [*self.private.shelves(clients), *(self._first_shelves(new) if role.firsts else [Shelf(new, {})])]
 
     def _first_shelves(self, clients: list[int]) -> list[Shelf]:

@@ -82,6 +82,8 @@ class PrivateTensors(MutableMapping[int, Tensors]):
 
     def shelves(self, clients: Sequence[int]) -> Iterator[Shelf]:
         """Return the tensors of clients, stacked by their shapes; who has none is left out."""
+        if not self._places:
+            return
         places = torch.tensor([self._places.get(client, -1) for client in clients], dtype=torch.long)
         members = torch.tensor(clients, dtype=torch.long)
         for number, store in enumerate(self._stores.values()):

@@ -14,6 +14,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.checks import (
     Refusal,
     Report,
+    all_same,
     compare_moves,
     diverged,
     mean_loss,
@@ -342,7 +343,7 @@ class Federation:
         # a sample is taken as it comes, of nobody too: another draw would not be the one that is accounted for
         for attempt in range(1 if hidden else self.config.attempts):
             cohort, answering = self._choose(round_index, attempt)
-            handed = {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
+            handed = self._handed(cohort)
             trained = Answers.of(self._train(round_index, answering, handed))
             asked = {
                 **dict.fromkeys(cohort, 0),
@@ -370,6 +371,12 @@ class Federation:
             f"then resume.{reasons}"
         )
 
+    def _handed(self, cohort: list[int]) -> ByClient:
+        """Return what each client begins with: the shared tensors, unless the method says more."""
+        if type(self.method).hand_out is Method.hand_out:
+            return dict.fromkeys(cohort, self.shared)
+        return {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
+
     def _is_new(self, result: Trained) -> bool:
         return result.update.client not in self.examples
 
@@ -382,7 +389,7 @@ class Federation:
         """Train from the shared tensors, or from what the method hands out to each client."""
         if self.config.sequential and round_index:
             return self._train_in_turn(round_index, cohort, handed)
-        if all(tensors is self.shared for tensors in handed.values()):
+        if all_same([self.shared, *handed.values()]):
             return self.engine.train(round_index, cohort, self.shared)
         return self.engine.train(round_index, cohort, self.shared, {client: handed[client] for client in cohort})
 
@@ -400,8 +407,8 @@ class Federation:
         """Count what went down; a client that was consulted has the shared tensors already."""
         given = self.method.role.given
         if not consulted:
-            several = Counter(id(tensors) for tensors in handed.values())  # most are the same
-            states = {id(tensors): tensors for tensors in handed.values()}
+            several = Counter(map(id, handed.values()))  # most are the same
+            states = dict(zip(map(id, handed.values()), handed.values(), strict=True))
             return sum(number * count_bytes(states[key]) for key, number in several.items())
         extra = sum(count_bytes({name: tensors[name] for name in given}) for tensors in handed.values())
         return count_bytes(self.shared) * consulted + extra

@@ -42,15 +42,11 @@ def columns_of(items: Sequence[Tensors]) -> dict[str, Held]:
     return found
 
 
-def rows_of(column: Held | Folded, places: list[int]) -> Held:
+def rows_of(column: Held | Folded, places: Sequence[int]) -> Held:
     assert not isinstance(column, Folded), "it has no rows"
     if isinstance(column, list):
         return [column[place] for place in places]
-    return (
-        column
-        if places == list(range(len(column)))
-        else column[torch.tensor(places, dtype=torch.long, device=column.device)]
-    )
+    return column[torch.tensor(places, dtype=torch.long, device=column.device)]
 
 
 class Rows(Sequence[Tensor]):
@@ -150,13 +146,13 @@ class Updates(Sequence[Update]):
     def _folded(self) -> bool:
         return any(isinstance(column, Folded) for column in self.columns.values())
 
-    def _trained_again(self, places: list[int]) -> "Updates":
+    def _trained_again(self, places: Sequence[int]) -> "Updates":
         assert self.again is not None
         if not places:
             return Updates([], {}, [])
         return self.again([self.clients[place] for place in places]).only(self.columns)
 
-    def take(self, places: list[int]) -> "Updates":
+    def take(self, places: Sequence[int]) -> "Updates":
         """Return the updates at these places."""
         if len(places) == len(self):
             return self
