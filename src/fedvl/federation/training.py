@@ -109,10 +109,10 @@ class ChunkTraining:
         clients, used, private, begins = chunk
         shared, same, device = begins[0], len(begins) == 1, self.data.labels.device
         numbers = torch.tensor(clients, device=device)
-        largest = max(self.rows.counts[client] for client in clients)
+        largest = max(map(self.rows.counts.__getitem__, clients))
         orders = self._orders(round_index, chunk, numbers, largest)
         mask = (orders.positions < largest).float()
-        steps = [min(count, most_steps or count) for count in orders.steps]
+        steps = [min(count, most_steps) for count in orders.steps] if most_steps else orders.steps
         received = shared if same else {name: torch.stack([begin[name] for begin in begins]) for name in shared}
         tensors = {
             name: tensor.expand(len(clients), *tensor.shape).clone() if same else tensor.clone()
