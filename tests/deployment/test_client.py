@@ -1,6 +1,8 @@
 """A client's SuperNode that ends: what is tried again, and what is said."""
 
 import re
+import secrets
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +13,7 @@ if find_spec("flwr") is None:
 
 from helpers.parties import EXPERIMENT, SmallClient
 
-from fedvl.deployment.client import MOST_RUNS, Supervised
+from fedvl.deployment.client import MOST_RUNS, Supervised, free_port
 from fedvl.errors import FedVLError
 
 
@@ -136,3 +138,13 @@ def test_what_is_no_mistake_of_a_packaged_method_is_not_blamed_on_it(tmp_path, m
     monkeypatch.setattr("fedvl.federation.local.LocalEngine.train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         found.ask()
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch):
+    with socket.socket() as taken:
+        port = free_port()
+        taken.bind(("127.0.0.1", port))
+        drawn, below = [port - 20_000, port - 20_000], secrets.randbelow
+        monkeypatch.setattr(secrets, "randbelow", lambda most: drawn.pop() if drawn else below(most))
+        assert free_port() != port
+        assert not drawn
