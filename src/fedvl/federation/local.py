@@ -304,13 +304,13 @@ class LocalEngine(ChunkTraining):
 
     def _step_flops(self, client: int, handed: Tensors) -> int:
         """Count the operations of a client's first step."""
-        from torch.utils.flop_counter import FlopCounterMode
+        from fedvl.federation.flops import Operations  # of use once in a run
 
         plain = self._gradient_step(same=True, replay=False)
-        with FlopCounterMode(display=False) as counter:
+        with Operations() as counted:
             for chunk in self._chunks([client], handed, None):
                 self.train_chunk(0, chunk, 1, plain)
-        return int(counter.get_total_flops())
+        return int(counted.total)
 
     def _used(self, client: int, private: Tensors) -> int:
         """Return how many samples a client trains on."""
