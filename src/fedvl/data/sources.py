@@ -300,7 +300,7 @@ def read_manifest(path: Path, home: Home) -> Table:
             for column, values in columns.items():
                 values.append(row.get(column, ""))
     except UnicodeDecodeError as error:
-        raise FedVLError(f"{path} is not in UTF-8; save it so (in Excel: as CSV UTF-8).") from error
+        raise FedVLError(f"{path} cannot be read: it is not in UTF-8; save it so (in Excel: as CSV UTF-8).") from error
     except (OSError, ValueError, csv.Error) as error:
         raise FedVLError(f"{path} cannot be read as a UTF-8 {path.suffix[1:].upper()} manifest ({error}).") from error
     if not paths:
