@@ -45,6 +45,21 @@ def test_a_chunk_is_trained_on_them(monkeypatch, name, small_step, expected):
     assert set(seen) == {expected}
 
 
+def test_several_small_chunks_are_trained_by_other_threads_with_one_of_torch_each(monkeypatch):
+    monkeypatch.setattr(threads, "SMALL_STEP", 0)  # by size alone each would have all threads
+    federation, seen = small_federation(small_method("linear"), rounds=1, chunk=1), set()
+    steps = federation.engine._gradient_steps
+
+    def noted(*arguments):
+        seen.add((torch.get_num_threads(), threading.current_thread() is threading.main_thread()))
+        return steps[True](*arguments)
+
+    federation.engine._gradient_steps = {True: noted}
+    with on_threads(2):
+        run_quietly(federation)
+    assert seen == {(1, False)}
+
+
 def test_work_side_by_side_comes_back_in_turn_each_on_one_thread_of_torch():
     both = threading.Barrier(2, timeout=30)  # nobody goes on alone: at least two work at a time
 

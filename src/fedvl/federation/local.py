@@ -1,13 +1,13 @@
 """The clients of one process: whom a round trains, what they send, and what they keep."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.chunks import LABELS, Chunk, Done, add_columns, share_out
@@ -61,24 +61,24 @@ class Spread(Protocol):
 class LocalEngine(ChunkTraining):
     """The clients of one process: their rows of the data and their private tensors."""
 
-    def __init__(
-        self,
-        method: Method,
-        data: Samples,
-        rows: Sequence[Tensor],
-        training: TrainingConfig,
-        federation: FederationConfig,
-        seed: int,
-        privacy: PrivacyConfig | None = None,
-    ) -> None:
-        super().__init__(method, data, rows, training, federation, seed, privacy)
-        everybody, shares = method.task.clients, self.privacy.unit == "client" and federation.secure_sum
-        self.shared_noise = (
-            ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, seed) if shares else None
-        )
-        self.private: PrivateTensors = PrivateTensors()
-        self.processes: Spread | None = None  # where there are several, started by torchrun
-        self._joins = type(method).join is not Method.join  # until the method is seen to keep nothing with a client
+    processes: Spread | None = None  # where there are several, started by torchrun
+
+    @cached_property
+    def private(self) -> PrivateTensors:
+        return PrivateTensors()
+
+    @cached_property
+    def shared_noise(self) -> ClientPrivacy | None:
+        """The noise of which each client adds a share, where the server learns only a sum."""
+        if not (self.privacy.unit == "client" and self.federation.secure_sum):
+            return None
+        everybody = self.method.task.clients
+        return ClientPrivacy(self.privacy, self.federation.rounds, everybody, everybody, self.seed)
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether the method keeps something with a client, until it is seen to keep nothing."""
+        return type(self.method).join is not Method.join
 
     @property
     def clients(self) -> int:
