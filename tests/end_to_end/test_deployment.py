@@ -74,7 +74,9 @@ def assert_near(left, right):
 def finished(place, run):
     """What a client has of a finished run."""
     note = json.loads((run / "federation.json").read_bytes())
-    return [load(place.folder / "parties" / name / "runs" / note["run"] / "model.safetensors") for name in NAMES]
+    return [
+        load(place.folder / "parties" / name / "state" / "runs" / note["run"] / "model.safetensors") for name in NAMES
+    ]
 
 
 @pytest.mark.slow
