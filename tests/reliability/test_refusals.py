@@ -95,6 +95,38 @@ def test_both_logs_hold_a_whole_run_and_agree(tmp_path):
         assert len(told) == 3
 
 
+def test_answers_that_come_too_late_are_in_both_logs(tmp_path):
+    """A round goes on without a slow client; its answer, which is not used, must match all the same."""
+    federation, _ = federation_of(tmp_path, deadline=0.2)
+    grid, held = federation.engine.transport.grid, []
+
+    def slow(message, party):
+        held.append((f"ticket {grid.number}", party.answer(message)))
+        return []
+
+    grid.faults[VICTIM, 0, "train"] = slow
+    pull = grid.pull_messages
+
+    def late(tickets):
+        """Hand out what was held once it is asked for beside the requests of the next round."""
+        if held and tickets == [held[0][0]] and grid.number > CLIENTS:
+            ticket, answer = held.pop()
+            grid.waiting[ticket] = [grid.as_message(answer, grid.asked[ticket])]
+        return pull(tickets)
+
+    grid.asked, push = {}, grid.push
+
+    def remember(envelope):
+        grid.asked[f"ticket {grid.number + 1}"] = envelope
+        return push(envelope)
+
+    grid.push, grid.pull_messages = remember, late
+    run_quietly(federation)
+    assert refused_by(federation, VICTIM) == ["its answer of round 1 came too late"]
+    (there, back) = verify([tmp_path / "clinic", tmp_path / str(VICTIM)]).traffic
+    assert (there.sent, there.matched, back.sent, back.matched) == (3, 3, 3, 3)
+
+
 def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
     federation, clients = federation_of(tmp_path)
     log = tmp_path / str(VICTIM) / "state" / FILE

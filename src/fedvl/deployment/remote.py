@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -335,9 +336,17 @@ class RemoteEngine:
         if request is not None and isinstance(message, FedVLError):
             return  # nothing came, and nothing will: a drop-out of its round
         if request is not None:
+            self._log_late(request, message)
             self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
         elif sender is not None:
             self._refuse(sender, "it answered twice, or what it was not asked")
+
+    def _log_late(self, request: Header, message: Message) -> None:
+        """Write down an answer that is not used: the client has it in its log as sent."""
+        with suppress(FedVLError):  # what is no message of ours, or has no head
+            header = message.read_header()
+            if header.answers(request):
+                self.log.receive(header, message.payload)
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""
