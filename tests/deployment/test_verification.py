@@ -91,8 +91,7 @@ def test_a_request_that_the_server_did_not_write_down_is_named(sides):
 
 
 def test_an_answer_that_the_server_did_not_write_down_is_named_unless_it_is_the_very_last(sides):
-    last = sides.ask()
-    sides.answer(last, logged=False)
+    sides.answer(sides.ask(), logged=False)
     found = sides.verify()
     assert counts(found) == [(4, 4, 4), (4, 3, 3)]
     assert [entry["round"] for entry in found.traffic[1].in_flight] == [4]
@@ -102,6 +101,23 @@ def test_an_answer_that_the_server_did_not_write_down_is_named_unless_it_is_the_
         match=r"north/audit.jsonl sent a message on .* \(round 4, train\) that .*clinic/audit.jsonl did not log",
     ):
         sides.verify()  # fmt: skip
+
+
+def test_a_restart_of_another_run_does_not_explain_a_lost_answer(sides):
+    sides.answer(sides.ask(), arrives=False)
+    for log, told in ((sides.server, {"kind": "run", "run": "c"}), (sides.server, {"kind": "round", "run": "a"})):
+        log.append(**told)  # of another run, or of none
+    sides.answer(sides.ask())
+    with pytest.raises(FedVLError, match=r"\(round 4, train\) that .* did not log"):
+        sides.verify()
+
+
+@pytest.mark.parametrize("killed", ["server", "client"])
+def test_an_answer_in_flight_when_a_side_was_killed_is_reported(killed, sides):
+    sides.answer(sides.ask(), arrives=False)
+    sides.server.append("run", run="a") if killed == "server" else sides.client.append("started")
+    sides.answer(sides.ask())
+    assert [entry["round"] for entry in sides.verify().traffic[1].in_flight] == [4]
 
 
 def test_the_last_of_each_run_may_be_in_flight(sides):

@@ -100,7 +100,10 @@ def verify_logs(folders: list[Path]) -> None:
             f"{traffic.sender.path} to {traffic.receiver.path}: {traffic.sent} sent, {traffic.received} received, "
             f"{traffic.matched} matched by SHA-256."
         )
-        for what, entries in (("in flight at the end", traffic.in_flight), ("lost and never answered", traffic.lost)):
+        for what, entries in (
+            ("in flight when a side was stopped", traffic.in_flight),
+            ("lost and never answered", traffic.lost),
+        ):
             if entries:
                 print(f"  {len(entries)} {what}, the first on {entries[0]['time']} ({named(entries[0])})")
     if len(folders) == 1:

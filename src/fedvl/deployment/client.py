@@ -248,6 +248,7 @@ class Client:
         refusals = [self._why_not(experiment) for experiment in self.ready]
         if all(refusals):
             raise FedVLError(refusals[0])
+        self.log.append("started")  # what was in flight before may be lost
         secret, port = secrets.token_hex(32), free_port()
         images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
         answered = Answered(images)

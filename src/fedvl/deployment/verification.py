@@ -9,6 +9,7 @@ from fedvl.deployment.audit_log import Checked, Entry, read_log
 from fedvl.errors import FedVLError
 
 SENT = ("sent", "refused")  # a refusal is a message too
+RESTARTS = ("run", "started")  # of a server, which names the run, and of a client
 MESSAGE = {"kind": str, "time": str, "run": str, "message": str, "sha256": str, "attempt": int, "client": int}
 
 ATTEMPT = ("run", "round", "message", "attempt")  # at a secure sum
@@ -22,7 +23,7 @@ class Traffic(NamedTuple):
     sent: int
     received: int
     matched: int
-    in_flight: list[Entry]  # answers or requests at the very end of the sender's log
+    in_flight: list[Entry]  # the last of a run before a side was stopped, or at the end of its log
     lost: list[Entry]  # requests that never arrived, and that nobody answered
 
 
@@ -67,7 +68,8 @@ def match(server: Checked, client: Checked) -> list[Traffic]:
     check_sent(requests, arrived, server, client)
     check_sent(answers, came, client, server)
     answered = {asked(entry) for entry in came}
-    last = {entry["run"]: asked(entry) for entry in requests}
+    last_requests = last_of_each_life(server, requests)
+    last = last_requests | last_of_each_life(client, answers)
     unheard, unseen = missing(requests, arrived), missing(answers, came)
     for entry in unheard:
         if asked(entry) in answered:
@@ -76,12 +78,12 @@ def match(server: Checked, client: Checked) -> list[Traffic]:
                 "is not complete."
             )
     for entry in unseen:
-        if asked(entry) != last.get(entry["run"]):
+        if asked(entry) not in last:
             raise FedVLError(
                 f"{client.path} sent a message on {entry['time']} ({named(entry)}) that {server.path} did not log: it was lost "
                 "on its way, or the server did not write it down."
             )
-    in_flight = [entry for entry in unheard if asked(entry) == last[entry["run"]]]
+    in_flight = [entry for entry in unheard if asked(entry) in last_requests]
     lost = [entry for entry in unheard if entry not in in_flight]
     return [
         Traffic(server, client, len(requests), len(arrived), len(requests) - len(unheard), in_flight, lost),
@@ -124,6 +126,17 @@ def missing(entries: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
         else:
             found.append(entry)
     return found
+
+
+def last_of_each_life(log: Checked, sent: Sequence[Entry]) -> set[tuple[Any, ...]]:
+    """Return the requests after which a side was stopped: the last of a run before a restart and at the end."""
+    wanted, found, last = {id(entry) for entry in sent}, set(), dict[str, tuple[Any, ...]]()
+    for entry in log.chain.entries:
+        if id(entry) in wanted:
+            last[entry["run"]] = asked(entry)
+        elif entry.get("kind") in RESTARTS:
+            found |= {request for run, request in last.items() if entry.get("run", run) == run}
+    return found | set(last.values())
 
 
 def asked(entry: Entry) -> tuple[Any, ...]:
