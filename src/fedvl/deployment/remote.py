@@ -265,10 +265,15 @@ class RemoteEngine:
 
     def _wait_for(self, clients: Collection[int], end: float, enough: int) -> set[int]:
         """Return the connected clients once they are enough, or when time is up."""
+        shown: set[int] | None = None
         while True:
             there = self.transport.connected() & set(clients)
             if len(there) >= min(enough, len(clients)) or time.monotonic() >= end:
                 return there
+            if there != shown:
+                missing = sorted(set(clients) - there)
+                self.notify({"phase": "waiting for clients", "waiting_for": missing, "connected": sorted(there)})
+                shown = there
             time.sleep(PAUSE_SECONDS)
 
     def _hopeless(self, waiting: Mapping[str, Header], enough: bool) -> bool:
