@@ -133,8 +133,10 @@ def test_a_polynomial_by_hand():
 
 @pytest.mark.parametrize(
     ("clients", "share", "needed"),
-    [(2, 2 / 3, 2), (3, 2 / 3, 2), (4, 2 / 3, 3), (5, 2 / 3, 4), (6, 2 / 3, 4), (10, 2 / 3, 7), (100, 2 / 3, 67)]
-    + [(4, 0.500001, 3), (5, 0.500001, 3), (10, 0.500001, 6), (5, 1.0, 5)],
+    [
+        *((2, 2 / 3, 2), (3, 2 / 3, 2), (4, 2 / 3, 3), (5, 2 / 3, 4), (6, 2 / 3, 4), (10, 2 / 3, 7), (100, 2 / 3, 67)),
+        *((4, 0.500001, 3), (5, 0.500001, 3), (10, 0.500001, 6), (5, 1.0, 5)),
+    ],
 )
 def test_the_threshold_is_a_share_of_the_clients_and_more_than_half(clients, share, needed):
     assert threshold(clients, share) == needed

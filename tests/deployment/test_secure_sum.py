@@ -49,7 +49,7 @@ def test_the_sum_of_the_survivors_comes_out_whoever_is_lost_at_which_step(
 ):
     """Also where one client is lost before the sum and another after it."""
     if len(lost_share + lost_train + lost_confirm + lost_reveal) > 2:  # fewer than the threshold of 4 are left
-        with pytest.raises(FedVLError, match="too few|necessary clients"):
+        with pytest.raises(FedVLError, match=r"too few|necessary clients"):
             Sum(members, NUMBERS).run(lost_share, lost_train, lost_confirm, lost_reveal)
         return
     attempt = Sum(members, NUMBERS)
@@ -102,25 +102,21 @@ def test_split_survivor_lists_open_nothing(members):
     attempt = Sum(members, NUMBERS)
     attempt.share()
     attempt.mask()
-    collected, victim = attempt.collected, 0
+    collected = attempt.collected
     told = {
         0: [0, 1, 2, 3],  # the victim hears that 4 and 5 were lost
-        **dict.fromkeys((1, 2), [1, 2, 3, 4, 5]),  # these hear that the victim was lost
-        **dict.fromkeys((3, 4, 5), [0, 1, 2, 3, 4, 5]),  # and these that nobody was
+        **{client: [1, 2, 3, 4, 5] for client in (1, 2)},  # these hear that the victim was lost
+        **{client: [0, 1, 2, 3, 4, 5] for client in (3, 4, 5)},  # and these that nobody was
     }
     signatures = {
         client: members[client].confirm(STEP, survivors_are(survivors))[SIGNATURES][0].numpy().tobytes()
         for client, survivors in told.items()
     }
-    opened = 0
     for client, survivors in told.items():
         collected.survivors = tuple(survivors)
         collected.signatures = {client: signatures[client]} | {other: signatures[other] for other in survivors}
         with pytest.raises(FedVLError, match=r"of 4 necessary clients signed this survivor list"):
             members[client].reveal(STEP, collected.reveal_requests()[client])
-            opened += 1
-    assert opened == 0
-    assert victim in told
 
 
 def test_a_client_signs_one_list_and_opens_no_other(members):
@@ -201,7 +197,7 @@ def test_inconsistent_models_leave_noise_and_nothing_is_opened(members):
         c: members[c].confirm(STEP, collected.confirm_request())[SIGNATURES][0].numpy().tobytes() for c in range(6)
     }
     collected.signatures = signed
-    with pytest.raises(FedVLError, match="1 of 4 necessary clients signed .* another model"):
+    with pytest.raises(FedVLError, match=r"1 of 4 necessary clients signed .* another model"):
         members[0].reveal(STEP, collected.reveal_requests()[0])
     reveals = {
         client: members[client].reveal(STEP, collected.reveal_requests()[client]) for client in range(1, CLIENTS)

@@ -13,7 +13,7 @@ from helpers.sums import MODEL, RUN, STEP, Sum, members_in
 from fedvl.deployment.masking import SHARE_BYTES, commitment
 from fedvl.deployment.secure_sum import COMMITTED, CONTEXT, FALSE, MASKED, SEALED, SEED, SHARES, SIGNATURES
 from fedvl.deployment.sum_server import Collected
-from fedvl.federation.checks import SpoiledSum
+from fedvl.federation.checks import SpoiledSumError
 
 CLIENTS, LENGTH = 4, 8
 NUMBERS = torch.arange(CLIENTS * LENGTH).reshape(CLIENTS, LENGTH) * 7_000_003
@@ -49,7 +49,7 @@ def test_false_shares_that_leave_too_few_name_their_holders(attempt):
     reveals = to_reveal(attempt)
     for holder in (2, 3):
         reveals[holder] = {**reveals[holder], SHARES: flip(reveals[holder][SHARES], 1)}
-    with pytest.raises(SpoiledSum, match="client 1's mask") as error:
+    with pytest.raises(SpoiledSumError, match="client 1's mask") as error:
         attempt.collected.open(reveals)
     assert error.value.culprits == (2, 3)
 
@@ -63,7 +63,7 @@ def test_a_dealer_of_false_shares_is_named_by_most_holders(attempt):
     attempt.confirm()
     reveals = attempt.reveal()
     assert all(reveal[FALSE].tolist() == [1] for reveal in reveals.values())
-    with pytest.raises(SpoiledSum, match="that client 1 dealt") as error:
+    with pytest.raises(SpoiledSumError, match="that client 1 dealt") as error:
         attempt.collected.open(reveals)
     assert error.value.culprits == (1,)
 
@@ -74,7 +74,7 @@ def test_a_dealer_whose_shares_give_another_seed_is_named(attempt):
     attempt.collected.dealt[1] = {**dealt, SEED: dealt[SEED] ^ 1}
     attempt.mask()
     attempt.confirm()
-    with pytest.raises(SpoiledSum, match="that client 1 dealt") as error:
+    with pytest.raises(SpoiledSumError, match="that client 1 dealt") as error:
         attempt.collected.open(attempt.reveal())
     assert error.value.culprits == (1,)
 
@@ -85,7 +85,7 @@ def test_a_lost_dealer_whose_shares_give_another_key_is_named(attempt):
     attempt.collected.offers[1] = attempt.collected.offers[1].model_copy(update={"key": "09" + "00" * 31})
     attempt.confirm()
     reveals = attempt.reveal()
-    with pytest.raises(SpoiledSum, match="that client 1 dealt"):
+    with pytest.raises(SpoiledSumError, match="that client 1 dealt"):
         attempt.collected.open(reveals)
 
 
@@ -95,7 +95,7 @@ def test_one_complaint_that_most_holders_do_not_share_accuses_nobody(attempt):
     assert torch.equal(attempt.collected.open(reveals).total, NUMBERS.sum(0))
     assert attempt.collected.cheats == set()
     del reveals[2]  # now too few true shares of client 0 are left, and it is unknown who lies
-    with pytest.raises(SpoiledSum) as error:
+    with pytest.raises(SpoiledSumError) as error:
         attempt.collected.open(reveals)
     assert error.value.culprits == ()
 

@@ -37,7 +37,7 @@ def place(tmp_path_factory):
         data = {"dataset": str(draw_images(root, each=20)), "partition": "iid"}
         settings = {"device": "cpu", "data": data, "training": {"local_epochs": 1}, "method": {"name": "linear"}}
         experiment = resolve_for_parties({**settings, "federation": FEDERATION}, len(NAMES))
-        folder = make_federation(root / "clinic", dict.fromkeys(NAMES, [experiment]))
+        folder = make_federation(root / "clinic", {name: [experiment] for name in NAMES})
         with clients_at_work(folder, NAMES) as place:
             place.experiment = experiment
             yield place

@@ -1,6 +1,7 @@
 """Clients of secure aggregation without a network: their members, and an honest server's steps."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import torch
 
@@ -51,7 +52,7 @@ class Sum:
         request = self.collected.work_request(MODEL)
         answers = {
             client: self.members[client].mask(
-                self.step, {**request, **(models or {}).get(client, {})}, lambda client=client: self.numbers[client]
+                self.step, {**request, **(models or {}).get(client, {})}, partial(self.numbers.__getitem__, client)
             )
             for client in self.collected.offers
             if client not in lost

@@ -23,7 +23,7 @@ from fedvl.federation.checks import (
     MOST_REPORTED,
     Refusal,
     Report,
-    SpoiledSum,
+    SpoiledSumError,
     refusal,
     sound_reports,
     sum_of_reports,
@@ -127,7 +127,7 @@ class RemoteEngine:
         return trained
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
-        """Return the sum of the clients' moves, weights and losses; raise SpoiledSum if it is unsound."""
+        """Return the sum of the clients' moves, weights and losses; raise SpoiledSumError if it is unsound."""
         total, states, sent = self.sums.sum("train", round_index, cohort, shared, len(no_update(shared)))
         problem = unsound(decode_updates(total, shared), len(states), self.config)
         self.sums.judge(list(states), problem and f"The sum of round {round_index + 1} {problem}.")
@@ -171,7 +171,7 @@ class RemoteEngine:
             tensors = {name: tensor.to(self.device) for name, tensor in decode_reports(total, shapes).items()}
             beyond = any(bool((tensor.abs() > MOST_REPORTED).any()) for tensor in tensors.values())
             self.sums.judge(list(states), "The sum of the reports is out of range." if beyond else None)
-        except SpoiledSum:  # clients go on with what they adopted before
+        except SpoiledSumError:  # clients go on with what they adopted before
             return [], self.refused()
         self.round, self.reporters = round_index, list(states)
         for client, state in states.items():

@@ -49,7 +49,7 @@ from fedvl.deployment.secure_sum import (
     verified,
 )
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, SpoiledSum, refusal
+from fedvl.federation.checks import Refusal, SpoiledSumError, refusal
 from fedvl.tensors import Tensors, digest
 
 
@@ -174,7 +174,7 @@ class Collected:
         return [] if len(self.signatures) - len(awaited) >= self.threshold else awaited
 
     def open(self, reveals: Mapping[int, Tensors]) -> OpenSum:
-        """Return the sum; raise SpoiledSum if the shares of a client do not open its mask."""
+        """Return the sum; raise SpoiledSumError if the shares of a client do not open its mask."""
         opened = {holder: as_bytes(reveal[SHARES]) for holder, reveal in self._sound(reveals).items()}
         seeds, lost = list[bytes](), dict[int, dict[int, bytes]]()
         false = {holder: set(read_clients(reveals[holder][FALSE])) for holder in opened}
@@ -214,14 +214,14 @@ class Collected:
         if len(good) < self.threshold:
             if complaints > len(good):  # most holders say that this client dealt them false shares
                 raise self._cheated(client)
-            raise SpoiledSum(f"Too few true shares of client {client}'s mask are left.", sorted(self.cheats))
+            raise SpoiledSumError(f"Too few true shares of client {client}'s mask are left.", sorted(self.cheats))
         secret = join_shares(good, self.threshold)
         if secret is None:
             raise self._cheated(client)
         return secret
 
-    def _cheated(self, client: int) -> SpoiledSum:
-        return SpoiledSum(f"The shares that client {client} dealt do not open its mask.", [client])
+    def _cheated(self, client: int) -> SpoiledSumError:
+        return SpoiledSumError(f"The shares that client {client} dealt do not open its mask.", [client])
 
     def _sound(self, reveals: Mapping[int, Tensors]) -> dict[int, Tensors]:
         found = {}
@@ -236,7 +236,7 @@ class Collected:
                 continue
             found[client] = reveal
         if len(found) < self.threshold:
-            raise SpoiledSum(f"{len(found)} of {self.threshold} necessary clients opened their shares.")
+            raise SpoiledSumError(f"{len(found)} of {self.threshold} necessary clients opened their shares.")
         return found
 
     def _refuse(self, client: int, reason: str) -> None:

@@ -17,7 +17,7 @@ from fedvl.deployment.secure_sum import ROSTER, Entry, SumId, read_items
 from fedvl.deployment.sum_server import Collected
 from fedvl.deployment.suspects import Search
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import SpoiledSum
+from fedvl.federation.checks import SpoiledSumError
 from fedvl.files import read_file, write_whole
 from fedvl.tensors import Tensors, count_bytes, load, save
 
@@ -85,7 +85,7 @@ class SecureSums:
         return max(self.config.least_clients, threshold(clients, self.config.sum_threshold))
 
     def sum(self, kind: Summed, round_index: int, cohort: Sequence[int], shared: Tensors, length: int) -> Sum:
-        """Return the sum over a cohort; raise SpoiledSum if its clients opened what nobody can read."""
+        """Return the sum over a cohort; raise SpoiledSumError if its clients opened what nobody can read."""
         collected, masked, sent = self._resumed(kind, round_index, shared, length)
         missing: list[int] = []
         for _ in range(self.config.attempts):
@@ -171,7 +171,7 @@ class SecureSums:
             )
         try:
             opened = collected.open(tensors_of(reveals))
-        except SpoiledSum as error:
+        except SpoiledSumError as error:
             raise self._spoiled(str(error), collected.survivors, error.culprits) from error
         finally:
             self._refuse_all(collected)
@@ -183,13 +183,13 @@ class SecureSums:
     # --- spoiled sums
 
     def judge(self, clients: Sequence[int], problem: str | None) -> None:
-        """Note whether a sum was sound; raise SpoiledSum if not, and search for the client at fault."""
+        """Note whether a sum was sound; raise SpoiledSumError if not, and search for the client at fault."""
         if problem:
             raise self._spoiled(problem, clients, ())
         self.void = 0
         self._search(True, clients)
 
-    def _spoiled(self, problem: str, clients: Sequence[int], culprits: Sequence[int]) -> SpoiledSum:
+    def _spoiled(self, problem: str, clients: Sequence[int], culprits: Sequence[int]) -> SpoiledSumError:
         for culprit in culprits:
             self._exclude(culprit, problem)
         if not culprits:
@@ -200,7 +200,7 @@ class SecureSums:
                 f"The sums of {self.void} rounds in a row could not be used: {problem} If training diverged, lower the learning "
                 "rate; otherwise a client sends false numbers: revoke it and start a new run."
             )
-        return SpoiledSum(problem, culprits)
+        return SpoiledSumError(problem, culprits)
 
     def _search(self, sound: bool, clients: Sequence[int]) -> None:
         everybody = set(clients) | set(self.note.search.left_out)

@@ -35,7 +35,7 @@ def refusal(client: int, reason: str) -> Refusal:
     return Refusal(client, reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}...")
 
 
-class SpoiledSum(FedVLError):
+class SpoiledSumError(FedVLError):
     """A sum that was opened and cannot be used; ``culprits`` is empty if the client at fault is unknown."""
 
     def __init__(self, problem: str, culprits: Sequence[int] = ()) -> None:

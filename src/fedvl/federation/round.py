@@ -14,7 +14,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.checks import (
     Refusal,
     Report,
-    SpoiledSum,
+    SpoiledSumError,
     all_same,
     compare_moves,
     diverged,
@@ -259,7 +259,7 @@ class Federation:
         cohort, answering = self._choose(round_index, 0)
         try:
             summed = self.engine.sum_updates(round_index, answering, self.shared)
-        except SpoiledSum as error:
+        except SpoiledSumError as error:
             return self._void(cohort, str(error))
         total = decode_updates(summed.total, self.shared)
         if reason := unsound(total, len(summed.clients), self.config):
