@@ -368,7 +368,7 @@ def start(command: str, parent: int, options: list[str]) -> None:
         from flwr.supernode.cli import flower_supernode
 
         pace = Pace()
-        start_client_internal.time = pace  # type: ignore[assignment]
+        start_client_internal.time = pace  # type: ignore[assignment, attr-defined]
         start_client_internal._push_messages = pace.after(start_client_internal._push_messages)
         # Flower reads a message of any size; this process ends instead, and is started again
         most = NODE_BYTES + COPIES * int(os.environ[MOST_BYTES_VARIABLE])
