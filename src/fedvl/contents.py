@@ -63,6 +63,7 @@ class Record(Content):
     cohort: list[Client] = []
     dropped: list[Client] = []
     refused: list[Refused] = []
+    void: str = ""  # why a round has no update though its clients were asked
     bytes_up: Count = 0
     bytes_down: Count = 0
     seconds: Number = 0.0
