@@ -303,6 +303,28 @@ def test_the_digest_of_the_survivor_list_is_in_every_log(tmp_path):
     assert len({entry["digest"] for entry in noted[0]}) == 2
 
 
+def test_a_client_whose_numbers_were_left_out_of_a_sum_has_it_in_its_log(tmp_path):
+    """The server says that client 3 was lost; the others' log has nothing of the kind."""
+    remote, grid = remote_federation("linear", tmp_path, deadline=0.2, **SECURE)
+    noted: dict[int, list[dict[str, Any]]] = {client: [] for client in range(CLIENTS)}
+    for client, party in enumerate(grid.parties):
+        append = party.log.append
+        party.log.append = lambda kind, append=append, client=client, **told: (
+            noted[client].append(told) if kind == "left_out" else None,
+            append(kind, **told),
+        )
+    exchange = remote.engine.sums.exchange
+
+    def lying(kind, round_index, payloads, **options):
+        answers = exchange(kind, round_index, payloads, **options)
+        return {c: a for c, a in answers.items() if (kind, round_index, c) != ("train", 1, 3)}
+
+    remote.engine.sums.exchange = lying
+    run_quietly(remote)
+    assert noted.pop(3) == [{"run": "a" * 32, "round": 2, "message": "train"}]
+    assert not any(noted.values())
+
+
 # --- a server that lies to real parties: its complete view is searched for a single update
 
 
