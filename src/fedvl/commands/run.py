@@ -115,7 +115,8 @@ def run(
     attack: Annotated[
         str | None,
         typer.Option(
-            help="Simulate hostile clients: sign-flip, label-flip, scaled, alie, ipm or backdoor, as KIND:SHARE."
+            help="Simulate hostile clients, as KIND:SHARE: sign-flip, label-flip, scaled, alie, ipm, backdoor, overstated, "
+            "adaptive."
         ),
     ] = None,
     privacy: PrivacyFlag = None,

@@ -13,6 +13,7 @@ from torch import Tensor
 SHARE = 0.2  # of the clients that a rule withstands: those that it trims, or does not choose
 STEPS = 10  # of Weiszfeld's iteration, as Pillutla et al. use few
 CLIPPINGS = 3  # of centred clipping in a round
+STILL = 1e-3  # of the usual move: a client that moves less has nothing to learn
 SMALLEST = 1e-6  # distance, so that a move at the median itself can be divided by
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -58,8 +59,18 @@ def centred_clipping(moves: Tensor, weights: Tensor) -> Tensor:
     for _ in range(CLIPPINGS):
         away = moves - centre
         lengths = away.norm(dim=1).clamp(min=SMALLEST)
-        centre = centre + mean(away * (lengths.median() / lengths).clamp(max=1)[:, None], weights)
+        centre = centre + mean(away * (median_length(lengths) / lengths).clamp(max=1)[:, None], weights)
     return centre
+
+
+def median_length(lengths: Tensor) -> Tensor:
+    """Return the median length of those that move: many clients may have nothing to learn."""
+    return lengths[lengths >= STILL * usual(lengths)].median()
+
+
+def usual(values: Tensor) -> Tensor:
+    """Return the value that a fifth of the clients exceed, or the second largest of a few."""
+    return values.sort().values[-1 - min(max(1, int(SHARE * len(values))), len(values) - 1)]
 
 
 RULES: dict[str, Rule] = {
@@ -70,6 +81,14 @@ RULES: dict[str, Rule] = {
     "geometric-median": geometric_median,
     "centred-clipping": centred_clipping,
 }
+
+
+def merged_move(rule: Rule, moves: Tensor, weights: Tensor) -> Tensor:
+    """Apply a rule; under any but the mean, the heaviest fifth weigh no more than the next client.
+
+    A client declares its own number of examples, and could outweigh all others.
+    """
+    return rule(moves, weights if rule is mean else weights.clamp(max=float(usual(weights))))
 
 
 def by_root(moves: Tensor, root: Tensor) -> Tensor:
