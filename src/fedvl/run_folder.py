@@ -139,6 +139,11 @@ class RunFolder:
     def exists(self) -> bool:
         return self.file("config.toml").is_file()
 
+    @property
+    def settings_sha256(self) -> str:
+        """The SHA-256 of config.toml, which names that of a method's file."""
+        return file_sha256(self.file("config.toml"))
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings as config.toml has them, checked; the method is not loaded."""

@@ -151,15 +151,20 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
     metrics: MetricsPort = None,
     trust_method: Trust = False,
+    settings_sha256: Annotated[
+        str | None, typer.Option(help="Trust the run if its config.toml has this SHA-256; else refuse it.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume a run after a crash from its last committed round; the result is bit-identical."""
     from fedvl.run_folder import RunFolder
 
-    found = RunFolder(folder, trust_method)
+    found = RunFolder(folder, trust_method or settings_sha256 is not None)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
+    if settings_sha256 not in (None, found.settings_sha256):
+        raise FedVLError(f"{folder / 'config.toml'} has not the SHA-256 {settings_sha256}; begin the run anew.")
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():
