@@ -39,7 +39,8 @@ Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any settin
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust-method", help="Run the folder's own code (its method's file; read it), and download its model."
+        "--trust-method",
+        help="Run the folder's own code (its method's file; read it), and download its model and dataset.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
