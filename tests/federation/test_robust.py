@@ -93,7 +93,7 @@ def test_clients_with_nothing_to_learn_do_not_stop_centred_clipping():
     assert centred_clipping(moves[:1], torch.ones(1)).tolist() == [3, 4]
 
 
-def test_the_heaviest_fifth_weigh_no_more_than_the_next_under_a_rule():
+def test_no_client_weighs_more_than_the_median_one_under_a_rule():
     moves, weights = torch.tensor([[1.0], [2.0], [3.0], [4.0], [-100.0]]), torch.tensor([1.0, 2.0, 3.0, 4.0, 1e6])
     seen = []
 
@@ -104,6 +104,13 @@ def test_the_heaviest_fifth_weigh_no_more_than_the_next_under_a_rule():
     merged_move(rule, moves, weights)
     merged_move(rule, moves[:1], weights[4:])
     merged_move(rule, torch.ones(10, 1), torch.arange(10.0) + 1)
-    assert seen == [[1, 2, 3, 4, 4], [1e6], [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]]
+    assert seen == [[1, 2, 3, 3, 3], [1e6], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5]]
     assert float(merged_move(mean, moves, weights)) < -99
     assert float(merged_move(geometric_median, moves, weights)) > 1
+
+
+@pytest.mark.parametrize("rule", ["geometric-median", "centred-clipping"])
+def test_almost_a_third_of_the_clients_cannot_move_a_rule_far_though_they_go_far_and_declare_much(rule):
+    moves, weights = 1 + 0.1 * drawn(0, 20), torch.ones(20)
+    moves[:6], weights[:6] = -1e4, 1e6
+    assert (merged_move(RULES[rule], moves, weights) - 1).norm() < 2

@@ -13,7 +13,6 @@ from torch import Tensor
 SHARE = 0.2  # of the clients that a rule withstands: those that it trims, or does not choose
 STEPS = 10  # of Weiszfeld's iteration, as Pillutla et al. use few
 CLIPPINGS = 3  # of centred clipping in a round
-STILL = 1e-3  # of the usual move: a client that moves less has nothing to learn
 SMALLEST = 1e-6  # distance, so that a move at the median itself can be divided by
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -46,7 +45,7 @@ def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
 
 def geometric_median(moves: Tensor, weights: Tensor) -> Tensor:
     """Minimise the weighted sum of distances, by Weiszfeld's iteration (Pillutla et al., 2022)."""
-    centre = mean(moves, weights)
+    centre = median(moves, weights)
     for _ in range(STEPS):
         nearness = weights / (moves - centre).norm(dim=1).clamp(min=SMALLEST)
         centre = mean(moves, nearness)
@@ -65,12 +64,8 @@ def centred_clipping(moves: Tensor, weights: Tensor) -> Tensor:
 
 def median_length(lengths: Tensor) -> Tensor:
     """Return the median length of those that move: many clients may have nothing to learn."""
-    return lengths[lengths >= STILL * usual(lengths)].median()
-
-
-def usual(values: Tensor) -> Tensor:
-    """Return the value that a fifth of the clients exceed, or the second largest of a few."""
-    return values.sort().values[-1 - min(max(1, int(SHARE * len(values))), len(values) - 1)]
+    moving = lengths[lengths > SMALLEST]
+    return (moving if len(moving) else lengths).median()
 
 
 RULES: dict[str, Rule] = {
@@ -84,11 +79,11 @@ RULES: dict[str, Rule] = {
 
 
 def merged_move(rule: Rule, moves: Tensor, weights: Tensor) -> Tensor:
-    """Apply a rule; under any but the mean, the heaviest fifth weigh no more than the next client.
+    """Apply a rule; under any but the mean, no client weighs more than the median client.
 
     A client declares its own number of examples, and could outweigh all others.
     """
-    return rule(moves, weights if rule is mean else weights.clamp(max=float(usual(weights))))
+    return rule(moves, weights if rule is mean else weights.clamp(max=float(weights.median())))
 
 
 def by_root(moves: Tensor, root: Tensor) -> Tensor:
