@@ -14,7 +14,10 @@ from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
 
-SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2, "threads": 1}}
+SMALL: dict[str, dict[str, Any]] = {
+    "data": {"clients": 2, "shots": 4, "partition": "iid"},
+    "federation": {"rounds": 2, "threads": 1},
+}
 
 
 def test_each_of_four_runs_at_once_gets_a_quarter_of_the_cores(monkeypatch):

@@ -43,7 +43,8 @@ class Ending:
     ],
 )
 def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
-    (tmp_path / "says").write_text(says)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text(says)
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     assert node.check()
@@ -52,7 +53,8 @@ def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, 
 
 
 def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("Traceback")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("Traceback")
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     assert all(node.check() for _ in range(9))
@@ -61,7 +63,8 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(t
 
 
 def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("Traceback")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("Traceback")
     clock = [0.0]
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 40.0)
@@ -77,7 +80,8 @@ def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(
 
 
 def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("The SuperLink ended")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("The SuperLink ended")
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     for _ in range(30):  # a message comes in each of its short lives
@@ -99,7 +103,7 @@ def client(tmp_path):
 def test_a_client_takes_part_in_one_run_unless_it_stays(client):
     assert client.problem(run="1") == ""
     assert "It takes part in one run" in client.problem(run="2")
-    assert not (client.folder / "runs" / "2").exists()
+    assert not (client.state / "runs" / "2").exists()
     assert client.problem(run="1", round=1) == ""
     client.stay = True
     assert client.problem(run="2") == ""
@@ -116,9 +120,9 @@ def test_a_run_has_one_experiment_also_after_a_restart(client):
 def test_a_server_cannot_fill_the_disk_with_runs(client):
     client.stay = True
     for number in range(MOST_RUNS):
-        (client.folder / "runs" / f"{number:x}").mkdir(parents=True)
+        (client.state / "runs" / f"{number:x}").mkdir(parents=True)
     assert f"holds {MOST_RUNS} runs" in client.problem(run="ff")
-    assert len(list((client.folder / "runs").iterdir())) == MOST_RUNS
+    assert len(list((client.state / "runs").iterdir())) == MOST_RUNS
 
 
 def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_without_its_words(own_method, tmp_path):

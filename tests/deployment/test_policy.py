@@ -14,6 +14,7 @@ from helpers.small import small_method
 
 from fedvl.config import PrivacyConfig
 from fedvl.deployment import client as client_module
+from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.policy import FILE, TEMPLATE, Policy, identify, read_policy, sent_by, write_policy
 from fedvl.errors import FedVLError
@@ -129,25 +130,23 @@ def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the
     name, settings, forbids, allows = LINES[line]
     monkeypatch.setattr(client_module, "datetime", type("Noon", (), {"now": staticmethod(lambda: at(12))}))
     client = SmallClient.joined(3, tmp_path, name, **settings)
-    (tmp_path / FILE).write_text(forbids)
+    (client.state / FILE).write_text(forbids)
     reply = client.ask()
     problem = reply.read_header().problem
     assert problem.startswith(f"The line {line} of this party's policy.toml ")
     assert reply.payload == b""
     assert reply.read_header().weight == 0
-    assert not (tmp_path / "runs").exists()
+    assert not (client.state / "runs").exists()
     assert client.said == [f"Refused: {problem}"]
     assert "12" not in problem.replace("12:00", "").replace("least_images is 13", "")  # how many images it has
-    (tmp_path / FILE).write_text(allows)
+    (client.state / FILE).write_text(allows)
     assert client.problem() == ""
     kinds = [entry["kind"] for entry in entries(client)]
-    assert kinds == ["approved", "received", "refused", "received", "policy", "sent"]
+    assert kinds == ["approved", "received", "refused", "received", "policy", "begun", "secret", "sent"]
 
 
 def entries(client):
-    from fedvl.deployment.audit_log import verify
-
-    return verify([client.log.path])[0].chain.entries
+    return read_log(client.log.path).chain.entries
 
 
 def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_path):
@@ -160,6 +159,7 @@ def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_
     budget = next(entry for entry in entries(client) if entry["kind"] == "budget")
     assert 0 < budget["epsilon"] < 3
     allowed = {"time", "kind", "salt", "before", "run", "round", "message", "client", "bytes", "sha256", "head"}
+    allowed |= {"attempt", "roster", "file"}
     allowed |= {"experiment", "draws", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma", "steps"}
     assert {name for entry in entries(client) for name in entry} <= allowed
 
@@ -168,7 +168,8 @@ def test_a_client_connects_only_if_it_may_answer_something(tmp_path, monkeypatch
     monkeypatch.setattr(client_module, "check_key", lambda folder: None)
     monkeypatch.setattr(client_module, "Supervised", lambda *words: pytest.fail("it connects"))
     client = SmallClient(3, tmp_path, experiments=(EXPERIMENT, "d" * 64))
-    write_policy(tmp_path)
+    client.state.mkdir()
+    write_policy(client.state)
     with pytest.raises(FedVLError, match="has not approved the experiment bbbbbbbbbbbb"):
         client.serve(stay=False)
 
@@ -182,7 +183,7 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
 
     clients = [SmallClient.joined(number, tmp_path / str(number), **SECURE) for number in (0, 3, 4)]
     for client in clients:
-        (client.folder / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
+        (client.state / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
     entries = [unpack_tensors(client.ask(pack_tensors({}), kind="keys").payload, 2**20)[ROSTER] for client in clients]
     roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
     start = unpack_tensors(clients[0].start, 2**20)

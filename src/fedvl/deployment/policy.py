@@ -1,7 +1,8 @@
 """A party's own policy: what it answers, whatever the server asks and whoever wrote the experiment.
 
 ``policy.toml`` is read before each answer. Approvals are entries of the party's log, by the hash of
-an experiment with all its settings and the model's weights.
+an experiment with all its settings and the model's weights, and by the fingerprint of the roster
+for one with secure aggregation.
 """
 
 import hashlib
@@ -138,26 +139,26 @@ def refused(line: str, why: str) -> FedVLError:
     return FedVLError(f"The line {line} of this party's {FILE} {why}.")
 
 
-def read_policy(folder: Path) -> Policy:
-    path = folder / FILE
+def read_policy(state: Path) -> Policy:
+    path = state / FILE
     if not path.is_file():
-        raise FedVLError(f"There is no {path}; fedvl federation approve {folder} writes one to begin with.")
+        raise FedVLError(f"There is no {path}; fedvl federation approve {state.parent} writes one to begin with.")
     try:
         return Policy.model_validate(read_toml(path))
     except ValidationError as error:
         raise FedVLError(f"{path}: {explain(error, Policy)}") from error
 
 
-def write_policy(folder: Path) -> bool:
+def write_policy(state: Path) -> bool:
     """Write a policy to begin with, unless there is one; return whether it was written."""
-    if (folder / FILE).exists():
+    if (state / FILE).exists():
         return False
-    write_whole(folder / FILE, TEMPLATE.encode())
+    write_whole(state / FILE, TEMPLATE.encode())
     return True
 
 
-def policy_hash(folder: Path) -> str:
-    return hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
+def policy_hash(state: Path) -> str:
+    return hashlib.sha256((state / FILE).read_bytes()).hexdigest()
 
 
 @cache
@@ -192,18 +193,26 @@ def identify(experiment: Experiment) -> str:
     return experiment_id(experiment, encoder)
 
 
-def approve(log: Log, experiment: str) -> None:
-    if experiment not in approved(log):
-        log.append("approved", experiment=experiment)
+def approve(log: Log, experiment: str, roster: str = "") -> None:
+    """Approve an experiment; one with secure aggregation, with the clients of this roster."""
+    if (experiment, roster) not in approved(log):
+        log.append("approved", experiment=experiment, roster=roster)
 
 
-def approved(log: Log) -> set[str]:
-    return {entry["experiment"] for entry in log.entries("approved")}
+def approved(log: Log) -> set[tuple[str, str]]:
+    """Return the experiments that were approved, each with the fingerprint of its roster."""
+    return {(entry["experiment"], entry.get("roster", "")) for entry in log.entries("approved")}
 
 
-def check_approved(log: Log, experiment: str, folder: Path) -> None:
-    if experiment not in approved(log):
+def check_approved(log: Log, experiment: str, roster: str, folder: Path) -> None:
+    if (experiment, roster) in approved(log):
+        return
+    if any(known == experiment for known, _ in approved(log)):
         raise FedVLError(
-            f"This party has not approved the experiment {experiment[:12]}; its operator looks at fedvl client --dry-run, and "
-            f"then runs fedvl federation approve {folder.name}."
+            f"This party approved the experiment {experiment[:12]} with another roster than the one that is pinned now; its "
+            f"operator compares the fingerprint with the other clients, and then runs fedvl federation approve {folder.name}."
         )
+    raise FedVLError(
+        f"This party has not approved the experiment {experiment[:12]}; its operator looks at fedvl client --dry-run, and "
+        f"then runs fedvl federation approve {folder.name}."
+    )
