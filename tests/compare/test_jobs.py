@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
