@@ -222,8 +222,7 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
         (client.state / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
     entries = [unpack_tensors(client.ask(pack_tensors({}), kind="keys").payload, 2**20)[ROSTER] for client in clients]
     roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
-    start = unpack_tensors(clients[0].start, 2**20)
-    payload = pack_tensors({**start, ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
+    payload = pack_tensors({ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
     reply = clients[1].ask(payload, kind="share_train", sum_attempt=1)
     assert reply.read_header().problem.startswith(says)
     assert bool(reply.read_header().problem) == bool(says)

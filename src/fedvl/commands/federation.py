@@ -79,6 +79,7 @@ def init(
     from fedvl.deployment.files import LOOPBACK, resolve_for_parties
     from fedvl.deployment.keys import authority_fingerprint
     from fedvl.deployment.membership import create
+    from fedvl.requirements import rule_note
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]{0,63}", name) for name in names):
@@ -90,11 +91,13 @@ def init(
     flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
     flags |= {"secure_sum": secure_sum or None, "privacy": privacy}
     given = gather_settings(experiment, flags, settings or [])
-    create(folder, names, host, port, resolve_for_parties(given, len(names)))
+    resolved = resolve_for_parties(given, len(names))
+    create(folder, names, host, port, resolved)
     print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")
     print("Hand each party its folder:")
     for name in names:
         print(f"  {folder / 'parties' / name}")
+    print(rule_note(resolved))
     if host in LOOPBACK:
         print("All parties are on this machine, so their keys are made and the run is approved already.")
         print(

@@ -116,9 +116,11 @@ def _described(path: Path, key: str) -> list[Any] | None:
 
 
 def tables_in(folder: Path) -> Iterator[Path]:
-    """Yield the parquet files of a folder and of the folders in it."""
+    """Yield the parquet files of a folder and of the folders in it, but for hidden ones."""
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
-        yield from folder.glob(pattern)
+        for path in folder.glob(pattern):
+            if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                yield path
 
 
 def read_tables(folder: Path) -> Table:

@@ -23,6 +23,7 @@ from fedvl.files import read_file as read_regular
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
+from fedvl.requirements import rule_between_machines
 from fedvl.settings import resolve_experiment
 
 THIS_MACHINE = "127.0.0.1"
@@ -125,6 +126,9 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
         experiment = experiment.model_copy(
             update={"evaluation": experiment.evaluation.model_copy(update={"protocol": "closed"})}
         )
+    if "robust" not in settings.get("federation", {}):
+        rule = {"robust": rule_between_machines(method, experiment)}
+        experiment = experiment.model_copy(update={"federation": experiment.federation.model_copy(update=rule)})
     return experiment
 
 

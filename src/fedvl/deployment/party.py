@@ -120,6 +120,8 @@ class Party:
             )
             return header, tensors
         if request.kind in SHARE.values():
+            if sums.left_out(step):  # two sums that differ by one client tell about it: its person can see how often
+                self.log.append("left_out", run=request.run, round=request.round, message=step.kind)
             adopted = self.folder / "adopted"
             return request, sums.offer(step, received.get(ROSTER), adopted.read_text() if adopted.is_file() else "")
         if request.kind in CONFIRM.values():

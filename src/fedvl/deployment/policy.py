@@ -55,8 +55,8 @@ hours = "00:00-24:00"
 
 # Most epsilon, at delta, that all runs together may spend. Covered is noise that this client adds itself:
 # --privacy record:eps=... (of each image), and --privacy client:eps=... with --secure-sum (of this client
-# with all its images; it counts for each image too). Other runs are refused: with noise of the server's,
-# with none, and rehearsals between machines. Not covered are the numbers that docs/privacy.md lists.
+# with all its images; it counts for each image too). Other runs are refused: with noise of the server alone,
+# or with none. Not covered: that this client takes part, and how many images it has.
 # epsilon = 8.0
 # delta = 1e-5
 """

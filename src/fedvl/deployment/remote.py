@@ -317,13 +317,16 @@ class RemoteEngine:
 
     def _refuse_late(self, ticket: str, sender: int | None, message: Message | FedVLError) -> None:
         request = self.late.pop(ticket, None)
-        if request is not None:
-            if isinstance(message, FedVLError):
-                return  # nothing came, and nothing will: a drop-out of its round
+        if isinstance(message, FedVLError) and request is not None:
+            return  # nothing came, and nothing will: a drop-out of its round
+        if request is not None and not isinstance(message, FedVLError):
             self._log_late(request, message)
             self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
         elif sender is not None:
             self._refuse(sender, "it answered twice, or what it was not asked")
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if client < len(self.names) else f"client {client}"
 
     def _log_late(self, request: Header, message: Message) -> None:
         """Write down an answer that is not used: the client has it in its log as sent."""
@@ -331,9 +334,6 @@ class RemoteEngine:
             header = message.read_header()
             if header.answers(request):
                 self.log.receive(header, message.payload)
-
-    def _name(self, client: int) -> str:
-        return self.names[client] if client < len(self.names) else f"client {client}"
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""
