@@ -181,16 +181,9 @@ class RunFolder:
 
     def _check_downloads(self, experiment: Experiment) -> None:
         """Refuse a model or dataset of the hub that is not here, if the folder is not trusted."""
-        from fedvl.data.fetch import HUB, downloaded
-        from fedvl.models.checkpoint import is_hub_name, stored
-
         if self.trust_method:
             return
-        model = experiment.model.name
-        absent = [f"model {model}"] if is_hub_name(model) and stored(model) is None else []
-        parts = [] if self.queried else experiment.data.dataset.split("+")
-        absent += [f"dataset {name}" for name in parts if name.startswith(HUB) and downloaded(name) is None]
-        if absent:
+        if absent := downloads_of(experiment, dataset=not self.queried):
             raise FedVLError(
                 f"The run in {self.path} would download the {absent[0]} from the hub; if you want that, say --trust-method."
             )
@@ -324,6 +317,17 @@ class RunFolder:
         except FedVLError:
             return {}
         return dict(found) if fits(Status, found) else {}
+
+
+def downloads_of(experiment: Experiment, dataset: bool) -> list[str]:
+    """Return the model and datasets that an experiment would download; the hub is not contacted."""
+    from fedvl.data.fetch import HUB, downloaded
+    from fedvl.models.checkpoint import is_hub_name, stored
+
+    model = experiment.model.name
+    parts = experiment.data.dataset.split("+") if dataset else []
+    absent = [f"model {model}"] if is_hub_name(model) and stored(model) is None else []
+    return absent + [f"dataset {name}" for name in parts if name.startswith(HUB) and downloaded(name) is None]
 
 
 def compared(withdrawal: dict[str, Any]) -> tuple[Any, ...]:

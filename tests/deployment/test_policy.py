@@ -1,8 +1,15 @@
 """A party's own policy: each line, read before each answer, in words that say which line and what to do."""
 
 import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +25,18 @@ from helpers.small import small_method
 from fedvl.config import PrivacyConfig
 from fedvl.deployment import client as client_module
 from fedvl.deployment.audit_log import read_log
-from fedvl.deployment.files import experiment_id
-from fedvl.deployment.policy import FILE, TEMPLATE, Policy, identify, read_policy, sent_by, write_policy
+from fedvl.deployment.files import experiment_id, resolve_for_parties
+from fedvl.deployment.membership import create, join
+from fedvl.deployment.policy import (
+    FILE,
+    TEMPLATE,
+    Policy,
+    identify,
+    read_policy,
+    refuse_downloads,
+    sent_by,
+    write_policy,
+)
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.models.checkpoint import load_model
@@ -227,3 +244,95 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
     assert reply.read_header().problem.startswith(says)
     assert bool(reply.read_header().problem) == bool(says)
     assert bool(reply.payload) != bool(says)
+
+
+# --- downloads
+
+COMMANDS = """
+import sys
+from typer.testing import CliRunner
+from fedvl.cli import app
+from fedvl.models.checkpoint import load_model
+
+for folder in sys.argv[2:]:
+    for words in (["federation", "approve", folder, "--yes"], ["client", folder, "--dry-run"], ["client", folder]):
+        done = CliRunner().invoke(app, words)
+        print(words[0], folder, done.exception, flush=True)
+print("control", flush=True)
+try:
+    load_model(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+class Hub:
+    """What listens in place of the hub, and counts who comes."""
+
+    def __enter__(self):
+        self.visits = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self.answer, daemon=True).start()
+        return self
+
+    def __exit__(self, *ignored):
+        self.listener.close()
+
+    def answer(self):
+        with suppress(OSError):  # until it is closed
+            while True:
+                connection, _ = self.listener.accept()
+                self.visits += 1
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+
+HUB_EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "model": {"model": {"name": "evil/model"}},
+    "dataset": {"data": {"dataset": "cifar10-mini+hf:evil/data"}},
+    "painter": {"method": {"name": "cachefl", "synthetic": "diffusers:evil/painter"}},
+}
+
+
+def test_a_received_folder_contacts_no_hub(tmp_path):
+    """With a listener as the hub: approve, the dry run and the client say what is not here, and connect nowhere."""
+    clinic = tmp_path / "clinic"
+    create(
+        clinic, list(HUB_EXPERIMENTS), "fed.example.org", 9443, resolve_for_parties({"method": {"name": "linear"}}, 3)
+    )
+    parties = [clinic / "parties" / name for name in HUB_EXPERIMENTS]
+    for party, settings in zip(parties, HUB_EXPERIMENTS.values(), strict=True):
+        (party / "experiments" / "linear.toml").write_text(resolve_experiment(settings).to_toml())
+        join(party)
+    with Hub() as hub:
+        words = [sys.executable, "-c", COMMANDS, "evil/model", *map(str, parties)]
+        endpoint = f"http://127.0.0.1:{hub.listener.getsockname()[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        said, visits = [], 0
+        for line in process.stdout:
+            if line == "control\n":
+                visits = hub.visits
+            said.append(line)
+        assert process.wait() == 0
+        assert visits == 0
+        assert hub.visits > 0  # the control: a model that a user names is asked for
+    model, dataset, painter = said[:3], said[3:6], said[6:9]
+    assert all("names the model evil/model of the hub, which is not on this machine" in line for line in model)
+    assert all("hf download evil/model." in line for line in model)
+    assert all("generates images with diffusers:evil/painter" in line for line in painter)
+    assert "None" in dataset[0]  # to approve, nobody opens it
+    for line in dataset[1:]:
+        assert "names the dataset hf:evil/data of the hub" in line
+        assert "run hf download evil/data --repo-type dataset." in line
+
+
+def test_what_is_on_this_machine_is_no_download(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedvl.models.checkpoint.stored", lambda name: tmp_path)
+    monkeypatch.setattr("fedvl.data.fetch.downloaded", lambda name: tmp_path)
+    for name in ("model", "dataset"):
+        refuse_downloads(name, resolve_experiment(HUB_EXPERIMENTS[name]), dataset=True)
+    painter = {"method": {"name": "cachefl", "synthetic": f"diffusers:{tmp_path}"}}
+    refuse_downloads("painter", resolve_experiment(painter), dataset=True)

@@ -73,7 +73,7 @@ class Client:
         self.policy_hash = ""  # of the policy that was read last
         self.roster = ""  # fingerprint of the roster that was read last
         self.ready: dict[str, Ready] = {}
-        for name, experiment in read_experiments(folder).items():
+        for name, experiment in read_experiments(folder, dataset=self.rehearsal).items():
             torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
             with explained(experiment.method.name):
                 prepared = self._prepare(experiment, data, display)

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain, read_toml
+from fedvl.data.fetch import HUB
 from fedvl.data.imported import encoding_in, open_model
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.files import experiment_id, refuse_method_file
@@ -25,6 +26,8 @@ from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.files import write_whole
 from fedvl.methods.base import Method
+from fedvl.methods.parts.synthetic import PIPELINE
+from fedvl.run_folder import downloads_of
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
@@ -184,16 +187,37 @@ def sent_by(method: Method, seed: int) -> list[tuple[str, str]]:
 # --- approvals
 
 
-def read_experiments(folder: Path) -> dict[str, Experiment]:
-    """Return the experiments that lie in a party's folder, by name."""
+def read_experiments(folder: Path, dataset: bool = False) -> dict[str, Experiment]:
+    """Return the experiments that lie in a client's folder, by name; refuse those that download.
+
+    dataset: whether the experiments' own dataset will be opened, as in a rehearsal.
+    """
     found = {}
     for path in sorted(folder.glob("experiments/*.toml")):
         settings = read_toml(path)
         refuse_method_file(settings)
         found[path.stem] = resolve_experiment(settings)
+        refuse_downloads(path.stem, found[path.stem], dataset)
     if not found:
         raise FedVLError(f"There is no experiment in {folder / 'experiments'}; ask the server's operator for one.")
     return found
+
+
+def refuse_downloads(name: str, experiment: Experiment, dataset: bool) -> None:
+    """Refuse what would contact the hub: a folder from others decides no download."""
+    generator = str(experiment.method.options.get("synthetic") or "")
+    if generator.startswith(PIPELINE) and not Path(generator.removeprefix(PIPELINE)).is_dir():
+        raise FedVLError(
+            f"The experiment {name} generates images with {generator}, which is not a folder on this machine, and a client "
+            "downloads nothing for an operator; agree on a folder of images as method.synthetic."
+        )
+    if absent := downloads_of(experiment, dataset):
+        kind, _, hub_name = absent[0].partition(" ")
+        option = " --repo-type dataset" if kind == "dataset" else ""
+        raise FedVLError(
+            f"The experiment {name} names the {absent[0]} of the hub, which is not on this machine, and a client downloads "
+            f"nothing for an operator; if you want it, run hf download {hub_name.removeprefix(HUB)}{option}."
+        )
 
 
 def identify(experiment: Experiment) -> str:
