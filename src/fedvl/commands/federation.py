@@ -76,6 +76,7 @@ def init(
 ) -> None:
     """Make certificates, the experiment, and a folder to hand to each party."""
     from fedvl.config import gather_settings
+    from fedvl.deployment.extras import check_extras
     from fedvl.deployment.files import LOOPBACK, resolve_for_parties
     from fedvl.deployment.keys import authority_fingerprint
     from fedvl.deployment.membership import create
@@ -92,6 +93,7 @@ def init(
     flags |= {"secure_sum": secure_sum or None, "privacy": privacy}
     given = gather_settings(experiment, flags, settings or [])
     resolved = resolve_for_parties(given, len(names))
+    check_extras(resolved, resolved.data.dataset)
     create(folder, names, host, port, resolved)
     print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")
     print("Hand each party its folder:")
@@ -203,6 +205,7 @@ def approve_runs(
     ] = False,
 ) -> None:
     """Show this client's roster and experiments and approve them; fedvl client answers for no other."""
+    from fedvl.deployment.extras import check_extras
     from fedvl.deployment.membership import approve_experiment
     from fedvl.deployment.policy import approved, identify, read_experiments, write_policy
     from fedvl.deployment.roster import needed_roster
@@ -215,6 +218,7 @@ def approve_runs(
     confirm_roster(folder, yes)
     problem = None
     for name, experiment in experiments.items():
+        check_extras(experiment)
         identity, federation = identify(experiment), experiment.federation
         print(f"{name}: {identity}")
         print(

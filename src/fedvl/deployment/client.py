@@ -19,6 +19,7 @@ import torch
 from fedvl.config import Experiment
 from fedvl.data.opener import Opener
 from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
+from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
@@ -74,6 +75,7 @@ class Client:
         self.roster = ""  # fingerprint of the roster that was read last
         self.ready: dict[str, Ready] = {}
         for name, experiment in read_experiments(folder, dataset=self.rehearsal).items():
+            check_extras(experiment, data or experiment.data.dataset)
             torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
             with explained(experiment.method.name):
                 prepared = self._prepare(experiment, data, display)

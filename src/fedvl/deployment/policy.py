@@ -21,6 +21,7 @@ from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain
 from fedvl.data.fetch import HUB
 from fedvl.data.imported import encoding_in, open_model
 from fedvl.deployment.audit_log import Log
+from fedvl.deployment.extras import need
 from fedvl.deployment.files import experiment_id, refuse_method_file
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
@@ -111,6 +112,8 @@ class Policy(Section):
                 "most_rounds",
                 f"is {self.most_rounds}, and the run has {federation.rounds}; raise it, or agree on fewer rounds",
             )
+        if self.epsilon is not None:
+            need("privacy", f"The line epsilon of this client's {FILE}")
         own_noise = experiment.privacy.unit == "record" or (
             experiment.privacy.unit == "client" and federation.secure_sum
         )

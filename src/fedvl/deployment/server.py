@@ -13,6 +13,7 @@ from typing import IO, Any
 import torch
 
 from fedvl.deployment.audit_log import FILE, Log
+from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
@@ -48,6 +49,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         raise FedVLError(
             "No party has been admitted; each runs fedvl federation join, and you fedvl federation admit its request."
         )
+    check_extras(experiment, experiment.data.dataset)
     with ExitStack() as stack:
         tried = stack.enter_context(explained(experiment.method.name))
         prepared = prepare_server(folder, display)
