@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from helpers.parties import HEAD
 
 from fedvl.cli import app
 from fedvl.deployment import keys as keys_module
+from fedvl.deployment import server
 from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.client import Client
 from fedvl.deployment.files import add_experiment, resolve_for_parties
@@ -37,7 +39,7 @@ from fedvl.deployment.roster import (
     write_roster,
 )
 from fedvl.deployment.secure_sum import ROSTER, Credentials, Member
-from fedvl.deployment.state import log_of, read_party, state_of
+from fedvl.deployment.state import read_party, state_of
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 
@@ -377,12 +379,30 @@ def test_revoking_says_that_the_roster_has_changed_and_what_to_do(place):
     before = honest(place)
     said = command("federation", "revoke", place.clinic, "b")
     assert "The roster has changed" in said
-    assert "A run in progress goes on without b while enough clients are connected" in said
-    assert f"fedvl federation roster {place.clinic}" in said
-    assert f"start a new run (fedvl server {place.clinic})" in said
+    assert "Not admitted, or revoked: b. A run goes on without them while its sums have enough clients" in said
+    assert f"hand out the new roster (fedvl federation roster {place.clinic})" in said
+    assert f"start it with fedvl server {place.clinic}." in said
     shown = command("federation", "roster", place.clinic)
     assert "Not admitted, and not in it: b." in shown
     assert before.fingerprint not in shown
     with pytest.raises(FedVLError, match="no key that could be revoked"):
         revoke(place.clinic, "b")
-    assert [entry["kind"] for entry in log_of(place.clinic).entries("approved")] == []
+
+
+def test_a_server_says_who_is_revoked_at_its_start_and_when_it_stops_for_too_few(place, tmp_path, monkeypatch):
+    """Nobody is waited for; the error that stops the run is the real one."""
+    honest(place)
+    revoke(place.clinic, "b")
+    monkeypatch.setattr("fedvl.deployment.server.RETURN_SECONDS", 0.01)
+    settings = (place.clinic / "experiments" / "linear.toml").read_text().replace("deadline = 600.0", "deadline = 0.05")
+    (place.clinic / "experiments" / "linear.toml").write_text(settings)
+    silent = SimpleNamespace(connected=lambda: {0, 2}, send=lambda *_: {}, collect=lambda *_: [])
+    monkeypatch.setattr(server, "opened_link", lambda *_: nullcontext(SimpleNamespace(address="", secret="", nodes={})))
+    monkeypatch.setattr(server, "flower", lambda: SimpleNamespace(flower_run=lambda *words: nullcontext(silent)))
+    started = CliRunner().invoke(app, ["server", str(place.clinic), "--out", str(tmp_path / "run"), "--quiet"])
+    assert "Not admitted, or revoked: b." in started.stderr
+    assert isinstance(started.exception, FedVLError)
+    assert str(started.exception).startswith("The secure sum of round 1 needs 3 clients or more")
+    assert "Not admitted, or revoked: b." in str(started.exception)
+    again = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--quiet"])
+    assert f"fedvl federation roster {place.clinic}" in str(again.exception)

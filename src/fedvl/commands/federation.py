@@ -287,18 +287,14 @@ def revoke_party(
     words: Annotated[list[str], typer.Argument(metavar="[FOLDER] NAME", help="Federation (default: here) and party.")],
 ) -> None:
     """Take a party's key out of the federation; a server at work refuses it from now on."""
-    from fedvl.deployment.membership import revoke
+    from fedvl.deployment.membership import absence_note, revoke
 
     if len(words) > 2:
         raise FedVLError("Give one party's name, after the federation's folder: fedvl federation revoke FOLDER NAME.")
     name, folder = words[-1], Path(words[0] if len(words) == 2 else ".")
     revoke(folder, name)
     print(f"{name} is revoked. It can join again: fedvl federation join --renew there, fedvl federation admit here.")
-    print(
-        f"The roster has changed. A run in progress goes on without {name} while enough clients are connected. For secure "
-        f"aggregation without it, hand out the new roster (fedvl federation roster {folder}), let every client approve it, and "
-        f"start a new run (fedvl server {folder})."
-    )
+    print(f"The roster has changed. {absence_note(folder)}")
 
 
 @federation_app.command("renew")
@@ -322,12 +318,15 @@ def server(
     """Run an experiment with clients on other machines; after a crash, use fedvl resume."""
     from fedvl.config import read_toml
     from fedvl.deployment.files import choose_experiment
+    from fedvl.deployment.membership import absence_note
     from fedvl.deployment.server import describe_federation
     from fedvl.run_folder import RunFolder
     from fedvl.settings import resolve_experiment
 
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
+    if resolved.federation.secure_sum and (note := absence_note(folder)):
+        print(note, file=sys.stderr)
     with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
         print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
         finish(run_folder, as_json, quiet, metrics)

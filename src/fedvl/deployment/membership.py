@@ -6,6 +6,8 @@ clients learn the keys from the roster (``roster.py``).
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,27 @@ def revoke(folder: Path, name: str) -> None:
 def renew(folder: Path) -> None:
     """Make the server's certificate and key anew, by the same authority."""
     make_server_certificate(folder, read_federation(folder).host)
+
+
+def absence_note(folder: Path) -> str:
+    """Say who of a federation is not admitted, and what secure aggregation needs then; empty: all are."""
+    absent = [member.name for member in read_federation(folder).parties if not member.public_key]
+    if not absent:
+        return ""
+    return (
+        f"Not admitted, or revoked: {', '.join(absent)}. A run goes on without them while its sums have enough clients; for a "
+        f"new one hand out the new roster (fedvl federation roster {folder}), which every client imports and approves, then "
+        f"start it with fedvl server {folder}."
+    )
+
+
+@contextmanager
+def absence_explained(folder: Path) -> Iterator[None]:
+    """Add to an error of secure aggregation that clients are missing because they were revoked."""
+    try:
+        yield
+    except FedVLError as error:
+        raise FedVLError(f"{error} {absence_note(folder)}".strip()) from error
 
 
 def read_federation(folder: Path) -> FederationFile:

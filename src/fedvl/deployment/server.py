@@ -17,7 +17,7 @@ from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
-from fedvl.deployment.membership import read_federation
+from fedvl.deployment.membership import absence_explained, read_federation
 from fedvl.deployment.participation import who_took_part
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.display import Display
@@ -51,6 +51,8 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
         )
     check_extras(experiment, experiment.data.dataset)
     with ExitStack() as stack:
+        if experiment.federation.secure_sum:
+            stack.enter_context(absence_explained(place))
         tried = stack.enter_context(explained(experiment.method.name))
         prepared = prepare_server(folder, display)
         tried.method, tried.samples = prepared.method, prepared.test.samples
