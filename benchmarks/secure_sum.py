@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from fedvl.deployment.keys import make_party_key, sign, signed_by
+from fedvl.deployment.keys import make_key, public_key_of, sign, signed_by, write_private
 from fedvl.deployment.messages import pack_tensors
 from fedvl.deployment.secure_sum import ROSTER, Credentials, Entry, Member, SumId, read_items
 from fedvl.deployment.sum_server import Collected
@@ -65,7 +65,8 @@ def members_in(folder: Path, clients: int) -> list[Member]:
     places = [folder / str(client) for client in range(clients)]
     for place in places:
         place.mkdir()
-    public = [make_party_key(place / "key") for place in places]
+        write_private(place / "key", make_key())
+    public = [public_key_of(place / "key") for place in places]
 
     def check(entry: Entry, content: bytes) -> None:
         if not signed_by(public[entry.client], content, entry.signature):

@@ -1,10 +1,13 @@
 """A party's own policy: each line, read before each answer, in words that say which line and what to do."""
 
+import math
 from datetime import datetime
 from importlib.util import find_spec
 
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -87,13 +90,46 @@ def test_hours_of_the_day_also_over_night(hours, inside, outside):
 
 def test_the_ceiling_is_of_all_steps_of_all_runs_together():
     step, other = Step(0.1, 2.0), Step(1.0, 20.0)
-    entries = [{"rate": 0.1, "sigma": 2.0, "steps": 30}, {"rate": 1.0, "sigma": 20.0, "steps": 4}]
+    told = [{"rate": 0.1, "sigma": 2.0, "steps": 30}, {"rate": 1.0, "sigma": 20.0, "steps": 4}]
+    entries = [{"unit": "record", **entry} for entry in told]
     together = epsilon_of({step: 40, other: 4}, 1e-6)
     assert together > epsilon_of({step: 30, other: 4}, 1e-6)
-    Policy(epsilon=together, delta=1e-6).check_budget(entries, step, 10)
+    Policy(epsilon=together, delta=1e-6).check_budget(entries, "record", step, 10)
     with pytest.raises(FedVLError, match=r"The line epsilon of .* sum over all runs"):
-        Policy(epsilon=together * 0.999, delta=1e-6).check_budget(entries, step, 10)
-    Policy().check_budget(entries, step, 10**6)  # no ceiling
+        Policy(epsilon=together * 0.999, delta=1e-6).check_budget(entries, "record", step, 10)
+    Policy().check_budget(entries, "record", step, 10**6)  # no ceiling
+
+
+def test_a_client_level_round_counts_for_the_client_and_at_half_the_noise_for_each_image():
+    """One image more or less can turn a clipped update around: it moves by 2 x clip, where a client moves by clip.
+
+    Gaussian mechanisms of noise sigma and sensitivity s are one of sensitivity s / sigma: 4 rounds of sigma 8 are mu = 1/4
+    for the client and 1/2 for an image, and 3 record steps of sigma 6 add 3 / 36 to the square of that.
+    """
+    rounds = [{"unit": "client", "rate": 1.0, "sigma": 8.0, "steps": 1}] * 3
+    client = gaussian_epsilon(0.25, 1e-5)
+    Policy(epsilon=client + 0.02, delta=1e-5).check_budget(rounds, "client", Step(1.0, 8.0), 1)
+    with pytest.raises(FedVLError, match=r"The line epsilon of .* for each client"):
+        Policy(epsilon=client - 0.02, delta=1e-5).check_budget(rounds, "client", Step(1.0, 8.0), 1)
+    steps = [{"unit": "record", "rate": 1.0, "sigma": 6.0, "steps": 3}]
+    image = gaussian_epsilon(math.sqrt(4 * (2 / 8) ** 2 + 3 / 36), 1e-5)
+    assert image > 2 * client
+    for spent, unit, step, count in (
+        ([*rounds, *steps], "client", Step(1.0, 8.0), 1),
+        ([*rounds, rounds[0]], "record", Step(1.0, 6.0), 3),
+    ):
+        Policy(epsilon=image + 0.02, delta=1e-5).check_budget(spent, unit, step, count)
+        with pytest.raises(FedVLError, match=r"The line epsilon of .* for each record"):
+            Policy(epsilon=image - 0.02, delta=1e-5).check_budget(spent, unit, step, count)
+
+
+def gaussian_epsilon(mu, delta):
+    """The epsilon of a Gaussian mechanism of sensitivity mu and noise 1, by Balle and Wang (2018), theorem 8."""
+
+    def deltas(epsilon):
+        return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+    return brentq(lambda epsilon: deltas(epsilon) - delta, 1e-6, 20)
 
 
 def test_what_leaves_is_named_by_the_contracts_kinds():

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from fedvl.deployment.client import Client
 from fedvl.deployment.files import add_experiment, resolve_for_parties
 from fedvl.deployment.keys import certify_party, fingerprint, sign
 from fedvl.deployment.membership import admit, create, credentials, join, read_federation, revoke
-from fedvl.deployment.messages import Header, Kind, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import Header, pack_tensors, unpack_tensors, write
 from fedvl.deployment.roster import (
     Roster,
     check_roster,
@@ -43,9 +43,7 @@ from fedvl.errors import FedVLError
 
 NAMES = ["a", "b", "c"]
 RUN = "a" * 32
-FIRST_STEP: Any = (
-    "share_train" if "share_train" in get_args(Kind) else "train"
-)  # the request that names a sum's clients
+FIRST_STEP = "share_train"  # of a sum: the request that names its clients
 SETTINGS: dict[str, Any] = {
     "method": {"name": "linear"},
     "data": {"dataset": "cifar10-mini"},

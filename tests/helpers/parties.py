@@ -112,9 +112,9 @@ def party_of(method, client, folder, template):
     return Party(client, engine, folder / str(client), rehearsal=True, sums=sums)
 
 
-def member_of(client, least, folder):
+def member_of(client, least, folder, run=RUN):
     """A member of secure sums whose party's signature is what it signs, as text."""
-    return Member(RUN, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
+    return Member(run, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
 
 
 def vouched(entry, content):
@@ -131,7 +131,7 @@ class SmallClient(Client):
         self.folder, self.state, self.rehearsal, self.stay = folder, state_of(folder), True, True
         self.said: list[str] = []
         self.say = self.said.append
-        self.file = SimpleNamespace(name=str(client), number=client)  # type: ignore[assignment]
+        self.file = SimpleNamespace(name=str(client), number=client, on_this_machine=True)  # type: ignore[assignment]
         self.log, self.policy_hash, self.roster = Log(self.state / "audit.jsonl"), "", ""
         self.parties, self.finished = {}, False
         sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
@@ -159,7 +159,7 @@ class SmallClient(Client):
         return ""  # its keys are not real
 
     def _member(self, run, least, folder):
-        return member_of(self.file.number, least, folder)
+        return member_of(self.file.number, least, folder, run)
 
     def ask(self, payload=None, **changes):
         header = request(**{"round": 0, "client": self.file.number, **changes})

@@ -25,6 +25,7 @@ flower = lazily("fedvl.deployment.flower")
 VICTIM = 3
 WIDE = "least_images = 0\n"
 RECORD = PrivacyConfig(unit="record", epsilon=3.0, clip=1.0)
+CLIENT = PrivacyConfig(unit="client", epsilon=3.0, clip=0.05)
 SECURE = {"secure_sum": True, "least_clients": 2}
 
 
@@ -193,6 +194,40 @@ def test_a_spent_budget_is_refused_over_runs_and_restarts_and_nothing_is_sent(tm
     each = budget[0]["steps"]
     assert epsilon_of({steps: each * len(budget)}, 1e-5) <= 3.5 < epsilon_of({steps: each * (len(budget) + 1)}, 1e-5)
     assert all(not refused_by(second, client) for client in range(CLIENTS) if client != VICTIM)
+
+
+def test_a_spent_budget_at_client_level_is_refused_over_runs_and_nothing_is_sent(tmp_path):
+    """The client adds its share of the noise itself, so that its policy counts these rounds too."""
+    first, clients = federation_of(tmp_path, privacy=CLIENT, **SECURE)
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("epsilon = 3.5\ndelta = 1e-5")
+    run_quietly(first)
+    assert refused_by(first, VICTIM) == []
+    budget = [e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"]
+    assert [(e["unit"], e["rate"], e["steps"]) for e in budget] == [("client", 1.0, 1)] * 3
+    assert budget[-1]["epsilon"] == pytest.approx(first.records[-1]["privacy"]["epsilon"])
+    assert budget[-1]["sigma"] == pytest.approx(clients[VICTIM].parties[RUN].engine.shared_noise.sigma)
+    second, clients = federation_of(tmp_path, run="c" * 32, privacy=CLIENT, **SECURE)
+    replies = spied(clients[VICTIM])
+    run_quietly(second)
+    trained = [reply for reply in replies if reply.read_header().kind == "train"]
+    answered = [reply for reply in trained if not reply.read_header().problem]
+    check_nothing_left(trained[len(answered) :])
+    assert "policy.toml is 3.5, and this round would take the sum over all runs to" in refused_by(second, VICTIM)[0]
+    rounds = len([e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"])
+    assert rounds == 3 + len(answered) < 6
+    step = Step(1.0, budget[0]["sigma"])
+    assert epsilon_of({step: rounds}, 1e-5) <= 3.5 < epsilon_of({step: rounds + 1}, 1e-5)
+    assert all(not refused_by(second, client) for client in range(CLIENTS) if client != VICTIM)
+
+
+@pytest.mark.parametrize("settings", [{}, {"privacy": CLIENT}])
+def test_a_party_with_a_ceiling_sends_nothing_without_noise_of_its_own(settings, tmp_path):
+    federation, clients = federation_of(tmp_path, rounds=1, **settings)
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("epsilon = 100.0")
+    replies = spied(clients[VICTIM])
+    run_quietly(federation)
+    check_nothing_left(replies)
+    assert "allows only runs in which this client adds noise itself" in refused_by(federation, VICTIM)[0]
 
 
 def test_a_sum_of_too_few_clients_is_refused_and_nothing_is_sent(tmp_path):

@@ -353,13 +353,17 @@ def client(
 
     end_on_termination()
     with TerminalDisplay(quiet) as display:
-        found = Client(folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False))
+        found = Client(
+            folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False, markup=False)
+        )
     if dry_run:
         for rehearsal in found.dry_run():
             print_dry_run(rehearsal)
             for part in own_figures(rehearsal["audit"]):
                 Console().print(part, highlight=False)
         return
+    if found.rehearsal:
+        print("This is a rehearsal with the experiment's own dataset; --data names your images.", file=sys.stderr)
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
     found.serve(stay, metrics)

@@ -150,6 +150,14 @@ class Log:
         return write(header.model_copy(update={"log": self.head}), message.payload)
 
 
+class RehearsalLog(Log):
+    """The log of a client in a rehearsal, which books no privacy budget: its noise is public."""
+
+    def append(self, kind: str, **told: Any) -> None:
+        if kind != "budget":
+            super().append(kind, **told)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[BinaryIO]:
     """Open a log for this process alone, never by a link or of any size."""

@@ -18,7 +18,7 @@ import torch
 
 from fedvl.config import Experiment
 from fedvl.data.opener import Opener
-from fedvl.deployment.audit_log import NO_HEAD
+from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
@@ -68,7 +68,7 @@ class Client:
         self.folder, self.data, self.say = folder, data, say
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
         self.file, self.state = read_party(folder), open_state(folder)
-        self.log = log_of(folder)
+        self.log = RehearsalLog(log_of(folder).path) if self.rehearsal else log_of(folder)
         self.log.entries("approved")  # a log that does not fit is told before anything else
         self.policy_hash = ""  # of the policy that was read last
         self.roster = ""  # fingerprint of the roster that was read last
@@ -142,11 +142,21 @@ class Client:
         if experiment not in self.ready:
             raise FedVLError("Its folder has no such experiment, or its model has other weights.")
         prepared = self.ready[experiment].prepared
+        self._check_rehearsal(prepared.experiment)
         check_approved(self.log, experiment, self._roster(prepared.experiment), self.folder)
         policy = read_policy(self.state)
         images = len(prepared.training.rows[self.file.number])
         policy.check_experiment(prepared.experiment, prepared.method, images)
         return policy
+
+    def _check_rehearsal(self, experiment: Experiment) -> None:
+        """Refuse noise and secure aggregation in a rehearsal with others: its seed is public."""
+        protected = experiment.privacy.unit != "none" or experiment.federation.secure_sum
+        if self.rehearsal and protected and not self.file.on_this_machine:
+            raise FedVLError(
+                "Without --data this is a rehearsal, whose noise comes from the experiment's public seed; with --privacy or "
+                "--secure-sum it is for a server on this machine alone: give --data."
+            )
 
     def _roster(self, experiment: Experiment) -> str:
         """Return the fingerprint of the pinned roster, if the experiment needs one."""
@@ -168,7 +178,7 @@ class Client:
         if party.sums is not None:
             party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
         if header.kind == "train" and (cost := party.cost(header.round)):
-            policy.check_budget(self.log.entries("budget"), *cost)
+            policy.check_budget(self.log.entries("budget"), party.engine.privacy.unit, *cost)
         return party
 
     def party(self, header: Header) -> Party:
@@ -215,9 +225,8 @@ class Client:
         result = describe(prepared, federation, judge, zero_shot, judged)
         if spent := party.spent:
             result["privacy"] = spent[-1]
-            self.say(
-                f"This client's images have spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g})."
-            )
+            whose = "This client has" if spent[-1]["unit"] == "client" else "This client's images have"
+            self.say(f"{whose} spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g}).")
         given = ["--data", self.data] if self.data else []
         told = {
             "rounds": header.round,

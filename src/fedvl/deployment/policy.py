@@ -53,8 +53,10 @@ most_rounds = 1000
 # Hours in which requests are answered, by this machine's clock; "22:00-06:00" is over night.
 hours = "00:00-24:00"
 
-# Most that all runs together may spend of these images' privacy. With it, only runs with noise of this
-# party's own (--privacy record:eps=...) are answered.
+# Most epsilon, at delta, that all runs together may spend. Covered is noise that this client adds itself:
+# --privacy record:eps=... (of each image), and --privacy client:eps=... with --secure-sum (of this client
+# with all its images; it counts for each image too). Other runs are refused: with noise of the server alone,
+# or with none. Not covered: that this client takes part, and how many images it has.
 # epsilon = 8.0
 # delta = 1e-5
 """
@@ -106,11 +108,14 @@ class Policy(Section):
                 "most_rounds",
                 f"is {self.most_rounds}, and the run has {federation.rounds}; raise it, or agree on fewer rounds",
             )
-        if self.epsilon is not None and experiment.privacy.unit != "record":
+        own_noise = experiment.privacy.unit == "record" or (
+            experiment.privacy.unit == "client" and federation.secure_sum
+        )
+        if self.epsilon is not None and not own_noise:
             raise refused(
                 "epsilon",
-                "allows only runs in which this party adds noise itself; agree on one with --privacy record:eps=..., "
-                "or remove the line",
+                "allows only runs in which this client adds noise itself; agree on one with --privacy record:eps=..., or "
+                "client:eps=... and --secure-sum, or remove the line",
             )
 
     def check_time(self, now: datetime) -> None:
@@ -119,20 +124,24 @@ class Policy(Section):
         if not (begin <= moment < end if begin < end else moment >= begin or moment < end):
             raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
 
-    def check_budget(self, spent: Iterable[Mapping[str, Any]], step: Step, count: int) -> None:
-        """Refuse steps that would take the sum over all runs above the ceiling."""
+    def check_budget(self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int) -> None:
+        """Refuse steps that would take the sum over all runs above the ceiling, for image or client."""
         if self.epsilon is None:
             return
-        steps = Counter({step: count})
+        steps = {"record": Counter[Step](), "client": Counter[Step]()}
         for entry in spent:
-            steps[Step(entry["rate"], entry["sigma"])] += entry["steps"]
-        total = epsilon_of(steps, self.delta)
-        if total > self.epsilon:
-            raise refused(
-                "epsilon",
-                f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g}; the budget of these "
-                "images is spent",
-            )
+            steps[entry["unit"]][Step(entry["rate"], entry["sigma"])] += entry["steps"]
+        steps[unit][step] += count
+        if steps["record"]:  # one image can turn a clipped update around, by twice the clip
+            steps["record"] += Counter({Step(rate, sigma / 2): n for (rate, sigma), n in steps["client"].items()})
+        for whose, taken in steps.items():
+            total = epsilon_of(taken, self.delta)
+            if total > self.epsilon:
+                raise refused(
+                    "epsilon",
+                    f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g} for each {whose}; the "
+                    "budget of these images is spent",
+                )
 
 
 def refused(line: str, why: str) -> FedVLError:
