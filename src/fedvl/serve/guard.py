@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,6 +36,7 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str | None, limits: Limits) -> None:
         self.app, self.token, self.limits = app, token, limits
         self.held = Shares(limits.held_bytes)  # bytes of all requests in progress
+        self.asking = Shares(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,13 +52,21 @@ class Guard:
         if refusal:
             await refusal(scope, receive, send_strictly)
             return
-        body = Body(receive, self._most(scope["path"]), self.limits, self.held, address_of(scope))
+        address = address_of(scope)
+        try:
+            self.asking.take(address, 1)
+        except BusyError:
+            await discard(receive, self.limits)
+            await refuse(503, BUSY, self.limits.retry_seconds)(scope, receive, send_strictly)
+            return
+        body = Body(receive, self._most(scope["path"]), self.limits, self.held, address)
         try:
             await self.app(scope, body.receive, send_strictly)
         except ClientDisconnect:
             pass  # nobody is left to answer
         finally:
             body.forget()
+            self.asking.give_back(address, 1)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         host, closed = headers.get("host", ""), scope["path"] not in OPEN
@@ -117,6 +127,16 @@ class Body:
 
     def forget(self) -> None:
         self._held.give_back(self._address, self._size)
+
+
+async def discard(receive: Receive, limits: Limits) -> None:
+    """Read a body and drop it: if it is left unread, the end of the connection overtakes the answer."""
+    size, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limits.head_seconds):
+            while more and size <= limits.file_bytes:
+                message = await receive()
+                size, more = size + len(message.get("body", b"")), message.get("more_body", False)
 
 
 def check_token(token: str | None) -> None:
