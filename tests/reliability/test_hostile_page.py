@@ -39,7 +39,7 @@ MODES = ["positive", "negative"]
 SETTINGS = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-TOKEN = "Right-token"
+TOKEN = "The-Right-token-of-all"
 # Small, so that what goes beyond them is small too; all else is as a user has it.
 SMALL = replace(
     LIMITS,
@@ -232,7 +232,7 @@ FRAMES: dict[str, Callable[[Service], None]] = {
 }
 TOKENS: dict[str, Callable[[Service], None]] = {
     "none": request(status=401),
-    "wrong": request("Authorization: Bearer wrong-token", status=401),
+    "wrong": request("Authorization: Bearer a-wrong-token-of-all-x", status=401),
     "empty": request("Authorization: Bearer ", status=401),
     "only the kind": request("Authorization: Bearer", status=401),
     "its beginning": request(f"Authorization: Bearer {TOKEN[:-1]}", status=401),

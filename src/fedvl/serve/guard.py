@@ -18,6 +18,7 @@ from fedvl.serve.limits import Limits
 
 OPEN = {"/", "/page.css", "/page.js", "/icon.svg", "/health"}  # they reveal nothing about the run
 BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
+SHORTEST_TOKEN = 16  # characters
 BUSY = "The service is busy; try again in a moment."
 # The page loads nothing from elsewhere and makes no markup of text; no other site may frame or embed any of this.
 HEADERS = {
@@ -140,9 +141,16 @@ async def discard(receive: Receive, limits: Limits) -> None:
 
 
 def check_token(token: str | None) -> None:
-    """Refuse a token that everybody knows or that a header cannot carry."""
-    if token is not None and not (token.strip() == token != "" and token.isascii() and token.isprintable()):
-        raise FedVLError("The token is empty or not plain text; give --token letters and digits, or leave it out.")
+    """Refuse a token that can be guessed or that a header cannot carry."""
+    if token is None:
+        return
+    if not (token.strip() == token and token.isascii() and token.isprintable()):
+        raise FedVLError("The token is not plain text; give --token letters and digits, or leave it out.")
+    if len(token) < SHORTEST_TOKEN:
+        raise FedVLError(
+            f"The token has {len(token)} characters, fewer than {SHORTEST_TOKEN}, and can be guessed; give --token the "
+            "output of `openssl rand -hex 16`, or leave it out."
+        )
 
 
 def address_of(scope: Scope) -> str:
