@@ -40,6 +40,15 @@ class Refused(Content):
     reason: str
 
 
+class Beside(Content):
+    """Something that a private run releases beside its noisy sums, or withholds."""
+
+    name: str
+    keys: Annotated[list[str], Field(max_length=100)]  # patterns of its fields
+    state: Literal["covered", "withheld", "not covered"]
+    why: str
+
+
 class Budget(Content):
     """What a run has spent of its privacy budget."""
 
@@ -47,6 +56,8 @@ class Budget(Content):
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     sampling: str
+    simulated: bool = False  # whether its noise follows from the seed, which is published
+    released: Annotated[list[Beside], Field(max_length=100)] = []
     # of a round, to go on counting
     rate: Annotated[float, Field(gt=0, le=1)] | None = None
     sigma: Annotated[float, Field(ge=0)] | None = None

@@ -23,7 +23,7 @@ from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine
 from fedvl.federation.fixed_point import FIGURES, from_whole
 from fedvl.federation.local import LocalEngine, Summed
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Update
@@ -204,7 +204,7 @@ class Watched(RecordPrivacy):
         return dict(seen.release(purpose, total))
 
     def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
-        return {}
+        return budget(self.config.unit, 1.0, 1e-5, "no noise")
 
 
 class WatchedClients(ClientPrivacy):
@@ -219,32 +219,38 @@ class WatchedClients(ClientPrivacy):
         return seen.release(round_index, {n: t.to(shared[n].dtype) for n, t in mean.items()}), clip
 
     def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
-        return {}
+        return budget(self.config.unit, 1.0, 1e-5, "no noise")
 
 
 def observe(found: Prepared, released: dict[Any, Any]) -> Seen:
     """Run the rounds, and note what leaves."""
-    experiment, seen = found.experiment, Seen(released)
-    engine = local_engine(found)
+    experiment, engine = found.experiment, local_engine(found)
+    hidden, seen = without_noise(engine, experiment, released)
     start = found.method.start(torch_generator(experiment.seed, "start"))
-    config = experiment.federation
-    watched: Watched | WatchedClients
-    if experiment.privacy.unit == "record":
-        watched = Watched(experiment.privacy, experiment.training, config.rounds)
-        engine.hidden = watched
-    else:
-        watched = WatchedClients(experiment.privacy, config.rounds, engine.clients, engine.clients, 0)
-        watched.__dict__["sigma"] = 0.0
-        if config.secure_sum:
-            engine.shared_noise = watched
-    watched.__dict__["seen"] = seen
-    watch(engine, seen, config.secure_sum, experiment.privacy.unit)
-    federation = Federation(found.method, engine, config, experiment.seed, start, privacy=watched)
+    federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
     federation.run(lambda shared, last, number: {}, seen.records.append)
     return seen
 
 
-def watch(engine: LocalEngine, seen: Seen, secure: bool, unit: str) -> None:
+def without_noise(
+    engine: LocalEngine, experiment: Experiment, released: dict[Any, Any]
+) -> tuple[Watched | WatchedClients, Seen]:
+    """Take the noise from an engine, and let it release what another released."""
+    privacy, rounds, seen = experiment.privacy, experiment.federation.rounds, Seen(released)
+    hidden: Watched | WatchedClients
+    if privacy.unit == "record":
+        engine.hidden = hidden = Watched(privacy, experiment.training, rounds)
+    else:
+        hidden = WatchedClients(privacy, rounds, engine.clients, engine.clients, 0)
+        hidden.__dict__["sigma"] = 0.0
+        if experiment.federation.secure_sum:
+            engine.shared_noise = hidden
+    hidden.__dict__["seen"] = seen
+    watch(engine, seen, privacy.unit)
+    return hidden, seen
+
+
+def watch(engine: LocalEngine, seen: Seen, unit: str) -> None:
     """Note what clients send; sums and reports, of which noise covers the sums, are those of the first run."""
     train, sum_updates, report = engine.train, engine.sum_updates, engine.report
 
