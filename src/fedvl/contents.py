@@ -317,6 +317,14 @@ class Measured(Content):
     interval: Interval | None = None
 
 
+class Joint(Content):
+    """What two runs spend together of each unit that is in both."""
+
+    unit: Literal["client", "record"]
+    epsilon: Annotated[float, Field(ge=0)]
+    delta: Annotated[float, Field(gt=0)]
+
+
 class Withdrawal(Content):
     """A client that withdrew from a run, the run without it, and how far the two differ."""
 
@@ -332,6 +340,7 @@ class Withdrawal(Content):
     distance: Finite
     moved: Finite | None
     same_draws: bool
+    privacy: Joint | None = None
 
 
 class Withdrawals(Content):
