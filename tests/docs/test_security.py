@@ -49,7 +49,9 @@ def rows_with_tests(page):
 
 
 def test_the_page_counts_the_hostile_cases(found):
-    told = {name: int(count) for name, count in re.findall(r"/test_hostile_(\w+)\.py` \| (\d+) \|", page_of("security.md"))}
+    told = {
+        name: int(count) for name, count in re.findall(r"/test_hostile_(\w+)\.py` \| (\d+) \|", page_of("security.md"))
+    }
     assert told == dict(found)
 
 
