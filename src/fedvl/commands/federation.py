@@ -108,6 +108,8 @@ def init(
     else:
         print(f"Each party runs: fedvl federation join {names[0]}, and sends you the request that it makes.")
         print(f"Then: fedvl federation admit {folder} {names[0]}.request.json, for each of them.")
+        if resolved.federation.secure_sum:
+            print(f"When all are admitted, send each the roster: fedvl federation roster {folder}")
 
 
 @federation_app.command("join")
