@@ -15,7 +15,7 @@ if find_spec("flwr") is None:
 from helpers.kills import draw_images
 from helpers.parties import EXPERIMENT, SmallClient, request
 
-from fedvl.deployment.audit_log import read_log
+from fedvl.deployment.audit_log import NO_HEAD, read_log
 from fedvl.deployment.client import MOST_RUNS, Client, Supervised, free_port
 from fedvl.deployment.files import PartyFile, resolve_for_parties
 from fedvl.deployment.membership import admit, approve_experiment, create, join, read_federation
@@ -117,6 +117,18 @@ def test_a_client_takes_part_in_one_run_unless_it_stays(client):
     assert client.problem(run="1", round=1) == ""
     client.stay = True
     assert client.problem(run="2") == ""
+
+
+@pytest.mark.parametrize("problem", ["", "It says so."])
+def test_a_message_without_the_head_of_the_servers_log_is_refused_and_logged(problem, client):
+    """Otherwise the logs of both sides could not be compared; a request that looks like a refusal is no exception."""
+    reply = client.ask(payload=b"" if problem else None, log="", problem=problem)
+    assert (reply.read_header().problem, reply.payload) == (NO_HEAD, b"")
+    received, refused = read_log(client.folder).chain.entries[-2:]
+    assert (received["kind"], received["head"]) == ("received", "")
+    assert (refused["kind"], refused["reason"]) == ("refused", NO_HEAD)
+    assert reply.read_header().log == client.log.head
+    assert not (client.state / "runs").exists()
 
 
 def test_a_run_has_one_experiment_also_after_a_restart(client):

@@ -10,10 +10,10 @@ from helpers.small import RAGGED, run_quietly
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.parties import CLIENTS, EXPERIMENT, NODE, RUN, SmallClient, fake_grid, local_federation
+from helpers.parties import CLIENTS, EXPERIMENT, NODE, RUN, SmallClient, altered, fake_grid, local_federation
 
 from fedvl.config import PrivacyConfig
-from fedvl.deployment.audit_log import FILE, Log, read_log
+from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.verification import verify
@@ -126,6 +126,14 @@ def test_answers_that_come_too_late_are_in_both_logs(tmp_path):
     assert refused_by(federation, VICTIM) == ["its answer of round 1 came too late"]
     (there, back) = verify([tmp_path / "clinic", tmp_path / str(VICTIM)]).traffic
     assert (there.sent, there.matched, back.sent, back.matched) == (3, 3, 3, 3)
+
+
+def test_a_server_refuses_an_answer_without_the_head_of_its_clients_log(tmp_path):
+    federation, _ = federation_of(tmp_path, rounds=2)
+    federation.engine.transport.grid.faults[VICTIM, 0, "train"] = altered(log="")
+    run_quietly(federation)
+    assert refused_by(federation, VICTIM) == [NO_HEAD]
+    assert [VICTIM in record["dropped"] for record in federation.records] == [True, False]
 
 
 def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
