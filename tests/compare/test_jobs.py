@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,10 @@ from fedvl.data.opener import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
 
-SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2, "threads": 1}}
+SMALL: dict[str, dict[str, Any]] = {
+    "data": {"clients": 2, "shots": 4, "partition": "iid"},
+    "federation": {"rounds": 2, "threads": 1},
+}
 
 
 def test_each_of_four_runs_at_once_gets_a_quarter_of_the_cores(monkeypatch):

@@ -207,7 +207,7 @@ def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, A
         )
         return {}, {}
     activation = {"hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu"}
-    vision, text = dict(activation), dict(activation)
+    vision, text = dict[str, Any](activation), dict[str, Any](activation)
     image_tower, text_tower = model.get("vision_cfg", {}), model.get("text_cfg", {})
     if isinstance(image_tower.get("layers"), int):
         width = numbers.whole(image_tower["width"], "vision_cfg.width", MOST_WIDTH)
