@@ -159,8 +159,7 @@ class Comparison:
         return write_report(self.folder)
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
+        from fedvl.display import Console
         from fedvl.report.comparison_tables import footnote, terminal_tables
 
         text = io.StringIO()

@@ -70,7 +70,7 @@ def audit(
     if as_json:
         print(json.dumps({**found, "above": above}))
     else:
-        from rich.console import Console
+        from fedvl.display import Console
 
         console = Console()
         for part in audit_table(found):
