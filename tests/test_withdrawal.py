@@ -229,6 +229,19 @@ def test_a_second_run_in_which_the_client_took_part_or_of_other_settings_is_refu
         check_comparable(RunFolder(run), RunFolder(other), 3)
 
 
+def test_a_client_that_was_drawn_and_dropped_out_took_no_part(run, tmp_path):
+    path = tmp_path / "other"
+    path.mkdir()
+    other = RunFolder(path)
+    other.describe(RunFolder(run).experiment)
+    other.append_round({"round": 1, "cohort": [0, 2, 3], "dropped": [3]})
+    other.append_round({"round": 2, "cohort": [0, 2], "dropped": []})
+    check_comparable(RunFolder(run), RunFolder(path), 3)
+    other.append_round({"round": 3, "cohort": [0, 3], "dropped": [0]})
+    with pytest.raises(FedVLError, match="Client 3 took part in round 3 of"):
+        check_comparable(RunFolder(run), RunFolder(path), 3)
+
+
 def test_a_client_goes_by_number_or_by_the_name_of_its_party(run, tmp_path):
     assert find_client(RunFolder(run), "4") == (4, None)
     for name in ("5", "north", "-1", "99999999999", "²"):
