@@ -19,6 +19,7 @@ from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
+from fedvl.uncertainty import mcnemar, wilson
 from fedvl.withdrawal import (
     Answers,
     check_comparable,
@@ -164,7 +165,13 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
     assert found["run"]["accuracy"] == pytest.approx(100 * 6 / 9)
     assert found["without"]["accuracy"] == pytest.approx(100 * 4 / 9)
     assert found["difference"] == pytest.approx(-200 / 9)
-    assert found["difference_interval"][0] < found["difference"] < found["difference_interval"][1]
+    # the intervals that a report gives of the same answers
+    assert found["run"]["interval"] == pytest.approx(list(wilson(100 * 6 / 9, 9)))
+    assert found["changed_interval"] == pytest.approx(list(wilson(100 * 5 / 9, 9)))
+    paired = mcnemar("111011001", "110100001")
+    assert paired is not None
+    assert (paired.gained, paired.lost) == (1, 3)
+    assert found["difference_interval"] == list(paired.interval)
     assert found["changed"] == pytest.approx(500 / 9)
     assert found["distance_by_tensor"] == {"w": 3.0, "b": 4.0}
     assert (found["distance"], found["moved"]) == (5.0, 5.0)
