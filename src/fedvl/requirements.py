@@ -5,15 +5,32 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.config import Experiment
+from fedvl.config import MANY, Experiment
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.federation.attacks import TRIGGERED
+from fedvl.federation.sealed import alternatives, made_of_samples
 from fedvl.methods.base import Method
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
+RULE_BETWEEN_MACHINES = "centred-clipping"  # the best of those measured in docs/robust.md
 MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
+
+
+def check_settings(experiment: Experiment, simulated: bool) -> None:
+    """Refuse settings that do not fit each other, before data are opened."""
+    check_validation(experiment, simulated)
+    check_subspace(experiment, simulated)
+    check_private_choice(experiment, simulated)
+
+
+def check_method(method: Method, experiment: Experiment) -> None:
+    """Refuse settings of the federation that do not fit the method."""
+    check_secure_sum(method, experiment)
+    check_robust(method, experiment)
+    check_sequential(experiment)
+    check_privacy(method, experiment)
 
 
 def check_classes(dataset: Dataset) -> None:
@@ -113,7 +130,7 @@ def check_robust(method: Method, experiment: Experiment) -> None:
             "A rule needs the update of each client, and a secure sum hides it; choose --robust or --secure-sum."
         )
     start = method.start(torch_generator(experiment.seed, "start"))
-    if federation.robust != "mean" and not any(method.role.needs(shared) == "sum" for shared in start):
+    if federation.robust != "mean" and start and not any(method.role.needs(shared) == "sum" for shared in start):
         raise FedVLError(
             f"Method '{name}' merges the updates itself, so that no other rule applies; leave --robust out."
         )
@@ -127,6 +144,31 @@ def check_robust(method: Method, experiment: Experiment) -> None:
             "A backdoor is planted in images, for a class that is queried; use --protocol closed and a method on images, "
             "such as linear or cachefl, or another attack."
         )
+
+
+def rule_between_machines(method: type[Method], experiment: Experiment) -> str:
+    """Return the merging rule of a federation for which no rule was asked.
+
+    Secure aggregation and privacy leave no room for a rule, nor does a method with a server hook of
+    its own; of two clients no rule can tell which is hostile.
+    """
+    federation = experiment.federation
+    averaged = method.start is not Method.start and all(
+        getattr(method, hook) is getattr(Method, hook) for hook in ("merge", "hand_out", "client_weights")
+    )
+    asked = federation.secure_sum or federation.sequential or experiment.privacy.unit != "none"
+    clients = federation.per_round or experiment.data.clients
+    return RULE_BETWEEN_MACHINES if averaged and not asked and clients > 2 else federation.robust
+
+
+def rule_note(experiment: Experiment) -> str:
+    """Say how updates are merged, and what that means for hostile clients."""
+    if experiment.federation.secure_sum:
+        return "With secure aggregation the server sees no single update, so that no rule stops a hostile client."
+    rule = experiment.federation.robust
+    if rule == "mean":
+        return "Updates are merged by the mean, which one hostile client can ruin; see docs/robust.md."
+    return f"Updates are merged by {rule}, against hostile clients; see docs/robust.md."
 
 
 def check_sequential(experiment: Experiment) -> None:
@@ -173,6 +215,25 @@ def check_subspace(experiment: Experiment, simulated: bool) -> None:
         )
 
 
+def check_private_choice(experiment: Experiment, simulated: bool) -> None:
+    """Refuse record-level privacy where an image decides which other images are trained on."""
+    data = experiment.data
+    if experiment.privacy.unit != "record":
+        return
+    if data.client_shots is not None:
+        raise FedVLError(
+            "data.client_shots chooses among a client's images by their labels, so that one image decides about others; "
+            "leave it out, or use --privacy client:eps=3."
+        )
+    if simulated:
+        return
+    if (data.shots or MANY) < MANY or data.long_tail is not None:
+        raise FedVLError(
+            "data.shots and data.long_tail choose among a client's images by their labels, so that one image decides about "
+            f"others; use --set data.shots={MANY}, which keeps all, and no data.long_tail."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit
@@ -209,6 +270,11 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
         raise FedVLError(
             f"Clients of method '{name}' report class counts before a round, which noise does not cover; let each "
             "choose its labels alone, with --set method.selection=fpl."
+        )
+    if experiment.data.labels == "cps":
+        raise FedVLError(
+            "Pseudo-labels of 'cps' follow from class counts of all clients, which noise does not cover; let each client "
+            "choose alone, with --set data.labels=fpl."
         )
     if federation.robust != "mean":
         raise FedVLError(
@@ -249,6 +315,20 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"Pseudo-labels of '{labels}' compare the images of a client, so that one image changes others' labels; "
             "use --set data.labels=zero-shot."
+        )
+    if method.task.origins and experiment.evaluation.protocol != "base-to-new":
+        raise FedVLError(
+            "With several datasets a client's class list follows from its own labels, so that one image changes the loss of "
+            "others; use one dataset, or --protocol base-to-new, which deals the classes."
+        )
+    if made := made_of_samples(method, start):
+        found = (choice for choice, other in alternatives(method) if made_of_samples(other, start) is None)
+        remedy = (
+            f"--set method.{choice}" if (choice := next(found, "")) else "--privacy client:eps=3, or another method"
+        )
+        raise FedVLError(
+            f"Method '{name}' makes {made} of all images of a client, so that one image changes the gradients of others; "
+            f"use {remedy}."
         )
 
 

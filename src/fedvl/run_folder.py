@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_METRICS = 2**28  # bytes of metrics.jsonl
 MOST_LOCK = 100
-PARTY = "party.json"  # in the folder of a party, whose runs are in runs/
+PARTY, STATE = "party.json", "state"  # in the folder of a client, whose runs are in state/runs/
 ASKED = ("class_names", "templates", "model_fingerprint")  # what queries need of a result
 
 RoundRecord = dict[str, Any]
@@ -49,9 +49,10 @@ RoundRecord = dict[str, Any]
 class RunFolder:
     """A run folder; what is read of it is read once."""
 
-    def __init__(self, path: Path, trust_method: bool = False) -> None:
+    def __init__(self, path: Path, trust_method: bool = False, queried: bool = False) -> None:
         self.path = path
         self.trust_method = trust_method  # run a method's file that lies in the folder
+        self.queried = queried  # the model answers, and the dataset is not opened
 
     def file(self, name: str) -> Path:
         """Return a file of the run; refuse a link, which could lead out of the folder."""
@@ -59,12 +60,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, trust_method: bool = False) -> "RunFolder":
-        """Return the run in a folder; of a party's folder, the one that finished last."""
+        """Return the run in a folder, to query it; of a client's folder, the one that finished last."""
         if not no_link(path / PARTY).is_file():
-            return cls(path, trust_method)
-        runs = [run for each in sorted((path / "runs").glob("*")) if (run := cls(each, trust_method)).finished]
+            return cls(path, trust_method, queried=True)
+        state = no_link(path / STATE)
+        runs = [run for each in sorted((state / "runs").glob("*")) if (run := cls(each, trust_method, True)).finished]
         if not runs:
-            raise FedVLError(f"The party in {path} has no finished run yet; fedvl client says when one is over.")
+            raise FedVLError(f"The client in {path} has no finished run yet; fedvl client says when one is over.")
         return max(runs, key=lambda run: str(run.result.get("finished")))
 
     # --- create and lock
@@ -139,6 +141,11 @@ class RunFolder:
     def exists(self) -> bool:
         return self.file("config.toml").is_file()
 
+    @property
+    def settings_sha256(self) -> str:
+        """The SHA-256 of config.toml, which names that of a method's file."""
+        return file_sha256(self.file("config.toml"))
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings as config.toml has them, checked; the method is not loaded."""
@@ -158,7 +165,7 @@ class RunFolder:
         if name.endswith(".py"):
             settings["method"]["name"] = str(self._method_file(Path(name)))
         experiment = resolve_experiment(settings)
-        self._check_model(experiment.model.name)
+        self._check_downloads(experiment)
         return experiment
 
     def _method_file(self, original: Path) -> Path:
@@ -172,13 +179,20 @@ class RunFolder:
             raise FedVLError(f"{copy} is code that this run would execute; read it, then say --trust-method.")
         return copy
 
-    def _check_model(self, name: str) -> None:
-        """Refuse a model of the hub that is not on this machine, if the folder is not trusted."""
+    def _check_downloads(self, experiment: Experiment) -> None:
+        """Refuse a model or dataset of the hub that is not here, if the folder is not trusted."""
+        from fedvl.data.fetch import HUB, downloaded
         from fedvl.models.checkpoint import is_hub_name, stored
 
-        if not self.trust_method and is_hub_name(name) and stored(name) is None:
+        if self.trust_method:
+            return
+        model = experiment.model.name
+        absent = [f"model {model}"] if is_hub_name(model) and stored(model) is None else []
+        parts = [] if self.queried else experiment.data.dataset.split("+")
+        absent += [f"dataset {name}" for name in parts if name.startswith(HUB) and downloaded(name) is None]
+        if absent:
             raise FedVLError(
-                f"The run in {self.path} would download the model {name} from the hub; if you want that, say --trust-method."
+                f"The run in {self.path} would download the {absent[0]} from the hub; if you want that, say --trust-method."
             )
 
     @cached_property

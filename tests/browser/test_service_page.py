@@ -169,14 +169,14 @@ def test_a_phone_shows_all_without_scrolling_sideways(browser, address, pictures
 
 
 def test_a_token_comes_with_the_address_or_is_asked_for(browser, fed_mp, pictures):
-    with serving(make_app(fed_mp, token="se cret")) as url:
-        browser.open(f"{url}/#token=se%20cret")
+    with serving(make_app(fed_mp, token="a secret of many letters")) as url:
+        browser.open(f"{url}/#token=a%20secret%20of%20many%20letters")
         browser.wait_for("document.getElementById('about').textContent.includes('fed-mp')")
         browser.open("about:blank")
         browser.open(url)
         browser.wait_for("!document.getElementById('ask-token').hidden")
         browser.evaluate("document.getElementById('token').focus()")
-        browser.type("se cret")
+        browser.type("a secret of many letters")
         browser.press("Enter", 13, "\r")
         browser.wait_for("document.getElementById('about').textContent.includes('fed-mp')")
         browser.give_files("#files", pictures[:1])

@@ -126,15 +126,26 @@ def keys(tmp_path_factory):
 
 
 def test_serve_speaks_tls_with_a_certificate(folder_of, keys):
-    words = ["--port", "0", "--certificate", keys / "server.crt", "--key", keys / "server.key", "--token", "secret"]
+    words = [
+        "--port",
+        "0",
+        "--certificate",
+        keys / "server.crt",
+        "--key",
+        keys / "server.key",
+        "--token",
+        "0123456789abcdef",
+    ]
     command = [sys.executable, "-m", "fedvl.cli", "serve", folder_of("linear"), *words]
     process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        told = re.match(r"Open (https://127.0.0.1:\d+/)#token=secret \(Ctrl-C", process.stdout.readline())
+        told = re.match(r"Open (https://127.0.0.1:\d+/)#token=0123456789abcdef \(Ctrl-C", process.stdout.readline())
         assert told
         trusting = ssl.create_default_context(cafile=keys / "ca.crt")
-        with httpx.Client(base_url=told[1], verify=trusting, headers={"authorization": "Bearer secret"}) as client:
+        with httpx.Client(
+            base_url=told[1], verify=trusting, headers={"authorization": "Bearer 0123456789abcdef"}
+        ) as client:
             assert client.get("/run").json()["method"] == "linear"
             session = client.post("/sessions", json={}, headers={"origin": told[1].rstrip("/")}).json()
             answer = client.post(f"/sessions/{session['id']}/images", files=[("files", ("cat.png", png(0)))])
@@ -160,9 +171,10 @@ def test_serve_says_which_files_tls_needs(folder_of, keys, tmp_path):
             fedvl("serve", folder_of("linear"), "--port", "0", *words)
 
 
-def test_serve_refuses_an_empty_token(folder_of):
-    with pytest.raises(FedVLError, match="The token is empty or not plain text; give --token letters and digits"):
-        fedvl("serve", folder_of("linear"), "--host", "0.0.0.0", "--port", "0", "--token", "")
+@pytest.mark.parametrize("token", ["", "abc"])
+def test_serve_refuses_a_token_that_can_be_guessed(folder_of, token):
+    with pytest.raises(FedVLError, match="characters, fewer than 16, and can be guessed; give --token"):
+        fedvl("serve", folder_of("linear"), "--host", "0.0.0.0", "--port", "0", "--token", token)
 
 
 def test_names_are_inert_in_a_terminal_and_in_a_spreadsheet(capsys):

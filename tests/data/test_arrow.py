@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from fedvl.data.sources import open_dataset
+from fedvl.data import arrow
+from fedvl.data.sources import open_dataset, read_path
 from fedvl.errors import FedVLError
 
 NAMES = ["cat", "dog"]
@@ -34,13 +35,13 @@ def table_of(shades: list[int], labels: list[int]) -> pa.Table:
     return pa.table(arrays, schema=pa.schema([("img", kind), ("fine_label", pa.int64())], METADATA))
 
 
-def write_saved(folder: Path, *tables: pa.Table) -> None:
+def write_saved(folder: Path, *tables: pa.Table, chunk: int = 2) -> None:
     """What `Dataset.save_to_disk` writes."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [f"data-{number:05}-of-{len(tables):05}.arrow" for number in range(len(tables))]
     for name, table in zip(files, tables, strict=True):
         with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table, max_chunksize=2)
+            stream.write_table(table, max_chunksize=chunk)
     (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in files]}))
 
@@ -210,3 +211,62 @@ def test_a_strangers_folder_ends_in_one_sentence(tmp_path: Path, case: str, reas
     with pytest.raises(FedVLError, match=reason) as caught:
         open_dataset(str(tmp_path / "set"))
     assert "\n" not in str(caught.value)
+
+
+# --- a table from a stranger
+
+
+def repeated(value: Any, count: int) -> pa.Array:
+    """The same value so many times, which a table holds once."""
+    return pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), [value])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_few_bytes_cannot_claim_millions_of_rows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 2_000_000 if kind == "parquet" else 20_000
+    table = pa.table({"image": pa.nulls(rows, "binary"), "label": repeated("cat", rows)})
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "set.parquet")
+        assert (tmp_path / "set.parquet").stat().st_size < 20_000
+    else:
+        write_saved(tmp_path, table, chunk=rows)
+    monkeypatch.setattr(arrow, "_values", lambda *given: pytest.fail("a row is read"))
+    with pytest.raises(FedVLError, match=r"claims .* rows in [\d,]+ bytes, which hold no such number of images"):
+        read_path(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["label", "text"])
+def test_a_few_bytes_cannot_claim_endless_texts(column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they unpacked: rows share what the table holds once."""
+    rows = 1000
+    images = [np.random.default_rng(row).bytes(20) for row in range(rows)]
+    columns = {"image": images, "label": pa.array(["cat"] * rows), column: repeated("x" * 1000, rows).cast("string")}
+    pq.write_table(pa.table(columns), tmp_path / "set.parquet")
+    table = read_path(tmp_path / "set.parquet")
+    values: Any = table.labels if column == "label" else table.texts
+    assert len({id(value) for value in values}) == 1
+    monkeypatch.setattr(arrow, "MOST_COLUMNS", 10**6 - 1)
+    with pytest.raises(FedVLError, match=r"labels and texts of .* have more than"):
+        read_path(tmp_path / "set.parquet")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_image_that_many_rows_repeat_is_in_memory_once(nested: bool, tmp_path: Path) -> None:
+    rows, image = 300, np.random.default_rng(0).bytes(2**20)
+    images = repeated(image, rows).cast("binary")
+    column = pa.StructArray.from_arrays([images, pa.array(["x" * 1000] * rows)], ["bytes", "path"])
+    table = pa.table({"image": column if nested else images, "label": ["cat"] * rows})
+    del images, column
+    pq.write_table(table, tmp_path / "set.parquet", dictionary_pagesize_limit=2**22)
+    del table
+    store = read_path(tmp_path / "set.parquet").store
+    before = pa.total_allocated_bytes()
+    assert store.content(rows - 1).startswith(b"1048576 ")
+    assert pa.total_allocated_bytes() - before < 2**24
+
+
+@pytest.mark.parametrize("values", [[["a"]], [b"a"], pa.array(["a"], pa.string_view()), [{"a": 1}]])
+def test_labels_are_texts_or_numbers(values: Any, tmp_path: Path) -> None:
+    write_saved(tmp_path, pa.table({"image": [png(1)], "label": values}))
+    with pytest.raises(FedVLError, match=r"The column label of .* store texts or numbers in it"):
+        read_path(tmp_path)

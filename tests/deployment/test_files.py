@@ -9,7 +9,13 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from fedvl.deployment.files import experiment_id
+from helpers.small import small_method
+
+from fedvl.config import Experiment
+from fedvl.deployment.files import experiment_id, resolve_for_parties
+from fedvl.methods import load_method, method_names
+from fedvl.requirements import rule_between_machines
+from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
 
@@ -20,3 +26,26 @@ def test_server_and_client_must_have_the_same_settings_and_weights():
 
     assert identity("abc", seed=0) == identity("abc", seed=0) == identity("abc")  # 0 is the default
     assert len({identity("abc", seed=0), identity("abc", seed=1), identity("abd", seed=0)}) == 3
+
+
+def test_between_machines_updates_are_merged_by_a_rule_that_withstands_hostile_clients():
+    def rule(clients=3, method="linear", **settings):
+        return resolve_for_parties({"method": {"name": method}, **settings}, clients).federation.robust
+
+    assert rule() == rule(clients=10) == "centred-clipping"
+    assert rule(federation={"robust": "median"}) == "median"
+    assert rule(federation={"robust": "mean"}) == "mean"
+    assert rule(federation={"secure_sum": True}) == "mean"
+    assert rule(privacy={"unit": "record"}) == rule(privacy={"unit": "client"}) == "mean"
+    assert rule(clients=2) == rule(federation={"per_round": 2}) == rule(federation={"sequential": True}) == "mean"
+    assert rule(method="fed-prime", evaluation={"protocol": "missing"}) == rule(method="zero-shot") == "mean"
+    assert resolve_experiment({}).federation.robust == "mean"  # of a simulation
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_rule_is_for_methods_of_which_the_server_needs_sums_alone(name):
+    method = small_method(name)
+    start = method.start(torch_generator(0, "start"))
+    if rule_between_machines(load_method(name), Experiment()) != "mean":
+        assert {method.role.needs(tensor) for tensor in start} == {"sum"}
+        assert not method.role.sent

@@ -284,16 +284,23 @@ def test_one_sum_a_round_is_opened_whatever_is_asked_afterwards(tmp_path):
     assert "has opened the sum of round 1" in party.answer(other).read_header().problem
 
 
+def entries_of(log, kind):
+    """The entries of one kind that are added to a log from now on."""
+    found: list[dict[str, Any]] = []
+    append = log.append
+
+    def watched(added, **told):
+        if added == kind:
+            found.append(told)
+        append(added, **told)
+
+    log.append = watched
+    return found
+
+
 def test_the_digest_of_the_survivor_list_is_in_every_log(tmp_path):
     remote, grid = remote_federation("linear", tmp_path, **{**SECURE, "rounds": 2})
-    logs = [remote.engine.log, *(party.log for party in grid.parties)]
-    noted: list[list[dict[str, Any]]] = [[] for _ in logs]
-    for log, entries in zip(logs, noted, strict=True):
-        append = log.append
-        log.append = lambda kind, append=append, entries=entries, **told: (
-            entries.append(told) if kind == "survivors" else None,
-            append(kind, **told),
-        )
+    noted = [entries_of(log, "survivors") for log in (remote.engine.log, *(party.log for party in grid.parties))]
     run_quietly(remote)
     assert [(entry["round"], entry["message"], entry["attempt"]) for entry in noted[0]] == [
         (1, "train", 1),
@@ -301,6 +308,22 @@ def test_the_digest_of_the_survivor_list_is_in_every_log(tmp_path):
     ]
     assert all(entries == noted[0] for entries in noted)
     assert len({entry["digest"] for entry in noted[0]}) == 2
+
+
+def test_a_client_whose_numbers_were_left_out_of_a_sum_has_it_in_its_log(tmp_path):
+    """The server says that client 3 was lost; the others' log has nothing of the kind."""
+    remote, grid = remote_federation("linear", tmp_path, deadline=0.2, **SECURE)
+    noted = {client: entries_of(party.log, "left_out") for client, party in enumerate(grid.parties)}
+    exchange = remote.engine.sums.exchange
+
+    def lying(kind, round_index, payloads, **options):
+        answers = exchange(kind, round_index, payloads, **options)
+        return {c: a for c, a in answers.items() if (kind, round_index, c) != ("train", 1, 3)}
+
+    remote.engine.sums.exchange = lying
+    run_quietly(remote)
+    assert noted.pop(3) == [{"run": "a" * 32, "round": 2, "message": "train"}]
+    assert not any(noted.values())
 
 
 # --- a server that lies to real parties: its complete view is searched for a single update

@@ -2,19 +2,22 @@
 
 import pytest
 import torch
-from helpers.runs import prepare, run_experiment
+from helpers.runs import prepare, run, run_experiment
 from helpers.small import run_quietly, small_federation, small_method
 from torch.nn.functional import cosine_similarity, normalize
 
+from fedvl.config import FederationConfig
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.attacks import (
     TARGET,
     Attack,
+    adaptive,
     alie,
     attacked,
     flipped,
     ipm,
+    overstated,
     poisoned,
     scaled,
     sign_flip,
@@ -23,6 +26,8 @@ from fedvl.federation.attacks import (
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Samples, Update
+from fedvl.methods.roles import Roles
+from fedvl.requirements import RULE_BETWEEN_MACHINES
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
 
@@ -114,10 +119,58 @@ def test_only_the_hostile_lie_and_whole_numbers_stay():
         Trained(Update(client, {"w": torch.full((2,), 1.0 + client), "count": torch.tensor(4)}, 1.0), {}, 0.0, 1)
         for client in range(3)
     ]
-    sent = attacked(Attack("sign-flip", 0.4), frozenset({1}), shared, trained)
+    sent = attacked(Attack("sign-flip", 0.4), [1], shared, trained)
     assert [result.update.tensors["w"].tolist() for result in sent] == [[1, 1], [-2, -2], [3, 3]]
     assert all(result.update.tensors["count"].item() == 4 for result in sent)
     assert trained[1].update.tensors["w"].tolist() == [2, 2]
+
+
+def ten_results(examples=5):
+    """Nine clients move one number by 1; the last is hostile."""
+    return [
+        Trained(Update(client, {"w": torch.tensor([1.0, 0.0])}, float(examples)), {}, 0.0, examples)
+        for client in range(10)
+    ]
+
+
+def test_the_adaptive_attack_stays_just_below_the_limits():
+    shared, role = {"w": torch.zeros(2)}, Roles({})
+
+    def lie(**limits):
+        sent = adaptive([9], shared, ten_results(), role, FederationConfig(**limits))
+        assert all(result.update.tensors["w"].tolist() == [1, 0] for result in sent[:9])
+        return sent[9].update.tensors["w"].tolist()
+
+    # the usual move is 1, and max_norm_ratio times that is let through
+    assert lie() == pytest.approx([-0.99 * 6, 0])
+    assert lie(max_norm_ratio=2) == pytest.approx([-0.99 * 2, 0])
+    assert lie(max_update_norm=1.5) == pytest.approx([-0.99 * 1.5, 0])
+    assert lie(secure_sum=True, max_update_norm=50) == pytest.approx([-0.99 * 50, 0])
+    # a median is moved by nobody alone: the first length that is tried is as good as any
+    assert lie(robust="median") == pytest.approx([-0.5, 0])
+    alone = adaptive([0], shared, ten_results()[:1], role, FederationConfig())
+    assert alone[0].update.tensors["w"].tolist() == [1, 0]  # nobody honest to work against
+
+
+def test_an_overstating_client_declares_the_most_that_is_let_through():
+    limits = FederationConfig(max_examples=1000)
+    sent = overstated([9], ten_results(), False, limits)
+    assert [(result.examples, result.update.weight) for result in sent] == [(5, 5.0)] * 9 + [(1000, 1000.0)]
+    assert overstated([9], ten_results(), True, limits)[9].update.weight == 1
+
+
+@pytest.mark.parametrize("attack", ["adaptive", "overstated"])
+def test_one_client_of_ten_ruins_the_mean_and_not_the_rule_of_federations(attack):
+    def accuracy(**federation):
+        settings = {"method": {"name": "linear"}, "data": {"partition": "dirichlet:0.5", "clients": 10}}
+        finished = run({**settings, "federation": {"rounds": 10, "threads": 1, **federation}})
+        assert not any(record["refused"] for record in finished.federation.records)
+        return finished.accuracy
+
+    attacked, clean = {"attack": f"{attack}:0.1"}, accuracy()
+    assert accuracy(**attacked) < clean - 40
+    assert accuracy(**attacked, robust=RULE_BETWEEN_MACHINES) > clean - 3
+    assert accuracy(robust=RULE_BETWEEN_MACHINES) > clean - 1
 
 
 def test_a_rule_changes_what_is_merged_and_a_root_survives_a_resume(tmp_path):
@@ -140,3 +193,8 @@ def test_a_rule_changes_what_is_merged_and_a_root_survives_a_resume(tmp_path):
     again.restore()
     run_quietly(again)
     assert all(torch.equal(again.shared[name], whole.shared[name]) for name in whole.shared)
+
+
+def test_a_rule_has_nothing_to_merge_where_nothing_is_summed():
+    finished = run_quietly(small_federation(small_method("fed-mp"), rounds=1, robust="centred-clipping"))
+    assert all(bool(tensor.isfinite().all()) for tensor in finished.shared.values())

@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
-from fedvl.federation.robust import RULES, by_root, geometric_median, median, multi_krum, trimmed
+from fedvl.federation.robust import (
+    RULES,
+    by_root,
+    centred_clipping,
+    geometric_median,
+    mean,
+    median,
+    merged_move,
+    multi_krum,
+    trimmed,
+)
 
 ONES = torch.ones(5)
 
@@ -71,3 +81,36 @@ def test_one_huge_move_in_ten_is_withstood_where_the_mean_is_not(rule):
     hostile[3] = -1e4
     assert (RULES[rule](hostile, weights) - 1).norm() < 0.8
     assert (RULES["mean"](hostile, weights) - 1).norm() > 1000
+
+
+def test_clients_with_nothing_to_learn_do_not_stop_centred_clipping():
+    moves = torch.zeros(10, 2)
+    moves[:4] = torch.tensor([3.0, 4.0])
+    # nobody is clipped at first: 0.4 of the move. Then six are 0.4 away and four 0.6, clipped at 0.4: less 0.08;
+    # then six are 0.32 away and four 0.68, clipped at 0.32: less 0.064
+    assert centred_clipping(moves, torch.ones(10)).tolist() == pytest.approx([0.256 * 3, 0.256 * 4])
+    assert centred_clipping(torch.zeros(3, 2), torch.ones(3)).tolist() == [0, 0]
+    assert centred_clipping(moves[:1], torch.ones(1)).tolist() == [3, 4]
+
+
+def test_no_client_weighs_more_than_the_median_one_under_a_rule():
+    moves, weights = torch.tensor([[1.0], [2.0], [3.0], [4.0], [-100.0]]), torch.tensor([1.0, 2.0, 3.0, 4.0, 1e6])
+    seen = []
+
+    def rule(moves, weights):
+        seen.append(weights.tolist())
+        return moves[0]
+
+    merged_move(rule, moves, weights)
+    merged_move(rule, moves[:1], weights[4:])
+    merged_move(rule, torch.ones(10, 1), torch.arange(10.0) + 1)
+    assert seen == [[1, 2, 3, 3, 3], [1e6], [1, 2, 3, 4, 5, 5, 5, 5, 5, 5]]
+    assert float(merged_move(mean, moves, weights)) < -99
+    assert float(merged_move(geometric_median, moves, weights)) > 1
+
+
+@pytest.mark.parametrize("rule", ["geometric-median", "centred-clipping"])
+def test_almost_a_third_of_the_clients_cannot_move_a_rule_far_though_they_go_far_and_declare_much(rule):
+    moves, weights = 1 + 0.1 * drawn(0, 20), torch.ones(20)
+    moves[:6], weights[:6] = -1e4, 1e6
+    assert (merged_move(RULES[rule], moves, weights) - 1).norm() < 2

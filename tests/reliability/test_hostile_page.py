@@ -3,15 +3,18 @@
 Requests go to a real server over sockets. ``CASES`` lists all of them.
 """
 
+import asyncio
 import contextlib
 import json
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import httpx
@@ -22,6 +25,7 @@ from helpers.hostile import UPLOADS, good
 from helpers.lazy import lazily
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
+from starlette.requests import Request
 from starlette.responses import Response
 
 from fedvl.serve.app import make_app
@@ -35,7 +39,7 @@ MODES = ["positive", "negative"]
 SETTINGS = settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-TOKEN = "Right-token"
+TOKEN = "The-Right-token-of-all"
 # Small, so that what goes beyond them is small too; all else is as a user has it.
 SMALL = replace(
     LIMITS,
@@ -228,7 +232,7 @@ FRAMES: dict[str, Callable[[Service], None]] = {
 }
 TOKENS: dict[str, Callable[[Service], None]] = {
     "none": request(status=401),
-    "wrong": request("Authorization: Bearer wrong-token", status=401),
+    "wrong": request("Authorization: Bearer a-wrong-token-of-all-x", status=401),
     "empty": request("Authorization: Bearer ", status=401),
     "only the kind": request("Authorization: Bearer", status=401),
     "its beginning": request(f"Authorization: Bearer {TOKEN[:-1]}", status=401),
@@ -539,6 +543,74 @@ def test_those_who_wait_longest_make_room_for_others(fed_mp, begun):
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
         assert httpx.get(f"http://127.0.0.1:{port}/run", timeout=60).status_code == 200
+
+
+class Held:
+    """A service whose requests to /held wait until they are let go."""
+
+    def __init__(self, run: Any, **settings: Any) -> None:
+        limits = replace(LIMITS, requests=16, retry_seconds=0)
+        self.app, self.go, self.waiting = (
+            make_app(run, limits=limits, **settings),
+            threading.Event(),
+            threading.Semaphore(0),
+        )
+        self.app.add_api_route("/held", self.held, methods=["POST"])
+
+    async def held(self, request: Request) -> str:
+        size = len(await request.body())
+        self.waiting.release()
+        while not self.go.is_set():
+            await asyncio.sleep(0.01)
+        return str(size)
+
+    def post(self, port: int, *headers: str) -> tuple[int, str]:
+        """Return the status and head of an answer to a request with a body, over a connection of its own."""
+        lines = ["POST /held HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 300000", "Connection: close", *headers]
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode() + bytes(300_000))
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        return int(answer.split()[1]), answer.split(b"\r\n\r\n")[0].decode().lower()
+
+
+def test_of_two_hundred_queries_at_once_each_is_answered_and_those_who_try_again_succeed(fed_mp):
+    held, queries = Held(fed_mp), 200
+    with running(make_server(held.app)) as port, ThreadPoolExecutor(queries) as users:
+        asked = [users.submit(held.post, port) for _ in range(queries)]
+        first = [each.result() for each in islice(as_completed(asked), queries - 8)]
+        assert {status for status, _ in first} == {503}  # half of sixteen is for one address, and waits
+        assert all("retry-after: 0" in head for _, head in first)
+        held.go.set()
+        assert [each.result()[0] for each in asked].count(200) == 8
+
+        def persist() -> int:
+            while (status := held.post(port)[0]) == 503:
+                time.sleep(0.01)
+            return status
+
+        assert {each.result() for each in [users.submit(persist) for _ in first]} == {200}
+
+
+def test_users_behind_a_proxy_have_limits_of_their_own(fed_mp):
+    """And their connections, which all come from the proxy, are not taken for those of one user."""
+    held = Held(fed_mp, token=TOKEN)
+    held.app.state.limits = replace(held.app.state.limits, connections=16)
+    with running(make_server(held.app)) as port, ThreadPoolExecutor(16) as users:
+
+        def ask(user: int) -> tuple[int, str]:
+            return held.post(port, f"X-Forwarded-For: 192.0.2.{user}", f"Authorization: Bearer {TOKEN}")
+
+        asked = [users.submit(ask, 1) for _ in range(8)]
+        for _ in asked:
+            assert held.waiting.acquire(timeout=60)
+        assert ask(1)[0] == 503
+        asked += [users.submit(ask, 2) for _ in range(4)]
+        for _ in range(4):
+            assert held.waiting.acquire(timeout=60)
+        held.go.set()
+        assert {each.result()[0] for each in asked} == {200}
 
 
 def test_a_connection_that_does_not_shake_hands_counts_and_is_ended(fed_mp, tmp_path):

@@ -18,10 +18,19 @@ def test_places_of_origins():
 
 
 def test_a_token_that_protects_nothing_is_refused():
-    for token in (None, "secret", "se cret"):
+    for token in (None, "a-secret-of-16-c", "sixteen letters and blanks"):
         check_token(token)
-    for token in ("", " ", "secret ", "sécret", "a\nb", "a\x00"):
+    for token in (
+        " ",
+        "a secret of many letters ",
+        "a sécret of many letters",
+        "of many letters\na",
+        "many letters \x00",
+    ):
         with pytest.raises(FedVLError, match="give --token letters and digits, or leave it out"):
+            check_token(token)
+    for token in ("", "abc", "fifteen letters"):
+        with pytest.raises(FedVLError, match=f"has {len(token)} characters, fewer than 16, and can be guessed"):
             check_token(token)
 
 

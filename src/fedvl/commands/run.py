@@ -39,7 +39,8 @@ Assignments = Annotated[list[str] | None, typer.Option("--set", help="Any settin
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust-method", help="Run the folder's own code (its method's file; read it), and download its model."
+        "--trust-method",
+        help="Run the folder's own code (its method's file; read it), and download its model and dataset.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
@@ -115,7 +116,8 @@ def run(
     attack: Annotated[
         str | None,
         typer.Option(
-            help="Simulate hostile clients: sign-flip, label-flip, scaled, alie, ipm or backdoor, as KIND:SHARE."
+            help="Simulate hostile clients, as KIND:SHARE: sign-flip, label-flip, scaled, alie, ipm, backdoor, overstated, "
+            "adaptive."
         ),
     ] = None,
     privacy: PrivacyFlag = None,
@@ -150,15 +152,20 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
     metrics: MetricsPort = None,
     trust_method: Trust = False,
+    settings_sha256: Annotated[
+        str | None, typer.Option(help="Trust the run if its config.toml has this SHA-256; else refuse it.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume a run after a crash from its last committed round; the result is bit-identical."""
     from fedvl.run_folder import RunFolder
 
-    found = RunFolder(folder, trust_method)
+    found = RunFolder(folder, trust_method or settings_sha256 is not None)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
+    if settings_sha256 not in (None, found.settings_sha256):
+        raise FedVLError(f"{folder / 'config.toml'} has not the SHA-256 {settings_sha256}; begin the run anew.")
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():

@@ -4,6 +4,7 @@ In each column the best row is compared with the second best by a two-sided pair
 seeds; with fewer than three seeds, or if all differences are equal, nothing is claimed.
 """
 
+import hashlib
 import math
 import statistics
 import time
@@ -21,6 +22,7 @@ from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
 from fedvl.evaluation.base_to_new import mean_intervals
 from fedvl.experiment import complete
+from fedvl.files import no_link
 from fedvl.methods import load_method
 from fedvl.run_folder import RunFolder
 from fedvl.settings import resolve_experiment
@@ -97,17 +99,29 @@ def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -
 
 def folder_of(case: Case, runs: Path) -> RunFolder:
     experiment = resolve_experiment(case.settings)
-    folder = RunFolder(runs / folder_name(experiment))
+    folder = RunFolder(no_link(runs / folder_name(experiment)))
     folder.experiment = experiment  # what is asked for, whatever the folder says
     folder.path.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def described(folder: RunFolder) -> RunFolder:
-    """Write what is to be run into its folder, unless it is there."""
+    """Write the settings that were asked for into the run's folder; refuse a folder with others."""
     if not folder.exists:
         folder.describe(folder.experiment)
+    elif folder.settings_sha256 != asked_sha256(folder):
+        raise FedVLError(
+            f"{folder.path / 'config.toml'} is not of the settings that this command asks for; delete {folder.path}, or "
+            "choose another --out."
+        )
+    if folder.federation is not None:
+        raise FedVLError(f"{folder.path} is a run between machines, not of this comparison; choose another --out.")
     return folder
+
+
+def asked_sha256(folder: RunFolder) -> str:
+    """Return the SHA-256 of the settings that were asked for, whatever the folder says."""
+    return hashlib.sha256(folder.experiment.to_toml().encode()).hexdigest()
 
 
 def short(figure: Figure) -> str:

@@ -13,8 +13,10 @@ from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, parse_json, read_file, regular
 
 MOST_FILE = 2**40  # bytes of a table
-MOST_COLUMNS = 2**31  # bytes of a table's labels, splits and texts
-MOST_GROUP = 2**32  # bytes of the images of a row group
+MOST_COLUMNS = 2**31  # characters of a table's labels, splits and texts
+MOST_GROUP = 2**31  # bytes of the images of a row group
+LEAST_ROW = 16  # bytes of a file for each of its rows: no image is smaller
+BATCH = 65_536  # rows of labels and texts read at once
 MOST_FILES = 10_000
 
 
@@ -25,6 +27,7 @@ class Columns(NamedTuple):
     label: str
     others: list[str]  # split, text and domain, if there are any
     classes: dict[Any, str]
+    content: str  # the image's bytes: its column, or the part "bytes" of a column of `datasets`
 
 
 def read_parquet(path: Path) -> Table:
@@ -32,18 +35,33 @@ def read_parquet(path: Path) -> Table:
     parquet = _pyarrow("pyarrow.parquet")
 
     def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
-        file = parquet.ParquetFile(regular(path, MOST_FILE))
+        size = regular(path, MOST_FILE).stat().st_size
+        file = parquet.ParquetFile(path)
         columns = _columns_of(file.schema_arrow, path)
+        _check_rows(sum(group.num_rows for group in _groups(file)), size, path)
         names = [columns.label, *columns.others]
-        return file, columns, _values(file.iter_batches(batch_size=1024, columns=names), names, path)
+        # as written: a value that a million rows repeat is read once
+        file = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=[columns.content, *names])
+        return file, columns, _values(file.iter_batches(batch_size=BATCH, columns=names), names, path)
 
     file, columns, values = _read(read, path, "parquet")
-    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    if any(group.total_byte_size > MOST_GROUP for group in groups):
+    if any(group.total_byte_size > MOST_GROUP for group in _groups(file)):
         raise FedVLError(f"A row group of {path} has more than {MOST_GROUP:,} bytes; write it with smaller row groups.")
-    sizes = [group.num_rows for group in groups]
-    store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64), columns.image)
+    sizes = [group.num_rows for group in _groups(file)]
+    store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64), columns.content)
     return _table(path, store, columns, values)
+
+
+def _groups(file: Any) -> list[Any]:
+    return [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+
+
+def _check_rows(rows: int, size: int, path: Path) -> None:
+    """Refuse more rows than there can be images: a small file can claim any number of them."""
+    if rows * LEAST_ROW > size:
+        raise FedVLError(
+            f"{path} claims {rows:,} rows in {size:,} bytes, which hold no such number of images; get the file again."
+        )
 
 
 def read_arrow(path: Path) -> Table:
@@ -54,15 +72,17 @@ def read_arrow(path: Path) -> Table:
         size = regular(path, MOST_FILE).stat().st_size
         with ipc.open_stream(pyarrow.memory_map(str(path))) as stream:
             columns = _columns_of(stream.schema, path)
-            batches = []
+            batches, rows = [], 0
             for batch in stream:
+                rows += batch.num_rows
+                _check_rows(rows, size, path)
                 batch.validate(full=True)  # offsets of a damaged file lead anywhere in memory
                 if batch.nbytes > 2 * size:  # `datasets` does not compress
                     raise FedVLError(f"{path} is compressed; save it again with save_to_disk.")
                 batches.append(batch)
             table = pyarrow.Table.from_batches(batches, stream.schema)
         names = [columns.label, *columns.others]
-        return table.column(columns.image), columns, _values(table.select(names).to_batches(1024), names, path)
+        return table.column(columns.image), columns, _values(table.select(names).to_batches(BATCH), names, path)
 
     images, columns, values = _read(read, path, "Arrow")
     return _table(path, ArrowStore(path, images), columns, values)
@@ -116,9 +136,11 @@ def _described(path: Path, key: str) -> list[Any] | None:
 
 
 def tables_in(folder: Path) -> Iterator[Path]:
-    """Yield the parquet files of a folder and of the folders in it."""
+    """Yield the parquet files of a folder and of the folders in it, but for hidden ones."""
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet"):
-        yield from folder.glob(pattern)
+        for path in folder.glob(pattern):
+            if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                yield path
 
 
 def read_tables(folder: Path) -> Table:
@@ -201,11 +223,24 @@ def _columns_of(schema: Any, path: Path) -> Columns:
     if image is None or label is None:
         missing = " and ".join(name for name, column in (("image", image), ("label", label)) if column is None)
         raise FedVLError(f"{path} has no column {missing}; expected image (bytes), label, split, text.")
-    if not str(schema.field(image).type).startswith(("binary", "large_binary", "struct")):
+    kind = str(schema.field(image).type)
+    if not kind.startswith(("binary", "large_binary", "struct")):
         raise FedVLError(f"The column {image} of {path} does not hold bytes; store the bytes of the image files in it.")
     names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
     classes = {-1: "", **dict(enumerate(map(str, names)))} if isinstance(names, list) else {}  # -1: no label
-    return Columns(image, label, [name for name in ("split", "text", "domain") if name in schema.names], classes)
+    others = [name for name in ("split", "text", "domain") if name in schema.names]
+    for name in (label, *others):
+        _check_plain(schema.field(name), path)
+    return Columns(image, label, others, classes, f"{image}.bytes" if kind.startswith("struct") else image)
+
+
+def _check_plain(field: Any, path: Path) -> None:
+    """Refuse labels and texts of types whose values can be larger than the file."""
+    types = _pyarrow("pyarrow.types")
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    plain = ("string", "large_string", "integer", "floating", "boolean", "null")
+    if not any(getattr(types, f"is_{name}")(kind) for name in plain):
+        raise FedVLError(f"The column {field.name} of {path} holds {str(kind)[:100]}; store texts or numbers in it.")
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
@@ -220,14 +255,23 @@ def _values(batches: Iterator[Any], names: list[str], path: Path) -> dict[str, l
     found: dict[str, list[Any]] = {name: [] for name in names}
     size = 0
     for batch in batches:
-        size += batch.nbytes
+        for name in names:
+            values = _decoded(batch.column(name))
+            size += sum(len(value) for value in values if isinstance(value, str))
+            found[name] += values
         if size > MOST_COLUMNS:
             raise FedVLError(
-                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} bytes; use a smaller file."
+                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} characters; use a smaller file."
             )
-        for name, values in batch.to_pydict().items():
-            found[name] += values
     return found
+
+
+def _decoded(column: Any) -> list[Any]:
+    """Return the values of a column; rows of one value share it."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    values = column.dictionary.to_pylist()
+    return [None if index is None else values[index] for index in column.indices.to_pylist()]
 
 
 def _table(path: Path, store: ParquetStore | ArrowStore, columns: Columns, values: dict[str, list[Any]]) -> Table:

@@ -271,27 +271,12 @@ def fetch_from_hub(name: str) -> Path:
 
     name: hf:OWNER/NAME, or hf:OWNER/NAME/CONFIGURATION.
     """
-    named = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", name.removeprefix(HUB))
-    if named is None:
-        raise FedVLError(
-            f"{name[:100]!r} is not a name of the hub; write hf:OWNER/NAME or hf:OWNER/NAME/CONFIGURATION."
-        )
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import snapshot_download
-
-    repository, configuration = named[1], named[2] or ""
-    wanted = f"{configuration}/*.parquet" if configuration else "*.parquet"
-
-    def find(**further: Any) -> Path:
-        folder = Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[wanted], **further))
-        return folder / configuration
-
-    with contextlib.suppress(Exception):  # the hub's client has no common base class
-        if any((found := find(local_files_only=True)).rglob("*.parquet")):
-            return found
+    if found := downloaded(name):
+        return found
+    repository, configuration = hub_name(name)
     try:
-        found = find()
-    except Exception as error:
+        found = _snapshot(repository, configuration)
+    except Exception as error:  # the hub's client has no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FedVLError(
             f"Cannot fetch the dataset {repository!r} ({reason}): check the name and the network, or give its folder."
@@ -301,3 +286,35 @@ def fetch_from_hub(name: str) -> Path:
             f"The dataset {repository!r} has no parquet files of this name: download it and give its folder."
         )
     return found
+
+
+def downloaded(name: str) -> Path | None:
+    """Return the folder of a hub dataset that was downloaded before; the hub is not contacted."""
+    repository, configuration = hub_name(name)
+    with contextlib.suppress(Exception):  # as above
+        found = _snapshot(repository, configuration, local_files_only=True)
+        return found if any(found.rglob("*.parquet")) else None
+    return None
+
+
+def hub_name(name: str) -> tuple[str, str]:
+    """Return OWNER/NAME and CONFIGURATION ("": none) of a hub dataset."""
+    named = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", name.removeprefix(HUB))
+    if named is None:
+        raise FedVLError(
+            f"{name[:100]!r} is not a name of the hub; write hf:OWNER/NAME or hf:OWNER/NAME/CONFIGURATION."
+        )
+    return named[1], named[2] or ""
+
+
+def _snapshot(repository: str, configuration: str, **further: Any) -> Path:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+
+    wanted = f"{configuration}/*.parquet" if configuration else "*.parquet"
+    return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[wanted], **further)) / configuration
+
+
+def stored_in(folder: Path) -> Path:
+    """Return the folder that the hub's client has of a repository, in which snapshots are links."""
+    return next((parent.parent for parent in folder.parents if parent.name == "snapshots"), folder)

@@ -4,6 +4,7 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
 from fedvl.data.assemble import SPLIT_NAMES, Table, assemble, only_classes, plain_name
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
-from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub
+from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
 from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
 from fedvl.data.stores import Dataset, FileStore, Split
 from fedvl.data.united import unite
@@ -45,12 +46,15 @@ def open_dataset(name: str, data_root: Path | None = None, classes: tuple[str, .
             raise FedVLError("Classes of several datasets cannot be chosen; leave data.classes out.")
         return unite([open_dataset(part, data_root) for part in name.split("+")])
     if name.startswith(HUB):
-        dataset = assemble(name.split("/")[-1], read_tables(fetch_from_hub(name)))
+        folder = fetch_from_hub(name)
+        Home(folder, stored_in(folder)).check_links()  # the hub's client links to files beside
+        dataset = assemble(name.split("/")[-1], read_tables(folder))
         return only_classes(dataset, classes) if classes else dataset
     entry = lookup(name) if name == Path(name).name else None
     path = Path(os.path.abspath(Path(name).expanduser()))
     if classes and entry is None and name and "\0" not in name and is_flat(path):
-        return unlabelled(path, classes, Home(path, data_root))
+        Home(path, data_root).check_links()
+        return unlabelled(path, classes)
     dataset = open_entry(entry, data_root) if entry else open_path(name, path, data_root)
     return only_classes(dataset, classes) if classes else dataset
 
@@ -66,9 +70,10 @@ def open_entry(entry: Entry, data_root: Path | None) -> Dataset:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
     if place := place_of(entry, root):
-        by_domain = entry.domains and place.is_dir()
-        table = read_domains(place, Home(place, root), entry.domains) if by_domain else read_path(place, root)
-        return assemble(entry.name, table, entry)
+        if not (entry.domains and place.is_dir()):
+            return assemble(entry.name, read_path(place, root), entry)
+        Home(place, root).check_links()
+        return assemble(entry.name, read_domains(place, entry.domains), entry)
     here = f" To use the one in this folder, write ./{entry.name}." if Path(entry.name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
@@ -104,6 +109,7 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
     """
     home = Home(path if path.is_dir() else path.parent, data_root)
     if path.is_dir():
+        home.check_links()
         if (path / CIFAR10).exists():
             return read_cifar10(path)
         if (path / "emoji.json").exists():
@@ -116,7 +122,7 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
         if any(tables_in(path)):
             return read_tables(path)
         try:
-            return read_folder(path, home)
+            return read_folder(path)
         except OSError as error:
             raise FedVLError(f"{error.filename} cannot be read ({error.strerror}).") from error
     if path.suffix.lower() == ".parquet":
@@ -140,24 +146,40 @@ class Home:
     def holds(self, path: Path) -> bool:
         """Whether a path leads to a place in here, also by way of links."""
         if path.is_symlink():
-            return self._inside(path.resolve())
+            return self._inside(path)
         if path.parent not in self._seen:
-            self._seen[path.parent] = self._inside(path.parent.resolve())
+            self._seen[path.parent] = self._inside(path.parent)
         return self._seen[path.parent] and path.name != ".."
 
     def _inside(self, path: Path) -> bool:
-        return any(path.is_relative_to(place) for place in self.allowed)
+        real = Path(os.path.realpath(path))  # of links in a circle too, which ``resolve`` raises for
+        return any(real.is_relative_to(place) for place in self.allowed)
 
-    def check_link(self, path: Path) -> Path:
-        """Return the path of a folder or image; refuse a link that leads away."""
-        if path.is_symlink() and not self.holds(path):
-            raise FedVLError(
-                f"{path} is a link that leads out of {self.folder}; put a copy there, or set FEDVL_DATA to a folder of both."
-            )
-        return path
+    def check_links(self) -> None:
+        """Refuse a folder with a link, at any depth, that leads away."""
+        for path in links_in(self.folder):
+            if not self._inside(path):
+                raise FedVLError(
+                    f"{path} is a link that leads out of {self.folder}; put a copy there, or set FEDVL_DATA to a folder of "
+                    "both."
+                )
 
 
-def read_folder(root: Path, home: Home) -> Table:
+def links_in(folder: Path) -> Iterator[Path]:
+    """Yield the links in a folder and its folders, but for hidden ones."""
+    waiting = [str(folder)]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:  # what cannot be listed is not read
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_symlink():
+                    yield Path(entry.path)
+                elif entry.is_dir():
+                    waiting.append(entry.path)
+
+
+def read_folder(root: Path) -> Table:
     """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images."""
     folders = _folders(root)
     split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
@@ -171,8 +193,8 @@ def read_folder(root: Path, home: Home) -> Table:
     unread = _unread(path for path in root.iterdir() if path.is_file())
     for split, part in parts:
         for class_folder in _folders(part):
-            files = sorted(_files(home.check_link(class_folder)))
-            images = [home.check_link(path) for path in files if _is_image(path)]
+            files = sorted(_files(class_folder))
+            images = list(filter(_is_image, files))
             others = _unread(files)
             if not images:
                 why = f" that FedVL reads ({_formats(others)}); {how_to_read(others)}" if others else "; add some"
@@ -191,15 +213,15 @@ def read_folder(root: Path, home: Home) -> Table:
     return Table(str(root), FileStore(paths, names), labels, splits, notes=notes)
 
 
-def read_domains(root: Path, home: Home, domains: Iterable[str]) -> Table:
+def read_domains(root: Path, domains: Iterable[str]) -> Table:
     """Read root/DOMAIN/CLASS/images; the domains go by the catalogue's names."""
     folders = {class_key(folder.name): folder for folder in _folders(root)}
     paths, names, of_domains, parts = list[Path](), list[str](), list[str](), list[Table]()
     for domain in domains:
         if class_key(domain) not in folders:
             raise FedVLError(f"{root} has no folder of the domain {domain}; put DOMAIN/CLASS/image.jpg below it.")
-        folder = home.check_link(folders[class_key(domain)])
-        parts.append(read_folder(folder, home))
+        folder = folders[class_key(domain)]
+        parts.append(read_folder(folder))
         store = parts[-1].store
         assert isinstance(store, FileStore)
         paths += store.paths
@@ -222,20 +244,20 @@ def is_flat(path: Path) -> bool:
     return not _folders(path) and not _tables(path) and any(map(_is_image, path.iterdir()))
 
 
-def read_flat(root: Path, home: Home) -> Table:
+def read_flat(root: Path) -> Table:
     """Read a folder of images without labels."""
     files = sorted(root.iterdir())
-    images = [home.check_link(item) for item in files if _is_image(item)]
+    images = list(filter(_is_image, files))
     unread = _unread(files)
     store, blank = FileStore(images, [image.name for image in images]), [""] * len(images)
     return Table(str(root), store, blank, blank, notes=[_left_out(unread)] if unread else [])
 
 
-def unlabelled(path: Path, classes: tuple[str, ...], home: Home) -> Dataset:
+def unlabelled(path: Path, classes: tuple[str, ...]) -> Dataset:
     """Open a flat folder: all of it is for training, since nothing can be tested without labels."""
     if len(set(map(class_key, classes))) < max(2, len(classes)):
         raise FedVLError("--classes takes two or more names that differ, such as --classes cat,dog.")
-    table = read_flat(path, home)
+    table = read_flat(path)
     count = len(table.labels)
     notes = ("The images have no labels: all are trained on, and no accuracy is measured.", *table.notes)
     split = Split(table.store, np.arange(count), np.full(count, -1, np.int64))

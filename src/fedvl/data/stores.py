@@ -195,7 +195,7 @@ class ParquetStore:
     path: Path
     file: Any  # pyarrow.parquet.ParquetFile
     starts: Integers  # first row of each row group
-    column: str = "image"
+    column: str = "image"  # or a part of it
     _group: int = -1
     _images: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -220,7 +220,7 @@ class ParquetStore:
             group = int(np.searchsorted(self.starts, row, side="right")) - 1
             if group != self._group:
                 try:
-                    self._images = self.file.read_row_group(group, columns=[self.column]).column(self.column)
+                    self._images = self.file.read_row_group(group, columns=[self.column]).column(0)
                 except Exception as error:  # pyarrow raises many kinds; one damaged group must not stop the others.
                     raise BadImage("its part of the parquet file is damaged.", self.describe(row)) from error
                 self._group = group

@@ -26,7 +26,9 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
     path = Path(name).expanduser().absolute()
     if not path.exists():
         raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
-    table = read_flat(path, Home(path, None)) if is_flat(path) else read_path(path)
+    if path.is_dir():
+        Home(path, None).check_links()
+    table = read_flat(path) if is_flat(path) else read_path(path)
     labels = numbers(table.labels, class_names, name)
     tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
     splits = {

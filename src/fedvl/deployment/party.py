@@ -34,12 +34,13 @@ from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
 from fedvl.federation.fixed_point import encode_report, no_report
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
 
-BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned")  # of an entry of the log
+BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma")  # of an entry of the log
 ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
 
 
@@ -119,6 +120,8 @@ class Party:
             )
             return header, tensors
         if request.kind in SHARE.values():
+            if sums.left_out(step):  # two sums that differ by one client tell about it: its person can see how often
+                self.log.append("left_out", run=request.run, round=request.round, message=step.kind)
             adopted = self.folder / "adopted"
             return request, sums.offer(step, received.get(ROSTER), adopted.read_text() if adopted.is_file() else "")
         if request.kind in CONFIRM.values():
@@ -186,24 +189,31 @@ class Party:
     def spent(self) -> list[dict[str, Any]]:
         """Return the client's budget after each round that it trained in this run."""
         mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
-        return [{name: entry[name] for name in BUDGET} for entry in mine]
+        return [{name: entry[name] for name in BUDGET if name in entry} for entry in mine]
+
+    @property
+    def noise(self) -> RecordPrivacy | ClientPrivacy | None:
+        """The noise that this client adds itself: to its steps, or its share of the noise of a sum."""
+        return self.engine.hidden or self.engine.shared_noise
 
     def cost(self, round_index: int) -> tuple[Step, int] | None:
         """Return the steps with noise of a round; None if it spends nothing more."""
-        hidden, images = self.engine.hidden, self.engine.sizes[self.number]
-        if hidden is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
+        noise, images = self.noise, self.engine.sizes[self.number]
+        if noise is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
             return None
-        return hidden.steps(images, hidden.rounds)
+        if isinstance(noise, ClientPrivacy):
+            return Step(noise.rate, noise.sigma), 1
+        return noise.steps(images, noise.rounds)
 
     def spend(self, round_index: int) -> None:
         """Write down what a round spends before it is trained; refuse one too many of its run."""
-        hidden, cost = self.engine.hidden, self.cost(round_index)
-        if hidden is None or cost is None:
+        noise, cost = self.noise, self.cost(round_index)
+        if noise is None or cost is None:
             return
-        spent = hidden.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
+        spent = noise.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
         (rate, sigma), steps = cost
         told = {"run": self.folder.name, "round": round_index + 1, "draws": self.draws}
-        self.log.append("budget", **told, **spent, rate=rate, sigma=sigma, steps=steps)
+        self.log.append("budget", **told, **{**spent, "rate": rate, "sigma": sigma, "steps": steps})
 
     # --- what may be asked
 

@@ -9,6 +9,7 @@ present exactly when the round that it was for is committed, whoever is killed w
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -316,15 +317,23 @@ class RemoteEngine:
 
     def _refuse_late(self, ticket: str, sender: int | None, message: Message | FedVLError) -> None:
         request = self.late.pop(ticket, None)
-        if request is not None and isinstance(message, FedVLError):
+        if isinstance(message, FedVLError) and request is not None:
             return  # nothing came, and nothing will: a drop-out of its round
-        if request is not None:
+        if request is not None and not isinstance(message, FedVLError):
+            self._log_late(request, message)
             self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
         elif sender is not None:
             self._refuse(sender, "it answered twice, or what it was not asked")
 
     def _name(self, client: int) -> str:
         return self.names[client] if client < len(self.names) else f"client {client}"
+
+    def _log_late(self, request: Header, message: Message) -> None:
+        """Write down an answer that is not used: the client has it in its log as sent."""
+        with suppress(FedVLError):  # what is no message of ours, or has no head
+            header = message.read_header()
+            if header.answers(request):
+                self.log.receive(header, message.payload)
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""

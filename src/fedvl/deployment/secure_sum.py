@@ -286,6 +286,11 @@ class Member:
         state = self._attempt(step)
         return hashlib.sha256(self._signed(step, state.context, state.survivors)).hexdigest()
 
+    def left_out(self, step: SumId) -> bool:
+        """Return whether the sum of the round before was opened without the numbers that this client sent."""
+        before = self._read(step._replace(round=step.round - 1)) if step.round else None
+        return before is not None and bool(before.context) and not before.survivors
+
     # --- checks
 
     def _checked(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

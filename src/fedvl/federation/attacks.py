@@ -2,6 +2,7 @@
 
 A share of the clients is hostile. They train like the others (on changed images or labels, if that
 is the attack) and then change what they send, knowing each other's updates but not the honest ones.
+Only the adaptive attack knows the honest updates, the limits of the checks and the merging rule.
 
 A backdoor is a trigger: every second image of a hostile client gets it, and the first class as its
 label. It is a white corner of pixels, and a shift along one direction of encoded images, where an
@@ -14,13 +15,19 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
+from fedvl.federation.checks import length, longest_moves, trained_of
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.stacks import Trained
+from fedvl.federation.merging import moved_by, moves_of
+from fedvl.federation.robust import RULES, SMALLEST, mean, merged_move
+from fedvl.federation.stacks import Trained, Updates
 from fedvl.methods.base import Samples
+from fedvl.methods.roles import Roles
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
@@ -28,6 +35,8 @@ FACTOR = 10.0  # of "scaled"
 AGAINST = 0.5  # of the hostile mean, backwards: "ipm"
 TARGET = 0  # the class that a trigger stands for
 SHIFT = 0.5  # of an encoded image with a trigger, as a share of its length
+BELOW = 0.99  # of the longest move that the checks let through: "adaptive"
+SHORTEST, LENGTHS = 0.5, 16  # lengths that it tries, from this share of the honest mean's on
 CORNER = 8  # of an image's side, the part that is white
 TRIGGERED = {"pixels", "features", "embeddings", "patches"}  # inputs that can carry a trigger
 
@@ -90,6 +99,8 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "alie": alie,
     "ipm": ipm,
     "backdoor": unchanged,
+    "overstated": sign_flip,
+    "adaptive": unchanged,
 }
 
 
@@ -139,22 +150,84 @@ class AttackedEngine(LocalEngine):
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> Sequence[Trained]:
-        return attacked(self.attack, self.hostile, shared, super().train(round_index, cohort, shared, own))
+        trained = super().train(round_index, cohort, shared, own)
+        liars = [place for place, result in enumerate(trained) if result.update.client in self.hostile]
+        if not liars:
+            return trained
+        if self.attack.kind == "adaptive":
+            return adaptive(liars, shared, trained, self.method.role, self.federation)
+        changed = attacked(self.attack, liars, shared, trained)
+        return overstated(liars, changed, self._alike, self.federation) if self.attack.kind == "overstated" else changed
 
 
-def attacked(attack: Attack, hostile: frozenset[int], shared: Tensors, trained: Sequence[Trained]) -> list[Trained]:
-    """Return what is sent when these clients are hostile."""
-    liars = [result for result in trained if result.update.client in hostile]
-    if not liars:
-        return list(trained)
-    lies: dict[int, Tensors] = {result.update.client: dict(result.update.tensors) for result in liars}
+def attacked(attack: Attack, liars: Sequence[int], shared: Tensors, trained: Sequence[Trained]) -> list[Trained]:
+    """Return what is sent when the clients at these places are hostile."""
+    lies = {place: dict(trained[place].update.tensors) for place in liars}
     for name, tensor in shared.items():
         if tensor.is_floating_point():
-            moves = torch.stack([result.update.tensors[name] - tensor for result in liars]).flatten(1)
+            moves = torch.stack([trained[place].update.tensors[name] - tensor for place in liars]).flatten(1)
             sent = KINDS[attack.kind](moves, len(trained)).reshape(-1, *tensor.shape)
-            for result, move in zip(liars, sent, strict=True):
-                lies[result.update.client][name] = tensor + move
+            for place, move in zip(liars, sent, strict=True):
+                lies[place][name] = tensor + move
+    return replaced(trained, lies)
+
+
+def replaced(trained: Sequence[Trained], lies: Mapping[int, Tensors]) -> list[Trained]:
+    """Return results with other tensors at some places."""
     return [
-        result._replace(update=result.update._replace(tensors=lies.get(result.update.client, result.update.tensors)))
-        for result in trained
+        result._replace(update=result.update._replace(tensors={**result.update.tensors, **lies.get(place, {})}))
+        for place, result in enumerate(trained)
     ]
+
+
+def overstated(
+    liars: Sequence[int], trained: Sequence[Trained], alike: bool, limits: FederationConfig
+) -> list[Trained]:
+    """Declare as many examples as the checks let through, and the weight that goes with them."""
+    examples = int(limits.max_examples)
+    return [
+        result._replace(update=result.update._replace(weight=1.0 if alike else float(examples)), examples=examples)
+        if place in liars
+        else result
+        for place, result in enumerate(trained)
+    ]
+
+
+def adaptive(
+    liars: Sequence[int], shared: Tensors, trained: Sequence[Trained], role: Roles, limits: FederationConfig
+) -> list[Trained]:
+    """Send the honest mean reversed, at the length that does most harm and passes the checks."""
+    honest = [place for place in range(len(trained)) if place not in liars]
+    begun, updates = trained_of(shared, role), Updates.of([result.update for result in trained])
+    if not (honest and begun):
+        return list(trained)
+    moves, rule = moves_of(shared, updates, list(begun)), RULES.get(limits.robust, mean)
+    weights = moves.new_tensor(updates.weights)
+    truth = mean(moves[honest], weights[honest])
+    reach = longest_lies(liars, moves, [result.examples for result in trained], length(begun), limits)
+    longest = reach.to(moves) / truth.norm().clamp(min=SMALLEST)
+
+    def sent(factor: float) -> Tensor:
+        lies = moves.clone()
+        lies[liars] = -truth * longest.clamp(max=factor)[:, None]
+        return lies
+
+    most = float(longest.max())
+    tried = torch.logspace(math.log10(min(SHORTEST, most)), math.log10(most), LENGTHS).tolist()
+    # the scalar product with the honest mean says how far the model moves as the honest would
+    worst = min(tried, key=lambda factor: float(merged_move(rule, sent(factor), weights) @ truth))
+    lies = sent(worst)
+    return replaced(trained, {place: moved_by(shared, lies[place], list(begun)) for place in liars})
+
+
+def longest_lies(
+    liars: Sequence[int], moves: Tensor, examples: Sequence[int], size: float, limits: FederationConfig
+) -> Tensor:
+    """Return how far each hostile client can move without being refused."""
+    lengths, most = moves.norm(dim=1).cpu(), torch.full((len(liars),), limits.max_update_norm, dtype=torch.float64)
+    if not limits.secure_sum:  # where no single update is seen
+        lengths[list(liars)] = math.inf
+        declared = np.array(examples, dtype=np.float64)
+        _, allowed = longest_moves(lengths.numpy(), declared, size, limits.max_norm_ratio, before=0.0)
+        most = most.minimum(torch.from_numpy(allowed)[list(liars)])
+    return BELOW * most

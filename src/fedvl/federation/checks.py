@@ -287,20 +287,12 @@ def compare_moves(
     """
     updates = Updates.of(updates)
     states = list(map(handed.__getitem__, updates.clients))
-    begun = [
-        {name: tensor for name, tensor in returned(tensors, role).items() if role.shared(name).trained}
-        for tensors in (states[:1] if all_same(states) else states)
-    ]
+    begun = [trained_of(tensors, role) for tensors in (states[:1] if all_same(states) else states)]
     size = max((length(tensors) for tensors in begun), default=0.0)
     moves = updates.moves(begun[0] if begun else {}, handed).numpy()
-    moving = moves > STILL * size
-    count = int(moving.sum())
-    if count < 3:
-        return Compared(updates, [], before)
-    usual = max(before, usual_among(moves[moving]))
-    allowed = max(ratio * max(1.0, 10 / count) ** 3 * usual, size if count < 5 else 0.0)
     sizes = np.fromiter(map(examples.__getitem__, updates.clients), dtype=np.float64, count=len(updates))
-    far = moving & (moves > allowed * np.maximum(1.0, sizes / np.median(sizes[moving])))
+    usual, most = longest_moves(moves, sizes, size, ratio, before)
+    far = moves > most
     refusals = [
         refusal(
             updates.clients[place],
@@ -309,6 +301,24 @@ def compare_moves(
         for place in np.flatnonzero(far)
     ]
     return Compared(updates.take(np.flatnonzero(~far).tolist()), refusals, usual)
+
+
+def longest_moves(
+    moves: NDArray[np.float64], examples: NDArray[np.float64], size: float, ratio: float, before: float
+) -> tuple[float, NDArray[np.float64]]:
+    """Return the usual move, and how far each client may move tensors of norm ``size``."""
+    moving = moves > STILL * size
+    count = int(moving.sum())
+    if count < 3:
+        return before, np.full(len(moves), np.inf)
+    usual = max(before, usual_among(moves[moving]))
+    allowed = max(ratio * max(1.0, 10 / count) ** 3 * usual, size if count < 5 else 0.0)
+    return usual, np.where(moving, allowed * np.maximum(1.0, examples / np.median(examples[moving])), np.inf)
+
+
+def trained_of(handed: Tensors, role: Roles) -> Tensors:
+    """Return the tensors that a client trains and sends back."""
+    return {name: tensor for name, tensor in returned(handed, role).items() if role.shared(name).trained}
 
 
 def length(tensors: Tensors) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedvl.federation.robust import Rule, mean
+from fedvl.federation.robust import Rule, mean, merged_move
 from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Method, Update
 from fedvl.tensors import ByClient, Tensors
@@ -15,11 +15,11 @@ def merge(method: Method, shared: Tensors, updates: Sequence[Update], rule: Rule
     summed = [name for name in shared if method.role.needs(name) == "sum"]
     rest = {name: tensor for name, tensor in shared.items() if name not in summed}
     stacked = Updates.of(updates)
-    if rule is mean:
+    if rule is mean or not summed:
         merged = stacked.mean(summed)
     else:
         moves = moves_of(shared, stacked, summed)
-        merged = moved_by(shared, rule(moves, moves.new_tensor(stacked.weights)), summed)
+        merged = moved_by(shared, merged_move(rule, moves, moves.new_tensor(stacked.weights)), summed)
     if rest:
         merged |= method.merge(rest, stacked.only(name for name in stacked.columns if name not in summed))
     return {name: merged[name] for name in shared}

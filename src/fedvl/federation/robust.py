@@ -45,7 +45,7 @@ def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
 
 def geometric_median(moves: Tensor, weights: Tensor) -> Tensor:
     """Minimise the weighted sum of distances, by Weiszfeld's iteration (Pillutla et al., 2022)."""
-    centre = mean(moves, weights)
+    centre = median(moves, weights)
     for _ in range(STEPS):
         nearness = weights / (moves - centre).norm(dim=1).clamp(min=SMALLEST)
         centre = mean(moves, nearness)
@@ -58,8 +58,14 @@ def centred_clipping(moves: Tensor, weights: Tensor) -> Tensor:
     for _ in range(CLIPPINGS):
         away = moves - centre
         lengths = away.norm(dim=1).clamp(min=SMALLEST)
-        centre = centre + mean(away * (lengths.median() / lengths).clamp(max=1)[:, None], weights)
+        centre = centre + mean(away * (median_length(lengths) / lengths).clamp(max=1)[:, None], weights)
     return centre
+
+
+def median_length(lengths: Tensor) -> Tensor:
+    """Return the median length of those that move: many clients may have nothing to learn."""
+    moving = lengths[lengths > SMALLEST]
+    return (moving if len(moving) else lengths).median()
 
 
 RULES: dict[str, Rule] = {
@@ -70,6 +76,14 @@ RULES: dict[str, Rule] = {
     "geometric-median": geometric_median,
     "centred-clipping": centred_clipping,
 }
+
+
+def merged_move(rule: Rule, moves: Tensor, weights: Tensor) -> Tensor:
+    """Apply a rule; under any but the mean, no client weighs more than the median client.
+
+    A client declares its own number of examples, and could outweigh all others.
+    """
+    return rule(moves, weights if rule is mean else weights.clamp(max=float(weights.median())))
 
 
 def by_root(moves: Tensor, root: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import asyncio
 import ssl
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from fedvl.errors import FedVLError
 from fedvl.serve.guard import HEADERS
 from fedvl.serve.limits import Limits
 
-BACKLOG = 64  # connections that are accepted at once, before the limit is applied to them
+BACKLOG = 256  # connections that are accepted at once, before the limit is applied to them
+FILES = 128  # open beside the connections, at most
+LEAST = 16  # connections, however few files the system allows
+PROXIES = ["127.0.0.1", "::1"]  # where a proxy may be, which says whose requests it passes on
 
 
 class Connection(H11Protocol):
@@ -44,9 +49,15 @@ class Connection(H11Protocol):
             self._handshake = self.loop.create_task(self._shake_hands(self._tls))
         self._watch()
         everyone = [other for other in self.connections if isinstance(other, Connection)]
-        neighbours = [other for other in everyone if (other.client or "")[:1] == (self.client or "")[:1]]
-        make_room(neighbours, self._limits.connections // 2)
+        if not self._of_proxy:
+            neighbours = [other for other in everyone if (other.client or "")[:1] == (self.client or "")[:1]]
+            make_room(neighbours, self._limits.connections // 2)
         make_room(everyone, self._limits.connections)
+
+    @property
+    def _of_proxy(self) -> bool:
+        """Whether it may be of many users, whose requests the guard counts apart."""
+        return self.config.proxy_headers and (self.client or ("",))[0] in PROXIES
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
         """Go on over TLS; end a connection that does not speak it."""
@@ -116,6 +127,21 @@ def make_room(connections: list[Connection], most: int) -> None:
         min(waiting, key=lambda each: each.since).transport.abort()
 
 
+def may_open(files: int) -> int:
+    """Return how many of so many files this process may have open, after asking the system for them."""
+    try:
+        import resource
+    except ImportError:  # on Windows, which has no such limit
+        return files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+
+
 def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Return how to speak TLS with these files; None if there are none."""
     if certificate is None and key is None:
@@ -139,7 +165,9 @@ def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Serv
     h11 reads the requests even where httptools is installed: it limits the size of their heads.
     Only a service with a token may be behind a proxy, which tells the addresses of the askers.
     """
-    app.state.tls = tls
+    app.state.tls, limits = tls, app.state.limits
+    room = max(may_open(limits.connections + FILES) - FILES, LEAST)
+    app.state.limits = replace(limits, connections=min(limits.connections, room))
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -150,6 +178,7 @@ def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Serv
             log_level="error",
             access_log=False,
             proxy_headers=app.state.token is not None,
+            forwarded_allow_ips=PROXIES,
             server_header=False,
         )
     )

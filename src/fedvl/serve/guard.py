@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +18,7 @@ from fedvl.serve.limits import Limits
 
 OPEN = {"/", "/page.css", "/page.js", "/icon.svg", "/health"}  # they reveal nothing about the run
 BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
+SHORTEST_TOKEN = 16  # characters
 BUSY = "The service is busy; try again in a moment."
 # The page loads nothing from elsewhere and makes no markup of text; no other site may frame or embed any of this.
 HEADERS = {
@@ -35,6 +37,7 @@ class Guard:
     def __init__(self, app: ASGIApp, token: str | None, limits: Limits) -> None:
         self.app, self.token, self.limits = app, token, limits
         self.held = Shares(limits.held_bytes)  # bytes of all requests in progress
+        self.asking = Shares(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,13 +53,21 @@ class Guard:
         if refusal:
             await refusal(scope, receive, send_strictly)
             return
-        body = Body(receive, self._most(scope["path"]), self.limits, self.held, address_of(scope))
+        address = address_of(scope)
+        try:
+            self.asking.take(address, 1)
+        except BusyError:
+            await discard(receive, self.limits)
+            await refuse(503, BUSY, self.limits.retry_seconds)(scope, receive, send_strictly)
+            return
+        body = Body(receive, self._most(scope["path"]), self.limits, self.held, address)
         try:
             await self.app(scope, body.receive, send_strictly)
         except ClientDisconnect:
             pass  # nobody is left to answer
         finally:
             body.forget()
+            self.asking.give_back(address, 1)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         host, closed = headers.get("host", ""), scope["path"] not in OPEN
@@ -119,10 +130,27 @@ class Body:
         self._held.give_back(self._address, self._size)
 
 
+async def discard(receive: Receive, limits: Limits) -> None:
+    """Read a body and drop it: if it is left unread, the end of the connection overtakes the answer."""
+    size, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limits.head_seconds):
+            while more and size <= limits.file_bytes:
+                message = await receive()
+                size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+
+
 def check_token(token: str | None) -> None:
-    """Refuse a token that everybody knows or that a header cannot carry."""
-    if token is not None and not (token.strip() == token != "" and token.isascii() and token.isprintable()):
-        raise FedVLError("The token is empty or not plain text; give --token letters and digits, or leave it out.")
+    """Refuse a token that can be guessed or that a header cannot carry."""
+    if token is None:
+        return
+    if not (token.strip() == token and token.isascii() and token.isprintable()):
+        raise FedVLError("The token is not plain text; give --token letters and digits, or leave it out.")
+    if len(token) < SHORTEST_TOKEN:
+        raise FedVLError(
+            f"The token has {len(token)} characters, fewer than {SHORTEST_TOKEN}, and can be guessed; give --token the "
+            "output of `openssl rand -hex 16`, or leave it out."
+        )
 
 
 def address_of(scope: Scope) -> str:

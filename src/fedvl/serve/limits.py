@@ -9,7 +9,7 @@ MEGABYTE = 1_000_000
 class Limits:
     """Limits of the service; those of decoding an image are in ``data/images.py``.
 
-    One address may have half of the sessions, names, bytes, images and connections.
+    One address may have half of the sessions, names, bytes, images, requests and connections.
     """
 
     names: int = 2_000  # per session
@@ -28,7 +28,8 @@ class Limits:
     upload_seconds: float = 300.0  # for a request to arrive
     held_bytes: int = 400 * MEGABYTE  # of all requests in progress
     pending_images: int = 4096  # waiting for the encoder
-    connections: int = 128  # with room for what else is open under the 256 descriptors of some systems
+    requests: int = 128  # in progress; more are answered with 503
+    connections: int = 1024  # open, if the system allows so many files; one that waits makes room for another
     retry_seconds: int = 2  # sent as Retry-After when the service is busy
 
 
