@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fedvl.config import Experiment
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.metrics import paired_difference, proportion
 from fedvl.experiment import local_engine, make_judge
 from fedvl.preparation import SPLITS, prepare
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, flatten
+from fedvl.uncertainty import paired_difference, wilson
 
 
 class Answers(NamedTuple):
@@ -138,9 +138,9 @@ def difference(one: Answers, two: Answers) -> dict[str, Any]:
         "without": described(two.folder, then),
         "images": count,
         "difference": 100 * (gained - lost) / count,
-        "difference_interval": [100 * limit for limit in paired_difference(gained, lost, count)],
+        "difference_interval": list(paired_difference(gained, lost, count)),
         "changed": 100 * changed / count,
-        "changed_interval": [100 * limit for limit in proportion(changed, count)],
+        "changed_interval": list(wilson(100 * changed / count, count)),
         "distance": norm(by_tensor),
         "moved": norm(moved) if moved else None,
         "distance_by_tensor": by_tensor,
@@ -148,12 +148,12 @@ def difference(one: Answers, two: Answers) -> dict[str, Any]:
 
 
 def described(folder: RunFolder, right: NDArray[np.bool_]) -> dict[str, Any]:
-    interval = [100 * limit for limit in proportion(int(right.sum()), len(right))]
+    accuracy = 100 * float(right.mean())
     return {
         "folder": str(folder.path.absolute()),
         "state_sha256": folder.result.get("state_sha256"),
-        "accuracy": 100 * float(right.mean()),
-        "interval": interval,
+        "accuracy": accuracy,
+        "interval": list(wilson(accuracy, len(right))),
     }
 
 

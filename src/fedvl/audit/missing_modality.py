@@ -26,11 +26,11 @@ from fedvl.audit.finding import (
 )
 from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture
 from fedvl.data.missing import without_modalities
-from fedvl.evaluation.metrics import proportion
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+from fedvl.uncertainty import proportion
 
 NAMES = ("missing-modality", "missing-modality-kind")
 KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}

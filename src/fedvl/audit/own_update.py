@@ -28,11 +28,11 @@ from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured, c
 from fedvl.audit.imitation import moved_names
 from fedvl.audit.perform import budget, remedies
 from fedvl.data.stores import Dataset
-from fedvl.evaluation.metrics import proportion
 from fedvl.experiment import local_engine
 from fedvl.methods.base import Samples
 from fedvl.preparation import Encoded, Prepared, Sources
 from fedvl.seeding import numpy_generator, torch_generator
+from fedvl.uncertainty import proportion
 
 MOST_SECONDS = 120.0  # after which no further attack is begun
 LEAST = 30  # labelled images, without which an attacker cannot be played

@@ -12,7 +12,7 @@ from fedvl.audit.evidence import Evidence
 from fedvl.audit.feature_recovery import ALONE, form_of, not_applicable, recover_singles
 from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of
 from fedvl.evaluation.leakage import psnr
-from fedvl.evaluation.metrics import proportion
+from fedvl.uncertainty import proportion
 
 NAMES = ("picture", "picture-linking")
 SIDE = 64  # pixels at which images are compared

@@ -9,10 +9,10 @@ from typing import Any
 from fedvl.config import BY_CLIENT
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
-from fedvl.evaluation.metrics import proportion
 from fedvl.files import file_sha256
 from fedvl.models import EMBEDDED
 from fedvl.run_folder import RunFolder
+from fedvl.uncertainty import wilson
 from fedvl.version import __version__
 
 CARD_SCHEMA = 1
@@ -113,7 +113,7 @@ def budget(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
-    """Return accuracies with exact intervals, of all tested images together."""
+    """Return accuracies with intervals, of all tested images together."""
     confusion = result.get("confusion")
     images = sum(map(sum, confusion or []))
     if not confusion or not images:
@@ -130,7 +130,8 @@ def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def share(hits: int, images: int) -> dict[str, Any]:
-    return {"percent": 100 * hits / images, "interval": [100 * limit for limit in proportion(hits, images)]}
+    percent = 100 * hits / images
+    return {"percent": percent, "interval": list(wilson(percent, images))}
 
 
 def withdrawal(each: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
