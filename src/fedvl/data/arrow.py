@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvl.data.assemble import SPLIT_NAMES, Table
+from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table
 from fedvl.data.stores import ArrowStore, JoinedStore, ParquetStore
 from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, parse_json, read_file, regular
@@ -23,7 +23,7 @@ class Columns(NamedTuple):
 
     image: str
     label: str
-    others: list[str]  # split, text and domain, if there are any
+    others: list[str]  # split, text, domain and units, if there are any
     classes: dict[Any, str]
 
 
@@ -166,6 +166,7 @@ def joined(where: Path, tables: Sequence[Table]) -> Table:
         [split for table in tables for split in table.splits],
         column([table.texts for table in tables]),
         column([table.domains for table in tables]),
+        units={name: found for name in UNIT_COLUMNS if (found := column([table.units.get(name) for table in tables]))},
     )
 
 
@@ -205,7 +206,8 @@ def _columns_of(schema: Any, path: Path) -> Columns:
         raise FedVLError(f"The column {image} of {path} does not hold bytes; store the bytes of the image files in it.")
     names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
     classes = {-1: "", **dict(enumerate(map(str, names)))} if isinstance(names, list) else {}  # -1: no label
-    return Columns(image, label, [name for name in ("split", "text", "domain") if name in schema.names], classes)
+    others = [name for name in ("split", "text", "domain", *UNIT_COLUMNS) if name in schema.names]
+    return Columns(image, label, others, classes)
 
 
 def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
@@ -236,6 +238,9 @@ def _table(path: Path, store: ParquetStore | ArrowStore, columns: Columns, value
     texts, domains = (
         [str(value or "") for value in values[name]] if name in values else None for name in ("text", "domain")
     )
+    units = {
+        name: ["" if value is None else str(value) for value in values[name]] for name in UNIT_COLUMNS if name in values
+    }
     if not labels:
         raise FedVLError(f"{path} has no rows.")
-    return Table(str(path), store, labels, splits, texts, domains)
+    return Table(str(path), store, labels, splits, texts, domains, units=units)
