@@ -192,6 +192,7 @@ def run(
     shots: Given = None,
     clients: Given = None,
     missing: Given = None,
+    unit: Given = None,
     per_round: Given = None,
     rounds: Given = None,
     local_epochs: Given = None,

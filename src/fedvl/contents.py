@@ -49,6 +49,13 @@ class Beside(Content):
     why: str
 
 
+class Group(Content):
+    """A column that says whose an image is, and the most images that one has at a client."""
+
+    column: str
+    largest: Count
+
+
 class Budget(Content):
     """What a run has spent of its privacy budget."""
 
@@ -56,6 +63,7 @@ class Budget(Content):
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     sampling: str
+    group: Group | None = None
     simulated: bool = False  # whether its noise follows from the seed, which is published
     released: Annotated[list[Beside], Field(max_length=100)] = []
     # of a round, to go on counting

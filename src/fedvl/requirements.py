@@ -23,6 +23,7 @@ def check_settings(experiment: Experiment, simulated: bool) -> None:
     check_validation(experiment, simulated)
     check_subspace(experiment, simulated)
     check_private_choice(experiment, simulated)
+    check_unit(experiment)
 
 
 def check_method(method: Method, experiment: Experiment) -> None:
@@ -231,6 +232,20 @@ def check_private_choice(experiment: Experiment, simulated: bool) -> None:
         raise FedVLError(
             "data.shots and data.long_tail choose among a client's images by their labels, so that one image decides about "
             f"others; use --set data.shots={MANY}, which keeps all, and no data.long_tail."
+        )
+
+
+def check_unit(experiment: Experiment) -> None:
+    """Refuse a unit of several images where no privacy is counted by it, or classes are dealt to clients."""
+    unit, protocol = experiment.data.unit, experiment.evaluation.protocol
+    if unit is None:
+        return
+    if experiment.privacy.unit != "record":
+        raise FedVLError(f"--unit {unit} is for record-level privacy: use --privacy record:eps=3, or leave it out.")
+    if protocol in ("open", "base-to-new"):
+        raise FedVLError(
+            f"The {protocol} protocol deals classes to clients, and images of one {unit} may be of several classes; use "
+            "--protocol closed, or leave --unit out."
         )
 
 

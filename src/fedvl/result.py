@@ -127,6 +127,7 @@ def privacy_figures(prepared: Prepared, federation: Federation) -> dict[str, Any
     return {
         **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
         "simulated": simulated,
+        "group": prepared.training.group._asdict() if prepared.training.group else None,
         "released": [item._asdict() for item in beside],
     }
 

@@ -41,6 +41,7 @@ PROTOCOLS: tuple[str, ...] = get_args(EvaluationConfig.model_fields["protocol"].
 SEVERAL = "one+two"  # datasets
 CHANGES = ("adds a new class", "adds to a class", "removes the last of a class")
 CLASSES, ROUNDS = 8, 2
+PATIENT = 3  # images of one patient
 TARGET = "target"  # the domain that leave-one-domain-out gives to no client
 KEPT = {"shots": 10**9, "missing": "both:0"}  # in place of what presets draw among all images of a simulation
 ROUNDING = 5e-6  # of sums in 32 bits, which clients trained in one kernel may add in another order
@@ -55,6 +56,7 @@ class Setting(NamedTuple):
     protocol: str = "closed"
     several: bool = False
     secure: bool = False
+    unit_column: bool = False  # whether all images of a patient are the unit
     options: tuple[tuple[str, Any], ...] = ()
     data: tuple[tuple[str, Any], ...] = ()
 
@@ -71,17 +73,19 @@ class Setting(NamedTuple):
     def words(self) -> str:
         chosen = ", ".join(f"{key}={value}" for key, value in (*self.options, *self.data))
         several = ", several datasets" if self.several else ""
-        return f"{self.method}, {self.unit}, {self.protocol}{several}{', secure' * self.secure}{', ' * bool(chosen)}{chosen}"
+        further = f"{several}{', secure' * self.secure}{', by patient' * self.unit_column}{', ' * bool(chosen)}{chosen}"
+        return f"{self.method}, {self.unit}, {self.protocol}{further}"
 
 
 # --- neighbouring datasets
 
 
 class Extra(NamedTuple):
-    """The image in which two datasets differ: its class, and whether it is the first of the rows or the last."""
+    """The patient in whose images two datasets differ: the class of the first, and whether they are the first rows."""
 
     label: int
     first: bool = False
+    images: int = 1  # each of the next class
 
 
 @cache
@@ -95,20 +99,24 @@ def part_of(name: str, classes: range, held: tuple[str, ...], extra: Extra | Non
 
     def split(part: str) -> Split:
         whole = source.splits[part]
-        rows, labels, domains = list[int](), list[int](), list[str]()
+        rows, labels, domains, patients = list[int](), list[int](), list[str](), list[str]()
         for label in classes:
             if part == "train" and label == absent:
                 continue
             rows += np.flatnonzero(whole.labels == label)[:count].tolist()
             labels += [label - classes.start] * count
             domains += held
+            patients += [f"{label} {domain}" for domain in held]
         if part == "train" and extra is not None and extra.label in classes:
             place = 0 if extra.first else len(rows)
-            rows.insert(place, int(np.flatnonzero(whole.labels == extra.label)[count]))
-            labels.insert(place, extra.label - classes.start)
-            domains.insert(place, held[0])
+            for label in [(extra.label + image) % len(classes) for image in range(extra.images)]:
+                rows.insert(place, int(np.flatnonzero(whole.labels == label)[count]))
+                labels.insert(place, label - classes.start)
+                domains.insert(place, held[0])
+                patients.insert(place, "the same")
         texts = tuple((whole.texts or ())[row] for row in rows)
-        return Split(whole.store, whole.rows[rows], np.array(labels, np.int64), texts, tuple(domains))
+        units = {"patient": tuple(patients)}
+        return Split(whole.store, whole.rows[rows], np.array(labels, np.int64), texts, tuple(domains), units=units)
 
     names = tuple(source.class_names[label] for label in classes)
     return Dataset(name, names, source.templates, {part: split(part) for part in ("train", "test")})
@@ -147,6 +155,7 @@ def experiment_of(setting: Setting, withdrawn: tuple[int, ...]) -> Experiment:
                 "minimum": 0,
                 "target_domain": TARGET,
                 **{key: value for key, value in KEPT.items() if key in method.presets["paper"].get("data", {})},
+                **({"unit": "patient"} if setting.unit_column else {}),
                 **dict(setting.data),
             },
             "training": {"batch_size": 100, "local_epochs": 1},
@@ -225,6 +234,7 @@ class WatchedClients(ClientPrivacy):
 def observe(found: Prepared, released: dict[Any, Any]) -> Seen:
     """Run the rounds, and note what leaves."""
     experiment, engine = found.experiment, local_engine(found)
+    engine.private_seed = experiment.seed  # a run without a client would draw anew
     hidden, seen = without_noise(engine, experiment, released)
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
@@ -290,6 +300,8 @@ class Sensitivity(NamedTuple):
 def sensitivity(setting: Setting, change: str) -> Sensitivity:
     """Measure neighbours: with and without an image, or with and without the client that has it."""
     found, released = pair(setting.protocol, setting.several, setting.secure, change), dict[Any, Any]()
+    if setting.unit_column:
+        found = found._replace(extra=found.extra._replace(images=PATIENT))
     record = setting.unit == "record"
     fewer = prepared(setting, None, found.absent) if record else prepared(setting, *found[1:], (found.client,))
     more = prepared(setting, *found[1:])
@@ -327,6 +339,7 @@ def settings_of(method: str, unit: Unit) -> Iterator[Setting]:
     plain = Setting(method, unit)
     yield from in_protocols(plain)
     yield plain._replace(secure=True)
+    yield plain._replace(unit_column=True)
     for key, value in choices(method):
         other = plain._replace(options=((key, value),))
         yield from in_protocols(other) if refusal(plain) and not refusal(other) else [other]

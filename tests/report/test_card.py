@@ -95,14 +95,16 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
         {"secure_sum": True, "least_clients": 3, "robust": "median"},
         {"dataset": "/home/somebody/skin"},
         {"parties": ["north", "south", "west"]},
-        privacy=BUDGET,
+        privacy={**BUDGET, "simulated": False},
         partition_counts=[[0, 0]] * 3,
     )
     found, text, rows = card(folder)
     assert rows["Clients"] == "north, south, west"
     assert rows["Answers"] == "north: 2, south: 1, west: 1"
     assert rows["Rounds missed"] == "west: 1"
-    assert rows["Privacy budget"] == "epsilon 2.5, delta 1e-05, of each client; every client in every round"
+    assert rows["Privacy budget"].startswith(
+        "epsilon 2.50, delta 1e-05, of each client; every client in every round. Neighbouring datasets: with all images of "
+    )
     assert rows["Secure sums"] == "on: the server learned sums over at least 3 clients"
     assert rows["Rule of merging"] == "median"
     assert rows["Data"] == "skin; how many training images, the parties know"
@@ -111,7 +113,13 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
 
 
 def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
-    assert card(run(privacy=BUDGET))[2]["Privacy budget"].endswith("it hides nothing")
+    told = "Epsilon assumes that the noise is secret; in this simulation the seed is published"
+    item = {"name": "class counts", "keys": ["partition_counts"], "state": "not covered", "why": "It is a simulation."}
+    for budget in (BUDGET, {**BUDGET, "simulated": True, "released": [item]}):
+        found, text, rows = card(run(privacy=budget))
+        assert told in rows["Privacy budget"]
+        assert found["privacy"]["not_covered"] == ["class counts"] * ("released" in budget)
+    assert "Privacy for what the budget does not cover: class counts." in text
 
 
 def test_other_classes_or_a_personal_model_were_not_tested(run):

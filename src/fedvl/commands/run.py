@@ -94,6 +94,9 @@ def run(
     missing: Annotated[
         str | None, typer.Option(help="Missing modalities: text:RATE, image:RATE or both:RATE; see fed-prime.")
     ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Column that says whose an image is, such as patient, for --privacy record:...")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="paper, released where public code differs, or another of the method.")
     ] = None,

@@ -85,10 +85,6 @@ class LocalEngine(ChunkTraining):
     def clients(self) -> int:
         return len(self.rows)
 
-    @property
-    def sizes(self) -> list[int]:
-        return self.rows.counts
-
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
     ) -> Sequence[Trained]:

@@ -230,12 +230,14 @@ class ClientPrivacy:
 class RecordPrivacy:
     """Hide each image of a client in the client's own steps, before anything leaves it.
 
-    The number of a client's images is no secret: its weight and its number of steps follow from it.
+    The number of a client's images is no secret: its weight and its number of steps follow from it. Where several
+    images are of one unit, such as a patient, ``images`` counts units.
     """
 
     config: PrivacyConfig
     training: TrainingConfig
     rounds: int
+    of: str = "image"
 
     @property
     def clip(self) -> float:
@@ -260,7 +262,7 @@ class RecordPrivacy:
         kinds = {self.batches(images): images for images in sizes if images}
         epsilon = max((self._epsilon(images, planned) for images in kinds.values()), default=self.config.epsilon)
         stop_before(epsilon, self.config.epsilon, len(planned))
-        sampling = "each image in a step by a secret chance (Poisson sampling), each client in every round"
+        sampling = f"each {self.of} in a step by a secret chance (Poisson sampling), each client in every round"
         return {**budget("record", epsilon, self.config.delta, sampling), "planned": self.rounds}
 
     def steps(self, images: int, rounds: int) -> tuple[Step, int]:
@@ -289,8 +291,17 @@ class RecordPrivacy:
         return {name: tensor / (images / self.batches(images)) for name, tensor in with_noise.items()}
 
 
-def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
-    """Return the sum of one client's gradients (rows first), each cut over all tensors."""
+def row_gradients(gradients: Tensors, mask: Tensor, clip: float, units: Tensor | None = None) -> Tensors:
+    """Return the sum of one client's gradients (rows first), each cut over all tensors.
+
+    With ``units``, the mean gradient of each unit's rows is cut.
+    """
+    if units is not None:
+        same = (units[:, None] == units) * mask * mask[:, None]
+        count = same.sum(1).clamp(min=1)
+        shares = same / count[:, None]
+        gradients = {name: torch.tensordot(shares.to(gradient), gradient, 1) for name, gradient in gradients.items()}
+        mask = mask / count  # each of a unit's rows has its mean
     norms = (
         torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
     )
@@ -317,4 +328,6 @@ def privacy_of(
     if config.unit == "client":
         expected = min(federation.per_round or clients, clients)
         return ClientPrivacy(config, federation.rounds, clients, expected, seed, subspace)
-    return RecordPrivacy(config, experiment.training, federation.rounds) if config.unit == "record" else None
+    if config.unit == "record":
+        return RecordPrivacy(config, experiment.training, federation.rounds, experiment.data.unit or "image")
+    return None
