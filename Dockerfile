@@ -1,6 +1,8 @@
 # FedVL for a server or a party of a federation; compose.yaml starts three hospitals with it.
 # No image, key, run or setting of anybody is in it: .dockerignore lets only the program in.
-FROM python:3.11-slim
+# A tag can change; to build from the same image each time, give its digest: --build-arg BASE=python:3.11-slim@sha256:...
+ARG BASE=python:3.11-slim
+FROM ${BASE}
 
 # A build for processors. For a GPU: --build-arg TORCH_OPTIONS= (the usual index has builds with CUDA), and device = "cuda".
 ARG TORCH_OPTIONS="--index-url https://download.pytorch.org/whl/cpu"
@@ -14,7 +16,7 @@ RUN pip install --no-cache-dir ".[flower,serve,privacy,parquet,heic,dicom]" -c c
 COPY tools/three_hospitals.py tools/
 
 # /own is what a party or the server has, /post what travels between them; volumes take their owner from here.
-RUN useradd --create-home --uid 1000 fedvl && mkdir /own /post && chown fedvl:fedvl /own /post
+RUN useradd --create-home --uid 1000 fedvl && mkdir -p /own /post/a /post/b /post/c && chown -R fedvl:fedvl /own /post
 USER fedvl
 WORKDIR /own
 ENV FEDVL_CACHE=/own/cache

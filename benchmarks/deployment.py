@@ -25,7 +25,7 @@ from typing import Any
 
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
-from fedvl.deployment.link import SWITCHES, flower, opened_link
+from fedvl.deployment.link import SWITCHES, flower, most_bytes, opened_link
 from fedvl.deployment.membership import create, read_federation
 from fedvl.deployment.messages import Message
 
@@ -88,9 +88,10 @@ def echo(party: str, port: str) -> None:
     from fedvl.deployment.client import Supervised
 
     folder = Path(party)
-    secret = folder / "secret"
+    secret = folder / "state" / "secret"
     secret.write_text("0" * 64)
-    node = Supervised(folder, json.loads((folder / "party.json").read_bytes())["server"], int(port), secret)
+    server = json.loads((folder / "party.json").read_bytes())["server"]
+    node = Supervised(folder, server, int(port), secret, most_bytes(folder))
     try:
         flower().answer_messages(f"127.0.0.1:{port}", "0" * 64, lambda message: message, node.check)
     finally:

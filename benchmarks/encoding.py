@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +44,7 @@ from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
 from fedvl.models import transformer
 from fedvl.models.clip import DualEncoder
+from fedvl.tensors import usable_cores
 
 SIZE, DRAFTED, PASSES = (500, 375), 8, 3
 PRECISE = {"vit-b-16": 16, "fedvl-tiny": 500}  # test images
@@ -63,7 +63,7 @@ def make_images(folder: Path, count: int) -> None:
 
     for name in ("class-0", "class-1"):
         (folder / name).mkdir(parents=True)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         list(pool.map(write, range(count)))
 
 
@@ -77,7 +77,7 @@ def rate(count: int, work: Callable[[], Any], device: str) -> float:
 
 
 def threads() -> Sequence[int]:
-    most = len(os.sched_getaffinity(0))
+    most = usable_cores()
     return [number for number in (1, 2, 4, 8, 16, 32) if number <= most]
 
 

@@ -537,10 +537,15 @@ def test_a_partys_folder_stands_for_the_run_that_finished_last(tmp_path):
         RunFolder.open(tmp_path)
     assert "has no finished run yet" in told(error)
     for name, finished in (("b", "2026-01-02T00:00:00+00:00"), ("a", "2026-01-03T00:00:00+00:00"), ("c", None)):
-        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "state" / "runs" / name).mkdir(parents=True)
         if finished:
-            (tmp_path / "runs" / name / "result.json").write_text(
+            (tmp_path / "state" / "runs" / name / "result.json").write_text(
                 json.dumps({"method": "linear", "finished": finished})
             )
-    assert RunFolder.open(tmp_path).path == tmp_path / "runs" / "a"
-    assert RunFolder.open(tmp_path / "runs" / "b").path == tmp_path / "runs" / "b"
+    runs = tmp_path / "state" / "runs"
+    assert RunFolder.open(tmp_path).path == runs / "a"
+    assert RunFolder.open(runs / "b").path == runs / "b"
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    (tmp_path / "state").symlink_to("elsewhere")
+    with pytest.raises(FedVLError, match="is a link"):
+        RunFolder.open(tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedvl.cli import app
-from fedvl.config import Experiment, gather_settings, overlay
+from fedvl.config import Experiment, FederationConfig, PrivacyConfig, gather_settings, overlay
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
 from fedvl.methods import load_method, method_names
@@ -105,7 +105,39 @@ MAY_NOT: list[dict[str, Any]] = [
     {"data": {"partition": "iid"}},
     {"model": {"name": "fedvl-tiny-vilt"}},
     {"training": {"learning_rate": 0.011}},
+    {"evaluation": {"protocol": "personal"}},
+    {"evaluation": {"validation": 0.2}},
 ]
+# of every setting of a federation, a value that is not the default
+FEDERATION: dict[str, Any] = {
+    "rounds": 99,
+    "per_round": 5,
+    "dropout": 0.1,
+    "quorum": 2,
+    "attempts": 4,
+    "patience": 3,
+    "withdrawn": [1],
+    "drift": True,
+    "chunk": 2,
+    "sequential": True,
+    "one_step": True,
+    "one_by_one": True,
+    "threads": 1,
+    "max_update_norm": 1e3,
+    "max_norm_ratio": 5.0,
+    "max_examples": 1e5,
+    "robust": "median",
+    "root_images": 99,
+    "attack": "scaled:0.3",
+    "secure_sum": True,
+    "least_clients": 4,
+    "sum_threshold": 0.75,
+    "deadline": 10.0,
+    "max_message_bytes": 2**20,
+}
+STAY = {"rounds", "quorum", "attempts", "patience", "drift", "deadline", "max_message_bytes"}
+# of differential privacy, beside a budget for clients
+PRIVACY: dict[str, Any] = {"unit": "record", "epsilon": 3.0, "delta": 1e-6, "clip": 0.5, "subspace": 16}
 
 
 @pytest.mark.parametrize("change", MAY_CHANGE, ids=str)
@@ -118,6 +150,38 @@ def test_a_run_may_go_on_though_this_has_changed(change):
 @pytest.mark.parametrize("change", MAY_NOT, ids=str)
 def test_a_run_may_not_go_on_if_this_has_changed(change):
     assert resume_key(resolve_experiment(change)) != KEY
+
+
+def test_every_setting_of_a_federation_and_of_privacy_is_looked_at_here():
+    assert FEDERATION.keys() == FederationConfig.model_fields.keys()
+    assert PRIVACY.keys() == PrivacyConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", FEDERATION)
+def test_a_run_goes_on_with_another_setting_of_the_federation_only_if_its_rounds_would_be_the_same(name):
+    changed = resolve_experiment({"federation": {name: FEDERATION[name]}})
+    assert changed != resolve_experiment({}), "else nothing was changed"
+    assert (resume_key(changed) == KEY) == (name in STAY)
+
+
+@pytest.mark.parametrize("name", PRIVACY)
+def test_a_private_run_does_not_go_on_with_another_budget(name):
+    private = {"unit": "client"}
+    kept = resume_key(resolve_experiment({"privacy": private}))
+    assert kept != KEY
+    assert resume_key(resolve_experiment({"privacy": {**private, name: PRIVACY[name]}})) != kept
+    if name != "unit":  # without a unit there is no noise
+        assert resume_key(resolve_experiment({"privacy": {name: PRIVACY[name]}})) == KEY
+
+
+def test_rounds_count_where_the_learning_rate_depends_on_them_and_evaluations_where_they_choose_the_round():
+    keys = [
+        resume_key(resolve_experiment({"training": {"schedule": "cosine"}, "federation": {"rounds": rounds}}))
+        for rounds in (10, 99)
+    ]
+    assert keys[0] != keys[1]
+    keys = [resume_key(resolve_experiment({"evaluation": {"validation": 0.2, "every": every}})) for every in (1, 5)]
+    assert keys[0] != keys[1]
 
 
 def test_a_method_in_a_file_may_move_but_not_change(tmp_path):

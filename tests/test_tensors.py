@@ -1,5 +1,8 @@
 import hashlib
 import itertools
+import os
+import subprocess
+import sys
 from fractions import Fraction
 
 import pytest
@@ -10,7 +13,30 @@ from safetensors import safe_open
 
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
-from fedvl.tensors import RunningMean, count_bytes, digest, load, save, to_bytes, unflatten, weighted_mean
+from fedvl.tensors import RunningMean, count_bytes, digest, load, save, to_bytes, unflatten, usable_cores, weighted_mean
+
+IMPORT_ALL_AS_ON_MACOS = """
+import importlib, os, pkgutil
+del os.sched_getaffinity
+import fedvl
+for module in pkgutil.walk_packages(fedvl.__path__, "fedvl."):
+    if module.name not in ("fedvl.__main__", "fedvl.methods.parts.transport_kernel"):  # runs a command; needs triton
+        importlib.import_module(module.name)
+"""
+
+
+def test_cores_are_those_of_this_process_or_of_the_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 8}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert usable_cores() == 7
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
+def test_every_module_is_imported_without_sched_getaffinity():
+    subprocess.run([sys.executable, "-c", IMPORT_ALL_AS_ON_MACOS], check=True)
 
 
 def test_weighted_mean_by_hand():

@@ -1,7 +1,9 @@
 """A client that withdraws: the run without it, against engines that never let it take part, and what is measured."""
 
 import json
+import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import complete
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import noise_seed
 from fedvl.federation.round import Federation
 from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
@@ -24,7 +27,9 @@ from fedvl.withdrawal import (
     check_comparable,
     compare,
     difference,
+    distances,
     find_client,
+    norm,
     with_withdrawn,
     without_client,
 )
@@ -48,9 +53,6 @@ CASES = {
     "last updates that are kept": settings("fed-mp"),
     "a consultation": settings("fedpp", {"visual_prompts": False, "context": 2}, training={"local_epochs": 1}),
     "a secure sum": settings("linear", federation={"secure_sum": True}),
-    "noise on images": settings(
-        "linear", privacy={"unit": "record", "epsilon": 8.0}, training={"batch_size": 128}, federation={"rounds": 1}
-    ),
     "pseudo-labels": settings("linear", data={"labels": "upl", "pseudo_shots": 4}),
 }
 
@@ -143,6 +145,51 @@ def test_a_personal_test_has_no_part_of_the_client():
 def test_what_cannot_be_left_out_is_refused(federation, sentence):
     with pytest.raises(FedVLError, match=sentence):
         prepare(settings("linear", federation=federation))
+
+
+# --- noise
+
+NOISY: dict[str, dict[str, Any]] = {
+    "by the server": {"privacy": {"unit": "client", "epsilon": 3.0, "clip": 0.01}},
+    "in shares": {"privacy": {"unit": "client", "epsilon": 3.0, "clip": 0.01}, "federation": {"secure_sum": True}},
+    "on images": {"privacy": {"unit": "record", "epsilon": 3.0, "clip": 0.01}},
+}
+
+
+@pytest.mark.parametrize("case", NOISY)
+def test_the_run_without_a_client_has_noise_of_its_own_and_the_budgets_add(case, tmp_path):
+    """With the noise of the first model, the difference of the two would be the client's moves alone."""
+    sections = NOISY[case]
+    federation = {"rounds": 2, "threads": 1, **sections.get("federation", {})}
+    wanted = {**settings("linear", federation=federation), "privacy": sections["privacy"]}
+    finish(tmp_path / "run", wanted)
+    left = leave(tmp_path / "run", LEAVING, tmp_path / "left")
+    one, two = (load(path / "model.safetensors") for path in (tmp_path / "run", left.path))
+    start = prepare(wanted).method.start(torch_generator(0, "start"))
+    moved = [norm(distances(start, model)) for model in (one, two)]  # noise, for a clip this short leaves little else
+    apart = norm(distances(one, two))
+    assert apart == pytest.approx(math.hypot(*moved), rel=0.1)  # independent: at a right angle
+    again = leave(tmp_path / "run", LEAVING, tmp_path / "again")
+    assert again.result["state_sha256"] == left.result["state_sha256"]
+    measured = compare(RunFolder(tmp_path / "run"), left, LEAVING, None, Silent())
+    spent = [RunFolder(folder).result["privacy"]["epsilon"] for folder in (tmp_path / "run", left.path)]
+    assert measured["privacy"]["epsilon"] == pytest.approx(sum(spent))
+    assert measured["privacy"]["delta"] == pytest.approx(2e-5)
+    assert not measured["same_draws"]
+    said = " ".join(sentences(measured))
+    assert "Noise and samples are drawn anew" in said
+    assert f"Budgets add: both models together spend epsilon {sum(spent):.2f}, delta 2e-05, of each" in said
+    assert RunFolder(tmp_path / "run").withdrawals == [json.loads(json.dumps(measured))]
+
+
+def test_another_set_of_clients_that_withdrew_is_other_noise():
+    hidden = prepare({**settings("linear"), "privacy": {"unit": "record"}}).experiment
+    seeds = [noise_seed(with_withdrawn(hidden, clients)) for clients in ((), (1,), (2,), (1, 2))]
+    assert len(set(seeds)) == 4
+    assert seeds[0] == hidden.seed
+    assert noise_seed(with_withdrawn(hidden, (2, 1))) == seeds[3]
+    plain = with_withdrawn(prepare(settings("linear")).experiment, (1,))
+    assert noise_seed(plain) == plain.seed
 
 
 # --- the difference

@@ -140,6 +140,8 @@ class FederationConfig(Section):
     attack: str | None = None  # hostile clients in a simulation: KIND:SHARE
     secure_sum: bool = False  # the server learns sums over clients only, counted in whole numbers
     least_clients: int = Field(3, ge=2)  # in such a sum
+    # share of a sum's clients that must sign its list of survivors and help to open it; always more than half
+    sum_threshold: float = Field(2 / 3, gt=0.5, le=1)
     # across machines only
     deadline: float = Field(600.0, gt=0, le=1e7)  # seconds for clients to answer; later ones are left out of the round
     max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)  # a larger message is not read

@@ -16,7 +16,7 @@ from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.privacy import Subspace, directions, privacy_of
+from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
 from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
 from fedvl.methods.base import Method
@@ -57,7 +57,14 @@ def help_with(experiment: Experiment, processes: Processes) -> None:
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:
-    """Make the engine that trains all clients in this process, hostile ones among them."""
+    """Make the engine that trains all clients in this process, with noise of the simulation's own."""
+    engine = engine_of(prepared)
+    engine.private_seed = noise_seed(prepared.experiment)
+    return engine
+
+
+def engine_of(prepared: Prepared) -> LocalEngine:
+    """Make the engine, with hostile clients if some are to be simulated."""
     experiment, training = prepared.experiment, prepared.training
     settings = (experiment.training, experiment.federation, experiment.seed, experiment.privacy)
     if experiment.federation.attack is None:
@@ -188,7 +195,7 @@ def run_rounds(
         root=root_engine(experiment, method, prepared.training),
         privacy=privacy_of(
             experiment,
-            experiment.seed if secret is None else secret,
+            noise_seed(experiment) if secret is None else secret,
             public_subspace(experiment, method, start, prepared.training),
         ),
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.imported import ImportedEncoder, encoding_in
-from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms
+from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
 from fedvl.data.missing import conditions_of, without_modalities
 from fedvl.data.noise import Noise, with_wrong_labels
 from fedvl.data.opener import OPEN_ANEW, Opener
@@ -47,14 +47,10 @@ from fedvl.models.vilt import FusedEncoder
 from fedvl.requirements import (
     check_classes,
     check_labels,
+    check_method,
     check_model,
-    check_privacy,
-    check_robust,
-    check_secure_sum,
-    check_sequential,
-    check_subspace,
+    check_settings,
     check_united,
-    check_validation,
     check_withdrawn,
 )
 from fedvl.seeding import numpy_generator
@@ -155,7 +151,7 @@ class Encoded(NamedTuple):
 
         def taken(form: str) -> Tensor:
             found = [self.read[split].forms[form][part] for split, part in parts.items() if len(part)]
-            return torch.cat(found)[order] if len(found) > 1 else found[0]
+            return stacked(found, form)[order] if len(found) > 1 else found[0]
 
         return {form: taken(form) for form in forms}
 
@@ -166,18 +162,14 @@ def prepare(
     """Prepare a run from its description."""
     began = time.perf_counter()
     simulated = set(splits) >= set(SPLITS)
-    check_validation(experiment, simulated)
-    check_subspace(experiment, simulated)
+    check_settings(experiment, simulated)
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, splits, display)
     encode_seconds = time.perf_counter() - began
     assignment = assign(sources, encoded, experiment)
     test = take_test(sources, encoded, assignment, experiment)
     method, queried, for_new = make_methods(sources, encoded, assignment, experiment, display)
-    check_secure_sum(method, experiment)
-    check_robust(method, experiment)
-    check_sequential(experiment)
-    check_privacy(method, experiment)
+    check_method(method, experiment)
     return Prepared(
         experiment=experiment,
         method=method,

@@ -5,16 +5,32 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.config import Experiment
+from fedvl.config import MANY, Experiment
 from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.federation.attacks import TRIGGERED
+from fedvl.federation.sealed import alternatives, made_of_samples
 from fedvl.methods.base import Method
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 RULE_BETWEEN_MACHINES = "centred-clipping"  # the best of those measured in docs/robust.md
 MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
+
+
+def check_settings(experiment: Experiment, simulated: bool) -> None:
+    """Refuse settings that do not fit each other, before data are opened."""
+    check_validation(experiment, simulated)
+    check_subspace(experiment, simulated)
+    check_private_choice(experiment, simulated)
+
+
+def check_method(method: Method, experiment: Experiment) -> None:
+    """Refuse settings of the federation that do not fit the method."""
+    check_secure_sum(method, experiment)
+    check_robust(method, experiment)
+    check_sequential(experiment)
+    check_privacy(method, experiment)
 
 
 def check_classes(dataset: Dataset) -> None:
@@ -199,6 +215,25 @@ def check_subspace(experiment: Experiment, simulated: bool) -> None:
         )
 
 
+def check_private_choice(experiment: Experiment, simulated: bool) -> None:
+    """Refuse record-level privacy where an image decides which other images are trained on."""
+    data = experiment.data
+    if experiment.privacy.unit != "record":
+        return
+    if data.client_shots is not None:
+        raise FedVLError(
+            "data.client_shots chooses among a client's images by their labels, so that one image decides about others; "
+            "leave it out, or use --privacy client:eps=3."
+        )
+    if simulated:
+        return
+    if (data.shots or MANY) < MANY or data.long_tail is not None:
+        raise FedVLError(
+            "data.shots and data.long_tail choose among a client's images by their labels, so that one image decides about "
+            f"others; use --set data.shots={MANY}, which keeps all, and no data.long_tail."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit
@@ -235,6 +270,11 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
         raise FedVLError(
             f"Clients of method '{name}' report class counts before a round, which noise does not cover; let each "
             "choose its labels alone, with --set method.selection=fpl."
+        )
+    if experiment.data.labels == "cps":
+        raise FedVLError(
+            "Pseudo-labels of 'cps' follow from class counts of all clients, which noise does not cover; let each client "
+            "choose alone, with --set data.labels=fpl."
         )
     if federation.robust != "mean":
         raise FedVLError(
@@ -275,6 +315,20 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"Pseudo-labels of '{labels}' compare the images of a client, so that one image changes others' labels; "
             "use --set data.labels=zero-shot."
+        )
+    if method.task.origins and experiment.evaluation.protocol != "base-to-new":
+        raise FedVLError(
+            "With several datasets a client's class list follows from its own labels, so that one image changes the loss of "
+            "others; use one dataset, or --protocol base-to-new, which deals the classes."
+        )
+    if made := made_of_samples(method, start):
+        found = (choice for choice, other in alternatives(method) if made_of_samples(other, start) is None)
+        remedy = (
+            f"--set method.{choice}" if (choice := next(found, "")) else "--privacy client:eps=3, or another method"
+        )
+        raise FedVLError(
+            f"Method '{name}' makes {made} of all images of a client, so that one image changes the gradients of others; "
+            f"use {remedy}."
         )
 
 

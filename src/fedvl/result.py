@@ -19,6 +19,7 @@ from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.precision import used_precision
+from fedvl.federation.released import released
 from fedvl.federation.round import Federation
 from fedvl.federation.state import best_round
 from fedvl.memory import Peak
@@ -87,9 +88,7 @@ def describe(
             "evaluate": sum(seconds for _, seconds in judged),
         },
         "seconds_per_image": final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
-        "privacy": {key: records[-1]["privacy"][key] for key in ("unit", "epsilon", "delta", "sampling")}
-        if records and federation.privacy
-        else None,
+        "privacy": privacy_figures(prepared, federation) if records and federation.privacy else None,
         "refused_updates": sum(len(record["refused"]) for record in records),
         "state_sha256": state_sha256(federation),
         "class_names": list(prepared.queried.task.class_names),
@@ -120,6 +119,18 @@ def describe(
     }
 
 
+def privacy_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
+    """Return what the run has spent of its privacy budget, and what it releases beside it."""
+    spent = federation.records[-1]["privacy"]
+    simulated = isinstance(federation.engine, LocalEngine)  # then noise follows from the seed, which is published
+    beside = released(prepared.method, prepared.experiment, simulated)
+    return {
+        **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
+        "simulated": simulated,
+        "released": [item._asdict() for item in beside],
+    }
+
+
 def needs_temperature(prepared: Prepared) -> bool:
     """Whether a method without labels gives scores whose softmax does not say how sure it is."""
     return prepared.method.labels == "none" and not prepared.method.role.trained_private
@@ -128,10 +139,11 @@ def needs_temperature(prepared: Prepared) -> bool:
 def temperature(prepared: Prepared, federation: Federation) -> float | None:
     """Return what scores are divided by to show shares; None where training images are elsewhere.
 
-    It is fitted to the pretrained model's own shares of training images, which need no labels.
+    It is fitted to the pretrained model's own shares of training images, which need no labels. Under
+    differential privacy it is withheld.
     """
     method, samples = prepared.method, prepared.training.samples
-    if "features" not in samples.inputs or not len(samples):
+    if "features" not in samples.inputs or not len(samples) or prepared.experiment.privacy.unit != "none":
         return None
     rows = torch.arange(0, len(samples), max(1, len(samples) // MOST_IMAGES), device=prepared.device)
     size = prepared.experiment.evaluation.batch_size
@@ -289,8 +301,10 @@ def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
 
 
 def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
-    """Return how many pseudo-labels are used and true; nothing with true labels."""
+    """Return how many pseudo-labels are used and true; nothing with true labels, or under privacy."""
     labels, truths = [], []
+    if prepared.experiment.privacy.unit != "none":
+        return {}
     for client, rows in enumerate(prepared.training.rows):
         made = federation.engine.private.get(client, {}).get("labels")
         if made is None and prepared.experiment.data.labels != "true":

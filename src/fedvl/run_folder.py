@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MOST_METRICS = 2**28  # bytes of metrics.jsonl
 MOST_LOCK = 100
-PARTY = "party.json"  # in the folder of a party, whose runs are in runs/
+PARTY, STATE = "party.json", "state"  # in the folder of a client, whose runs are in state/runs/
 ASKED = ("class_names", "templates", "model_fingerprint")  # what queries need of a result
 
 RoundRecord = dict[str, Any]
@@ -60,12 +60,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, trust_method: bool = False) -> "RunFolder":
-        """Return the run in a folder, to query it; of a party's folder, the last that finished."""
+        """Return the run in a folder, to query it; of a client's folder, the last that finished."""
         if not no_link(path / PARTY).is_file():
             return cls(path, trust_method, queried=True)
-        runs = [run for each in sorted((path / "runs").glob("*")) if (run := cls(each, trust_method, True)).finished]
+        state = no_link(path / STATE)
+        runs = [run for each in sorted((state / "runs").glob("*")) if (run := cls(each, trust_method, True)).finished]
         if not runs:
-            raise FedVLError(f"The party in {path} has no finished run yet; fedvl client says when one is over.")
+            raise FedVLError(f"The client in {path} has no finished run yet; fedvl client says when one is over.")
         return max(runs, key=lambda run: str(run.result.get("finished")))
 
     # --- create and lock

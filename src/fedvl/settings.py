@@ -14,6 +14,10 @@ from fedvl.errors import FedVLError
 from fedvl.federation.precision import choose_precision
 from fedvl.methods import file_digest, load_method
 
+# Settings of a federation that may change between rounds: they decide whether there is another round and who is waited
+# for, not what a committed round holds.
+OPERATIONAL = {"rounds", "quorum", "attempts", "patience", "drift", "deadline", "max_message_bytes"}
+
 
 def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     """Lay settings over the method's preset and the defaults, and check all of them."""
@@ -63,12 +67,22 @@ def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
 
 
 def resume_key(experiment: Experiment) -> str:
-    """Hash the settings that may not change between rounds; files go by name."""
+    """Hash the settings that decide what committed rounds hold; files go by name.
+
+    Defaults of later sections are left out, so that a new setting does not change old keys.
+    """
     settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
-    if experiment.privacy.unit != "none":
-        settings["privacy"] = experiment.privacy.model_dump(mode="json")
-    if experiment.evaluation.validation is not None:
-        settings["validation"] = experiment.evaluation.validation
+    evaluation, rounds = experiment.evaluation, experiment.federation.rounds
+    validated = evaluation.validation is not None
+    further = {
+        "federation": experiment.federation.model_dump(mode="json", exclude=OPERATIONAL, exclude_defaults=True),
+        "privacy": experiment.privacy.model_dump(mode="json") if experiment.privacy.unit != "none" else None,
+        "protocol": evaluation.protocol if evaluation.protocol != "closed" else None,  # it divides the training images
+        "validation": evaluation.validation,
+        "every": evaluation.every if validated and evaluation.every > 1 else None,  # the rounds to choose from
+        "rounds": rounds if experiment.training.schedule == "cosine" else None,  # its learning rate depends on them
+    }
+    settings |= {name: value for name, value in further.items() if value}
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ BLOCKS = {"cpu": 64, "cuda": 4096}
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use; macOS reports only those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Withdrawal of a client: the experiment without it, and how far the two models differ.
 
-Every draw of a client has its number in its seed, so that those of the others stay as they were.
-What is compared is what both runs answer to the same test images.
+Every draw of a client has its number in its seed, so that those of the others stay as they were;
+under differential privacy noise and samples are drawn anew, and the budgets of both runs add. What
+is compared is what both runs answer to the same test images.
 """
 
 from collections.abc import Collection
@@ -91,11 +92,19 @@ def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, di
         "client": client,
         "party": party,
         **difference(with_it, without_it),
-        "same_draws": run.federation is None,
+        "same_draws": run.federation is None and run.experiment.privacy.unit == "none",
+        "privacy": joint_budget(run.result.get("privacy"), other.result.get("privacy")),
     }
     for folder in (run, other):
         folder.note_withdrawal(measured)
     return measured
+
+
+def joint_budget(one: dict[str, Any] | None, two: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what two runs spend together of each unit that is in both: epsilons and deltas add."""
+    if not one or not two:
+        return None
+    return {"unit": one["unit"], **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
 
 
 def answers_of(folder: RunFolder, display: Display) -> Answers:

@@ -38,16 +38,22 @@ def test_init_makes_a_folder_for_each_party_with_nothing_of_the_others(fedvl, tm
     assert "clinic/parties/south" in said
     clinic = tmp_path / "clinic"
     assert sorted(path.name for path in (clinic / "parties" / "south").iterdir()) == [
-        "audit.jsonl",
         "ca.crt",
         "experiments",
-        "key",
         "party.json",
-        "policy.toml",
+        "state",
     ]
-    assert stat.S_IMODE((clinic / "parties" / "south" / "key").stat().st_mode) == 0o600
+    state = clinic / "parties" / "south" / "state"
+    assert sorted(path.name for path in state.iterdir()) == [
+        "audit.jsonl",
+        "key",
+        "origin.json",
+        "policy.toml",
+        "roster.json",
+    ]
+    assert stat.S_IMODE((state / "key").stat().st_mode) == 0o600
     assert '"server":"127.0.0.1:7777"' in (clinic / "parties" / "south" / "party.json").read_text().replace(" ", "")
-    keys = [(clinic / "parties" / name / "key").read_bytes() for name in ("north", "south", "west")]
+    keys = [(clinic / "parties" / name / "state" / "key").read_bytes() for name in ("north", "south", "west")]
     assert len(set(keys)) == 3
     with pytest.raises(FedVLError, match="exists already"):
         fedvl("federation", "init", "clinic", *THREE)
@@ -130,7 +136,7 @@ def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
 
 
 def test_a_folder_that_is_none_is_explained(fedvl, tmp_path):
-    with pytest.raises(FedVLError, match="give the folder that fedvl federation init made for you"):
+    with pytest.raises(FedVLError, match="give the folder that the server's operator handed you"):
         fedvl("client", tmp_path, "--dry-run")
     with pytest.raises(FedVLError, match=r"There is no federation in .*; make one with fedvl federation init"):
         fedvl("server", tmp_path)
@@ -139,10 +145,11 @@ def test_a_folder_that_is_none_is_explained(fedvl, tmp_path):
 def test_a_party_approves_after_it_has_read_and_the_client_says_what_is_approved(fedvl, tmp_path):
     fedvl("federation", "init", "clinic", *THREE, "--method", "linear", "--host", "fed.example.org", "--rounds", 7)
     party = tmp_path / "clinic" / "parties" / "west"
-    assert not (party / "policy.toml").exists()
+    policy = party / "state" / "policy.toml"
+    assert not policy.exists()
     said = fedvl("federation", "join", party)
-    assert "policy.toml says what this party answers" in said
-    assert "least_clients = 1" in (party / "policy.toml").read_text()
+    assert "policy.toml says what this client answers" in said
+    assert "least_clients = 1" in policy.read_text()
     for number in range(10):
         (tmp_path / "photos" / "cat").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (20 * number, 0, 0)).save(tmp_path / "photos" / "cat" / f"{number}.png")
@@ -156,19 +163,11 @@ def test_a_party_approves_after_it_has_read_and_the_client_says_what_is_approved
     assert "not approved" in declined
     assert "approved now" in fedvl("federation", "approve", party, "--yes")
     assert fedvl("federation", "approve", party).splitlines()[-1] == "  approved"
-    (party / "policy.toml").write_text("most_rounds = 5")
+    policy.write_text("most_rounds = 5")
     assert "The line most_rounds of this party's policy.toml is 5" in fedvl(*client, "--dry-run")
-    (party / "policy.toml").unlink()
+    policy.unlink()
     assert "policy.toml is new: read it" in fedvl("federation", "approve", party)
     assert fedvl(*client, "--dry-run").count("It is approved, and policy.toml allows it.\n") == 1
-
-
-def test_approvals_that_came_with_a_folder_are_not_taken_for_the_partys_own(fedvl, tmp_path):
-    fedvl("federation", "init", "clinic", *THREE, "--host", "fed.example.org")
-    party = tmp_path / "clinic" / "parties" / "west"
-    fedvl("federation", "approve", party, "--yes")
-    with pytest.raises(FedVLError, match=r"holds approvals \(audit.jsonl\) but no key"):
-        fedvl("federation", "join", party)
 
 
 def test_a_tampered_log_stops_a_client_before_it_connects_and_verify_names_the_line(fedvl, tmp_path):
@@ -176,12 +175,16 @@ def test_a_tampered_log_stops_a_client_before_it_connects_and_verify_names_the_l
     party, clinic = tmp_path / "clinic" / "parties" / "west", tmp_path / "clinic"
     said = fedvl("audit", "verify", clinic, party)
     assert "audit.jsonl: 3 lines, and each fits the one before it.\n  3 admitted\n" in said
-    assert "audit.jsonl: 1 lines, and each fits the one before it.\n  1 approved\n" in said
+    assert (
+        "audit.jsonl: 4 lines, and each fits the one before it.\n  1 approved, 1 joined, 1 roster, 1 secret\n" in said
+    )
+    assert f"{clinic}/audit.jsonl to {party}/state/audit.jsonl: 0 sent, 0 received, 0 matched by SHA-256.\n" in said
     assert "One log cannot tell whether its end was cut" in fedvl("audit", "verify", party)
-    log = party / "audit.jsonl"
+    assert "No messages were matched: give the log of the server" in fedvl("audit", "verify", party, party)
+    log = party / "state" / "audit.jsonl"
     log.write_text(log.read_text().replace('"experiment": "', '"experiment": "0'))
     for words in (("client", party, "--quiet"), ("audit", "verify", party), ("audit", "verify", clinic, party)):
-        with pytest.raises(FedVLError, match="was changed: line 1 is not as it was written"):
+        with pytest.raises(FedVLError, match="was changed: line 4 is not as it was written"):
             fedvl(*words)
     with pytest.raises(FedVLError, match="folders whose logs are checked come after verify"):
         fedvl("audit", clinic, party)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvl.cli import app
+from fedvl.compare import jobs
 from fedvl.compare.jobs import resuming, run_side_by_side, unfinished, with_share_of_cores, write_slurm_array
 from fedvl.compare.run import flags_grid, perform_grid
 from fedvl.data.opener import Opener
@@ -22,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def test_each_of_four_runs_at_once_gets_a_quarter_of_the_cores(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    monkeypatch.setattr(jobs, "usable_cores", lambda: 10)
     plain = {key: value for key, value in SMALL.items() if key != "federation"}
     threads = [
         case.settings["federation"]["threads"]

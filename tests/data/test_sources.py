@@ -18,7 +18,7 @@ from PIL import Image
 from fedvl.data.assemble import is_held_out, only_classes
 from fedvl.data.catalogue import class_key, find
 from fedvl.data.fetch import default_data_root
-from fedvl.data.sources import BadImage, Dataset, open_dataset
+from fedvl.data.sources import BadImage, Dataset, is_flat, open_dataset
 from fedvl.errors import FedVLError
 
 pa = pytest.importorskip("pyarrow")
@@ -362,10 +362,72 @@ def test_heic_photos_stand_in_a_folder_beside_others_with_the_extra(tmp_path: Pa
     assert max(green, blue) < 15
 
 
-def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path, without_heic: None) -> None:
-    (tmp_path / "scans").mkdir()
+def flat_folder(root: Path) -> Path:
+    root.mkdir()
     for sample in rows():
-        (tmp_path / "scans" / sample["name"]).write_bytes(sample["image"])
+        (root / sample["name"]).write_bytes(sample["image"])
+    return root
+
+
+def listing(**columns: str) -> bytes:
+    """A CSV of the flat folder's images under other names of its columns."""
+    names = {"name": "path", "label": "label", "split": "split"} | columns
+    lines = [",".join(names.values()), *(",".join(sample[key] for key in names) for sample in rows())]
+    return "\n".join(lines).encode()
+
+
+def as_json_lines() -> bytes:
+    samples = ({"path": sample["name"], "label": sample["label"], "split": sample["split"]} for sample in rows())
+    return "\n".join(map(json.dumps, samples)).encode()
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [("manifest.csv", listing()), ("manifest.jsonl", as_json_lines()), ("manifest.csv", listing(name="file"))],
+)
+def test_labels_of_a_manifest_beside_the_images_stay_when_classes_are_chosen(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    root = flat_folder(tmp_path / "photos")
+    (root / name).write_bytes(content)
+    everything = open_dataset(str(root))
+    assert [len(everything.splits[part]) for part in ("train", "test")] == [21, 9]
+    chosen = open_dataset(str(root), classes=("cat", "dog"))
+    assert chosen.class_names == ("cat", "dog")
+    assert [np.bincount(chosen.splits[part].labels).tolist() for part in ("train", "test")] == [[7, 7], [3, 3]]
+    assert chosen.notes == ("2 of the 3 classes were kept (data.classes).",)
+
+
+def test_labels_of_a_parquet_file_beside_images_stay_when_classes_are_chosen(tmp_path: Path) -> None:
+    root = flat_folder(tmp_path / "photos")
+    write_parquet(root / "train.parquet", rows())
+    chosen = open_dataset(str(root), classes=("cat", "dog"))
+    assert chosen.class_names == ("cat", "dog")
+    assert min(chosen.splits["train"].labels) == 0
+
+
+def test_pictures_of_many_images_are_not_images_without_labels(tmp_path: Path) -> None:
+    root = flat_folder(tmp_path / "cifar10")
+    assert is_flat(root)
+    (root / "data_batch_1.png").write_bytes(picture(0))
+    assert not is_flat(root)
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "LABELS.CSV", "labels.jsonl", "labels.arrow"])
+@pytest.mark.parametrize("classes", [None, ("cat", "dog")])
+def test_another_table_beside_images_must_be_given_by_its_path(
+    name: str, classes: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    root = flat_folder(tmp_path / "photos")
+    (root / name).write_bytes(listing())
+    with pytest.raises(FedVLError, match=f"give its path: .*/photos/{name}"):
+        open_dataset(str(root), classes=classes)
+    (root / name).rename(root / f".{name}")
+    assert len(open_dataset(str(root), classes=("cat", "dog")).splits["train"]) == 30
+
+
+def test_a_flat_folder_is_all_for_training_under_the_given_names(tmp_path: Path, without_heic: None) -> None:
+    flat_folder(tmp_path / "scans")
     (tmp_path / "scans/photo.heic").write_bytes(b"x")
     dataset = open_dataset(str(tmp_path / "scans"), classes=("well", "pneu_monia"))
     assert dataset.class_names == ("well", "pneu monia")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedvl.deployment import audit_log
-from fedvl.deployment.audit_log import FILE, FIRST, Log, verify
-from fedvl.deployment.messages import Header, write
+from fedvl.deployment.audit_log import FILE, FIRST, Log, read_log
+from fedvl.deployment.messages import Header
 from fedvl.errors import FedVLError
 
 
@@ -36,7 +36,7 @@ def test_each_line_holds_the_sha256_of_the_one_before(path):
         before = entry["hash"]
         assert before == hashlib.sha256(body).hexdigest()
     assert Log(path).head == FIRST  # not read yet
-    (checked,) = verify([path.parent])
+    checked = read_log(path.parent)
     assert checked.chain.head == before
     assert [entry["experiment"] for entry in checked.chain.entries] == list("01234")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -68,7 +68,7 @@ def test_a_change_is_found_and_the_first_line_that_does_not_fit_is_named(what, p
     log.entries("approved")
     changed = b"".join(change(lines(path)))
     path.write_bytes(changed)
-    for use in (lambda: verify([path.parent]), lambda: log.append("sent"), lambda: Log(path).entries("approved")):
+    for use in (lambda: read_log(path.parent), lambda: log.append("sent"), lambda: Log(path).entries("approved")):
         with pytest.raises(FedVLError, match=rf"was changed: line {number} "):
             use()
     assert path.read_bytes() == changed  # and nothing is added to it
@@ -81,19 +81,19 @@ def test_every_single_byte_counts(path):
         damaged[place] ^= 1
         path.write_bytes(damaged)
         with pytest.raises(FedVLError, match="was changed: line"):
-            verify([path])
+            read_log(path)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 50, 200])
 def test_a_line_that_a_crash_cut_is_told_and_taken_out_by_the_next_entry(cut, path):
     whole = lines(path)
     path.write_bytes(b"".join(whole)[:-cut])
-    (checked,) = verify([path])
+    checked = read_log(path)
     assert len(checked.chain.entries) == 4
     assert checked.chain.torn == whole[4][:-cut]
     log = Log(path)
     log.append("approved", experiment="5")
-    (checked,) = verify([path])
+    checked = read_log(path)
     assert [entry["kind"] for entry in checked.chain.entries[4:]] == ["torn", "approved"]
     torn = checked.chain.entries[4]
     assert (torn["bytes"], torn["sha256"]) == (len(whole[4]) - cut, hashlib.sha256(whole[4][:-cut]).hexdigest())
@@ -113,7 +113,7 @@ def test_a_full_disk_leaves_a_log_that_can_be_continued(path, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             log.append("approved", experiment="lost?")
     log.append("approved", experiment="6")
-    (checked,) = verify([path])
+    checked = read_log(path)
     assert checked.chain.head == log.head
 
 
@@ -121,7 +121,7 @@ def test_two_processes_write_one_log(path):
     one, other = Log(path), Log(path)
     for number in range(6):
         (one, other)[number % 2].append("approved", experiment=f"{5 + number}")
-    assert len(verify([path])[0].chain.entries) == 11
+    assert len(read_log(path).chain.entries) == 11
     assert len(one.entries("approved")) == len(other.entries("approved")) == 11
 
 
@@ -140,49 +140,6 @@ def test_a_link_is_not_followed(path, tmp_path):
         Log(tmp_path / "elsewhere" / FILE).append("sent")
 
 
-# --- two sides
-
-
-def header(round_index, **changes):
-    told = {"run": "a", "experiment": "b", "round": round_index, "attempt": 0, "kind": "train", "client": 1}
-    return Header(**{**told, **changes})
-
-
-@pytest.fixture
-def sides(tmp_path):
-    """The logs of a server and of client 1, after three rounds."""
-    server, party = tmp_path / "clinic", tmp_path / "north"
-    for folder in (server, party):
-        folder.mkdir()
-    (party / "party.json").write_text('{"number": 1}')
-    logs = Log(server / FILE), Log(party / FILE)
-    for round_index in range(3):
-        asked = logs[0].send(write(header(round_index), b"shared"))
-        logs[1].receive(asked.read_header(), asked.payload)
-        told = logs[1].send(write(header(round_index, loss=0.25, examples=7, weight=7.0), b"update"))
-        logs[0].receive(told.read_header(), told.payload)
-    return server, party
-
-
-def test_both_sides_hold_the_same_hash_of_a_message(sides):
-    server, party = (checked.chain.entries for checked in verify(sides))
-    for sent, received in ((server[0::2], party[0::2]), (party[1::2], server[1::2])):
-        assert [entry["kind"] for entry in sent] == ["sent"] * 3
-        assert [entry["kind"] for entry in received] == ["received"] * 3
-        assert [entry["sha256"] for entry in sent] == [entry["sha256"] for entry in received]
-    assert len({entry["sha256"] for entry in server}) == 6
-    assert [entry["bytes"] for entry in party] == [6] * 6
-
-
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_log_whose_end_was_cut_fits_alone_and_not_with_the_other(side, sides):
-    path = sides[side] / FILE
-    path.write_bytes(b"".join(lines(path)[:-2]))
-    verify([sides[side]])
-    with pytest.raises(FedVLError, match=rf"{path} lacks a line .* \(round 3, train\): the log was cut"):
-        verify(sides)
-
-
 def test_what_a_line_says_cannot_be_guessed_from_its_hash(monkeypatch):
     """The server is told the hash, and could try out what it does not know, such as a number of images."""
     noon = SimpleNamespace(isoformat=lambda timespec: "noon")
@@ -194,5 +151,37 @@ def test_what_a_line_says_cannot_be_guessed_from_its_hash(monkeypatch):
 
 
 def test_a_folder_without_a_log_is_told(tmp_path):
-    with pytest.raises(FedVLError, match=r"There is no log .* give the folder of a party"):
-        verify([tmp_path])
+    with pytest.raises(FedVLError, match=r"There is no log .* give the folder of a client"):
+        read_log(tmp_path)
+
+
+def test_a_log_says_whose_it_is_by_its_own_entries_or_by_the_file_beside_it(tmp_path):
+    """A client that sends its log to others sends no other file."""
+    alone = tmp_path / "sent.jsonl"
+    Log(alone).append("approved", experiment="0")
+    assert read_log(alone).client is None
+    Log(alone).append("joined", name="west", client=2)
+    assert read_log(alone).client == 2
+    (tmp_path / "west" / "state").mkdir(parents=True)
+    (tmp_path / "west" / "party.json").write_text('{"number": 3}')
+    Log(tmp_path / "west" / "state" / FILE).append("approved", experiment="0")
+    for given in (tmp_path / "west", tmp_path / "west" / "state" / FILE):
+        assert read_log(given).client == 3
+
+
+# --- the head of the sender's log
+
+
+def header(**changes):
+    told = {"run": "a", "experiment": "b", "round": 0, "attempt": 0, "kind": "train", "client": 1}
+    return Header(**{**told, **changes})
+
+
+def test_a_message_without_the_head_of_its_senders_log_is_written_down_and_refused(path):
+    log = Log(path)
+    for refused, payload in ((header(), b"x"), (header(), b""), (header(problem="no"), b"x")):
+        with pytest.raises(FedVLError, match="does not carry the head of its sender's log"):
+            log.receive(refused, payload)
+    log.receive(header(problem="audit.jsonl was changed"), b"")  # of one whose log is damaged: it has no head
+    log.receive(header(log="e" * 64), b"x")
+    assert [entry["head"] for entry in read_log(path).chain.entries[5:]] == ["", "", "", "", "e" * 64]

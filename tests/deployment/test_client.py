@@ -5,16 +5,26 @@ import secrets
 import socket
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.parties import EXPERIMENT, SmallClient
+from helpers.kills import draw_images
+from helpers.parties import EXPERIMENT, SmallClient, request
 
-from fedvl.deployment.client import MOST_RUNS, Supervised, free_port
+from fedvl.deployment.audit_log import read_log
+from fedvl.deployment.client import MOST_RUNS, Client, Supervised, free_port
+from fedvl.deployment.files import PartyFile, resolve_for_parties
+from fedvl.deployment.membership import admit, approve_experiment, create, join, read_federation
+from fedvl.deployment.messages import pack_tensors, write
+from fedvl.deployment.policy import read_experiments
+from fedvl.deployment.roster import pin_roster, roster_of
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
+from fedvl.seeding import torch_generator
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +53,8 @@ class Ending:
     ],
 )
 def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
-    (tmp_path / "says").write_text(says)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text(says)
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     assert node.check()
@@ -52,7 +63,8 @@ def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, 
 
 
 def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("Traceback")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("Traceback")
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     assert all(node.check() for _ in range(9))
@@ -61,7 +73,8 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(t
 
 
 def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("Traceback")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("Traceback")
     clock = [0.0]
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 40.0)
@@ -77,7 +90,8 @@ def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(
 
 
 def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):
-    (tmp_path / "says").write_text("The SuperLink ended")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "says").write_text("The SuperLink ended")
     monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
     node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
     for _ in range(30):  # a message comes in each of its short lives
@@ -99,7 +113,7 @@ def client(tmp_path):
 def test_a_client_takes_part_in_one_run_unless_it_stays(client):
     assert client.problem(run="1") == ""
     assert "It takes part in one run" in client.problem(run="2")
-    assert not (client.folder / "runs" / "2").exists()
+    assert not (client.state / "runs" / "2").exists()
     assert client.problem(run="1", round=1) == ""
     client.stay = True
     assert client.problem(run="2") == ""
@@ -116,9 +130,9 @@ def test_a_run_has_one_experiment_also_after_a_restart(client):
 def test_a_server_cannot_fill_the_disk_with_runs(client):
     client.stay = True
     for number in range(MOST_RUNS):
-        (client.folder / "runs" / f"{number:x}").mkdir(parents=True)
+        (client.state / "runs" / f"{number:x}").mkdir(parents=True)
     assert f"holds {MOST_RUNS} runs" in client.problem(run="ff")
-    assert len(list((client.folder / "runs").iterdir())) == MOST_RUNS
+    assert len(list((client.state / "runs").iterdir())) == MOST_RUNS
 
 
 def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_without_its_words(own_method, tmp_path):
@@ -138,6 +152,76 @@ def test_what_is_no_mistake_of_a_packaged_method_is_not_blamed_on_it(tmp_path, m
     monkeypatch.setattr("fedvl.federation.local.LocalEngine.train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         found.ask()
+
+
+# --- a rehearsal, without --data
+
+
+RECORD: dict[str, Any] = {"privacy": {"unit": "record", "epsilon": 8.0}}
+SECURE: dict[str, Any] = {"federation": {"rounds": 1, "threads": 1, "secure_sum": True, "least_clients": 2}}
+
+
+@pytest.fixture
+def rehearsing(tmp_path, monkeypatch):
+    """A client of a federation on this machine or elsewhere, that brings no images of its own."""
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    images = draw_images(tmp_path)
+
+    def make(host, data=None, **settings):
+        common: dict[str, Any] = {"method": {"name": "linear"}, "data": {"dataset": str(images), "partition": "iid"}}
+        common["federation"] = {"rounds": 1, "threads": 1}
+        create(tmp_path / "clinic", ["north", "south"], host, 9443, resolve_for_parties({**common, **settings}, 2))
+        party = tmp_path / "clinic" / "parties" / "north"
+        if host != "127.0.0.1":
+            for name in ("north", "south"):
+                admit(tmp_path / "clinic", join(tmp_path / "clinic" / "parties" / name))
+            pin_roster(party, roster_of(tmp_path / "clinic", read_federation(tmp_path / "clinic")))
+            for experiment in read_experiments(party).values():
+                approve_experiment(party, experiment)
+        return Client(party, str(images) if data else None, Silent(), print)
+
+    return make
+
+
+def train(client):
+    ((identity, ready),) = client.ready.items()
+    start = ready.prepared.method.start(torch_generator(0, "start"))
+    asked = request(experiment=identity, round=0, client=0)
+    return client.answer(write(asked, pack_tensors(start))).read_header().problem
+
+
+def test_a_rehearsal_books_no_epsilon(rehearsing):
+    """Its noise comes from the experiment's seed, which everybody knows: it hides nothing, and spends nothing."""
+    client = rehearsing("127.0.0.1", **RECORD)
+    assert train(client) == ""
+    kinds = [entry["kind"] for entry in read_log(client.folder).chain.entries]
+    assert "sent" in kinds
+    assert "budget" not in kinds
+
+
+def test_with_images_of_its_own_the_same_client_books_it(rehearsing):
+    client = rehearsing("127.0.0.1", data=True, **RECORD)
+    assert train(client) == ""
+    assert "budget" in [entry["kind"] for entry in read_log(client.folder).chain.entries]
+
+
+@pytest.mark.parametrize("settings", [RECORD, SECURE], ids=["noise", "secure sums"])
+def test_a_rehearsal_of_noise_or_secure_sums_is_refused_unless_the_server_is_on_this_machine(settings, rehearsing):
+    client = rehearsing("fed.example.org", **settings)
+    assert train(client).startswith("Without --data this is a rehearsal")
+    assert "sent" not in [entry["kind"] for entry in read_log(client.folder).chain.entries]
+    with pytest.raises(FedVLError, match="Without --data this is a rehearsal"):
+        client.serve(stay=False)
+
+
+def test_a_rehearsal_without_them_takes_part(rehearsing):
+    assert train(rehearsing("fed.example.org")) == ""
+
+
+def test_a_client_on_this_machine_is_told_by_its_servers_address():
+    known: dict[str, Any] = {"name": "a", "number": 0, "names": ("a",), "class_names": (), "templates": {}}
+    there = {"127.0.0.1:1": True, "localhost:1": True, "fed.example.org:1": False, "127.0.0.1.example.org:1": False}
+    assert {server: PartyFile(server=server, **known).on_this_machine for server in there} == there
 
 
 def test_a_port_that_is_taken_is_not_chosen(monkeypatch):

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import fedvl.deployment
-from fedvl.deployment.keys import make_authority, make_party_key, make_server_certificate
+from fedvl.deployment.keys import make_authority, make_key, make_server_certificate, public_key_of, write_private
 from fedvl.errors import FedVLError
 
 
@@ -32,7 +32,8 @@ def test_the_server_is_certified_for_its_host_and_this_machine(tmp_path):
 def test_private_keys_are_readable_by_their_owner_only(tmp_path):
     make_authority(tmp_path)
     make_server_certificate(tmp_path, "127.0.0.1")
-    public = make_party_key(tmp_path / "key")
+    write_private(tmp_path / "key", make_key())
+    public = public_key_of(tmp_path / "key")
     for name in ("ca.key", "server.key", "key"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     private = load_ssh_private_key((tmp_path / "key").read_bytes(), None)

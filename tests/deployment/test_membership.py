@@ -20,10 +20,12 @@ from fedvl.deployment.keys import (
     authority_fingerprint,
     days_left,
     fingerprint,
-    make_party_key,
+    make_key,
+    public_key_of,
     read_certificate,
     sign,
     signed_by,
+    write_private,
 )
 from fedvl.deployment.membership import (
     admit,
@@ -33,9 +35,9 @@ from fedvl.deployment.membership import (
     join,
     read_federation,
     read_request,
-    request_path,
     revoke,
 )
+from fedvl.deployment.state import request_path
 from fedvl.doctor import federation_folder
 from fedvl.errors import FedVLError
 
@@ -56,6 +58,11 @@ def clinic(founded, tmp_path):
     return shutil.copytree(founded, tmp_path / "clinic")
 
 
+def made_key(path):
+    write_private(path, make_key())
+    return public_key_of(path)
+
+
 def keys_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("key*"))
 
@@ -63,8 +70,9 @@ def keys_in(folder):
 def test_the_server_makes_no_partys_key_and_a_party_makes_its_own(clinic):
     assert keys_in(clinic) == []
     request = join(clinic / "parties" / "north")
-    assert keys_in(clinic) == ["parties/north/key"]
-    assert stat.S_IMODE((clinic / "parties/north/key").stat().st_mode) == 0o600
+    assert keys_in(clinic) == ["parties/north/state/key"]
+    assert stat.S_IMODE((clinic / "parties/north/state/key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((clinic / "parties/north/state").stat().st_mode) == 0o700
     admit(clinic, read_request(request_path(clinic / "parties/north", "north")))
     assert list(read_federation(clinic).admitted) == [0]
     member = read_federation(clinic).parties[0]
@@ -86,7 +94,7 @@ def test_on_one_machine_keys_are_made_at_once(tmp_path):
 def test_a_key_is_0600_under_any_umask(mask, tmp_path):
     before = os.umask(mask)
     try:
-        make_party_key(tmp_path / "key")
+        write_private(tmp_path / "key", make_key())
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
@@ -94,7 +102,7 @@ def test_a_key_is_0600_under_any_umask(mask, tmp_path):
 
 def test_the_fingerprint_is_that_of_ssh(tmp_path):
     keygen = shutil.which("ssh-keygen")
-    public = make_party_key(tmp_path / "key")
+    public = made_key(tmp_path / "key")
     assert fingerprint(public).startswith("SHA256:")
     assert len(fingerprint(public)) == 50
     if keygen:
@@ -139,7 +147,7 @@ def forge(request, **changes):
 )
 def test_a_request_that_is_not_whole_is_not_admitted(case, clinic, tmp_path):
     request, path = join(clinic / "parties" / "north"), tmp_path / "request.json"
-    stranger = make_party_key(tmp_path / "stranger")
+    stranger = made_key(tmp_path / "stranger")
     contents = {
         "name": forge(request, name="south"),
         "key": forge(request, public_key=stranger),
@@ -170,7 +178,7 @@ def test_a_request_counts_for_one_federation_and_one_party(clinic, founded, tmp_
         admit(other, request)
     admit(clinic, request)
     twin = request.model_copy(update={"name": "south"})
-    twin = twin.model_copy(update={"signature": sign(clinic / "parties/north/key", twin.signed_part)})
+    twin = twin.model_copy(update={"signature": sign(clinic / "parties/north/state/key", twin.signed_part)})
     assert signed_by(twin.public_key, twin.signed_part, twin.signature)
     with pytest.raises(FedVLError, match="shows the key of another party"):
         admit(clinic, twin)
@@ -217,8 +225,16 @@ def test_a_key_that_others_can_read_is_not_used(clinic):
         check_key(party)
     join(party)
     check_key(party)
-    (party / "key").chmod(0o640)
+    (party / "state" / "key").chmod(0o640)
     with pytest.raises(FedVLError, match="Others can read"):
+        check_key(party)
+    (party / "state" / "key").unlink()
+    with pytest.raises(FedVLError, match=r"has no key; make it with fedvl federation join .* --renew"):
+        check_key(party)
+    write_private(party / "state" / "key", make_key())
+    with pytest.raises(
+        FedVLError, match=r"key is not a secret that this client made: its SHA-256 is not in audit.jsonl"
+    ):
         check_key(party)
 
 

@@ -42,6 +42,12 @@ def test_images_without_folders_have_no_labels(tmp_path):
     assert own.splits["train"].read(3).size == (8, 8)
 
 
+def test_a_manifest_beside_the_images_has_their_labels(tmp_path):
+    draw(tmp_path / "scans", 3)
+    (tmp_path / "scans" / "manifest.csv").write_text("path,label\n0.png,melanoma\n1.png,keratosis\n2.png,\n")
+    assert open_own(str(tmp_path / "scans"), CLASSES, TEMPLATES).splits["train"].labels.tolist() == [1, 2, -1]
+
+
 def test_a_manifest_may_lack_some_labels(tmp_path):
     draw(tmp_path / "images")
     (tmp_path / "list.csv").write_text("path,label\nimages/0.png,MELANOMA\nimages/1.png,\n")

@@ -1,10 +1,13 @@
 """A party's own policy: each line, read before each answer, in words that say which line and what to do."""
 
+import math
 from datetime import datetime
 from importlib.util import find_spec
 
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -14,6 +17,7 @@ from helpers.small import small_method
 
 from fedvl.config import PrivacyConfig
 from fedvl.deployment import client as client_module
+from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.policy import FILE, TEMPLATE, Policy, identify, read_policy, sent_by, write_policy
 from fedvl.errors import FedVLError
@@ -86,13 +90,46 @@ def test_hours_of_the_day_also_over_night(hours, inside, outside):
 
 def test_the_ceiling_is_of_all_steps_of_all_runs_together():
     step, other = Step(0.1, 2.0), Step(1.0, 20.0)
-    entries = [{"rate": 0.1, "sigma": 2.0, "steps": 30}, {"rate": 1.0, "sigma": 20.0, "steps": 4}]
+    told = [{"rate": 0.1, "sigma": 2.0, "steps": 30}, {"rate": 1.0, "sigma": 20.0, "steps": 4}]
+    entries = [{"unit": "record", **entry} for entry in told]
     together = epsilon_of({step: 40, other: 4}, 1e-6)
     assert together > epsilon_of({step: 30, other: 4}, 1e-6)
-    Policy(epsilon=together, delta=1e-6).check_budget(entries, step, 10)
+    Policy(epsilon=together, delta=1e-6).check_budget(entries, "record", step, 10)
     with pytest.raises(FedVLError, match=r"The line epsilon of .* sum over all runs"):
-        Policy(epsilon=together * 0.999, delta=1e-6).check_budget(entries, step, 10)
-    Policy().check_budget(entries, step, 10**6)  # no ceiling
+        Policy(epsilon=together * 0.999, delta=1e-6).check_budget(entries, "record", step, 10)
+    Policy().check_budget(entries, "record", step, 10**6)  # no ceiling
+
+
+def test_a_client_level_round_counts_for_the_client_and_at_half_the_noise_for_each_image():
+    """One image more or less can turn a clipped update around: it moves by 2 x clip, where a client moves by clip.
+
+    Gaussian mechanisms of noise sigma and sensitivity s are one of sensitivity s / sigma: 4 rounds of sigma 8 are mu = 1/4
+    for the client and 1/2 for an image, and 3 record steps of sigma 6 add 3 / 36 to the square of that.
+    """
+    rounds = [{"unit": "client", "rate": 1.0, "sigma": 8.0, "steps": 1}] * 3
+    client = gaussian_epsilon(0.25, 1e-5)
+    Policy(epsilon=client + 0.02, delta=1e-5).check_budget(rounds, "client", Step(1.0, 8.0), 1)
+    with pytest.raises(FedVLError, match=r"The line epsilon of .* for each client"):
+        Policy(epsilon=client - 0.02, delta=1e-5).check_budget(rounds, "client", Step(1.0, 8.0), 1)
+    steps = [{"unit": "record", "rate": 1.0, "sigma": 6.0, "steps": 3}]
+    image = gaussian_epsilon(math.sqrt(4 * (2 / 8) ** 2 + 3 / 36), 1e-5)
+    assert image > 2 * client
+    for spent, unit, step, count in (
+        ([*rounds, *steps], "client", Step(1.0, 8.0), 1),
+        ([*rounds, rounds[0]], "record", Step(1.0, 6.0), 3),
+    ):
+        Policy(epsilon=image + 0.02, delta=1e-5).check_budget(spent, unit, step, count)
+        with pytest.raises(FedVLError, match=r"The line epsilon of .* for each record"):
+            Policy(epsilon=image - 0.02, delta=1e-5).check_budget(spent, unit, step, count)
+
+
+def gaussian_epsilon(mu, delta):
+    """The epsilon of a Gaussian mechanism of sensitivity mu and noise 1, by Balle and Wang (2018), theorem 8."""
+
+    def deltas(epsilon):
+        return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+    return brentq(lambda epsilon: deltas(epsilon) - delta, 1e-6, 20)
 
 
 def test_what_leaves_is_named_by_the_contracts_kinds():
@@ -129,25 +166,23 @@ def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the
     name, settings, forbids, allows = LINES[line]
     monkeypatch.setattr(client_module, "datetime", type("Noon", (), {"now": staticmethod(lambda: at(12))}))
     client = SmallClient.joined(3, tmp_path, name, **settings)
-    (tmp_path / FILE).write_text(forbids)
+    (client.state / FILE).write_text(forbids)
     reply = client.ask()
     problem = reply.read_header().problem
     assert problem.startswith(f"The line {line} of this party's policy.toml ")
     assert reply.payload == b""
     assert reply.read_header().weight == 0
-    assert not (tmp_path / "runs").exists()
+    assert not (client.state / "runs").exists()
     assert client.said == [f"Refused: {problem}"]
     assert "12" not in problem.replace("12:00", "").replace("least_images is 13", "")  # how many images it has
-    (tmp_path / FILE).write_text(allows)
+    (client.state / FILE).write_text(allows)
     assert client.problem() == ""
     kinds = [entry["kind"] for entry in entries(client)]
-    assert kinds == ["approved", "received", "refused", "received", "policy", "sent"]
+    assert kinds == ["approved", "received", "refused", "received", "policy", "begun", "secret", "sent"]
 
 
 def entries(client):
-    from fedvl.deployment.audit_log import verify
-
-    return verify([client.log.path])[0].chain.entries
+    return read_log(client.log.path).chain.entries
 
 
 def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_path):
@@ -160,6 +195,7 @@ def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_
     budget = next(entry for entry in entries(client) if entry["kind"] == "budget")
     assert 0 < budget["epsilon"] < 3
     allowed = {"time", "kind", "salt", "before", "run", "round", "message", "client", "bytes", "sha256", "head"}
+    allowed |= {"attempt", "roster", "file"}
     allowed |= {"experiment", "draws", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma", "steps"}
     assert {name for entry in entries(client) for name in entry} <= allowed
 
@@ -168,7 +204,8 @@ def test_a_client_connects_only_if_it_may_answer_something(tmp_path, monkeypatch
     monkeypatch.setattr(client_module, "check_key", lambda folder: None)
     monkeypatch.setattr(client_module, "Supervised", lambda *words: pytest.fail("it connects"))
     client = SmallClient(3, tmp_path, experiments=(EXPERIMENT, "d" * 64))
-    write_policy(tmp_path)
+    client.state.mkdir()
+    write_policy(client.state)
     with pytest.raises(FedVLError, match="has not approved the experiment bbbbbbbbbbbb"):
         client.serve(stay=False)
 
@@ -182,12 +219,11 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
 
     clients = [SmallClient.joined(number, tmp_path / str(number), **SECURE) for number in (0, 3, 4)]
     for client in clients:
-        (client.folder / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
+        (client.state / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
     entries = [unpack_tensors(client.ask(pack_tensors({}), kind="keys").payload, 2**20)[ROSTER] for client in clients]
     roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
-    start = unpack_tensors(clients[0].start, 2**20)
-    payload = pack_tensors({**start, ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
-    reply = clients[1].ask(payload)
+    payload = pack_tensors({ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
+    reply = clients[1].ask(payload, kind="share_train", sum_attempt=1)
     assert reply.read_header().problem.startswith(says)
     assert bool(reply.read_header().problem) == bool(says)
     assert bool(reply.payload) != bool(says)

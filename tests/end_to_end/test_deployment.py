@@ -22,6 +22,7 @@ from fedvl.cli import app
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority
+from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
 from fedvl.experiment import local_engine
@@ -74,7 +75,9 @@ def assert_near(left, right):
 def finished(place, run):
     """What a client has of a finished run."""
     note = json.loads((run / "federation.json").read_bytes())
-    return [load(place.folder / "parties" / name / "runs" / note["run"] / "model.safetensors") for name in NAMES]
+    return [
+        load(place.folder / "parties" / name / "state" / "runs" / note["run"] / "model.safetensors") for name in NAMES
+    ]
 
 
 @pytest.mark.slow
@@ -237,4 +240,7 @@ def test_a_killed_server_and_a_killed_client_go_on_to_the_same_bits(place, tmp_p
     with ended([again, place.clients["south"]]):
         assert again.wait(LATEST) == 0, (tmp_path / "again.log").read_text()
     assert f"Continuing after round {committed} of 4" in (tmp_path / "again.log").read_text()
+    for traffic in verify([place.folder, *(place.folder / "parties" / name for name in NAMES)]).traffic:
+        assert traffic.matched >= 4
+        assert len(traffic.in_flight) <= 2  # a round that the kills cut
     assert_near(load(run / "model.safetensors"), local("linear")[1].shared)

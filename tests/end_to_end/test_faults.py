@@ -82,7 +82,7 @@ def assert_same_bits(place, run, name):
     assert digest(load(run / "model.safetensors")) == digest(federation.shared)
     for client, party in enumerate(NAMES):
         known = json.loads((run / "federation.json").read_bytes())["run"]
-        theirs = load(place.folder / "parties" / party / "runs" / known / "model.safetensors")
+        theirs = load(place.folder / "parties" / party / "state" / "runs" / known / "model.safetensors")
         assert digest(theirs) == digest({**federation.shared, **federation.engine.private_of(client)}), party
 
 

@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,23 @@ from helpers.small import RAGGED, run_quietly, small_method
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.parties import CLIENTS, METHODS, NODE, local_federation, party_of, remote_federation, request, same, silent
+from helpers.parties import (
+    CLIENTS,
+    METHODS,
+    NODE,
+    local_federation,
+    party_of,
+    remote_federation,
+    request,
+    same,
+    silent,
+    tensors_changed,
+)
 
 from fedvl.deployment.messages import pack_tensors, unpack_tensors, write
 from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.deployment.secure_sum import Entry, SumId, as_tensor, read_items
+from fedvl.deployment.sum_server import Collected
 from fedvl.errors import FedVLError
 from fedvl.federation.fixed_point import count_numbers
 from fedvl.federation.journal import Journal
@@ -22,7 +36,7 @@ from fedvl.federation.round import Federation
 
 flower = lazily("fedvl.deployment.flower")
 
-SECURE = {"secure_sum": True, "least_clients": 2, "rounds": 3}
+SECURE = {"secure_sum": True, "least_clients": 2, "rounds": 3, "attempts": 1}
 WITH_DATA = [client for client, size in enumerate(RAGGED) if size]
 
 
@@ -68,13 +82,13 @@ def test_no_answer_that_the_server_gets_says_anything_of_one_client(name, tmp_pa
             assert (header["weight"], header["loss"], header["examples"]) == (0, 0, 0)
     assert len(seen) == CLIENTS  # who has no images cannot be told from the others either
     for answer in seen:
-        assert answer.keys() == {"cohort", "masked", "shares"}
+        assert answer.keys() == {"masked", "context"}
         high = answer["masked"] >> 48  # 0 or -1 for numbers of these sizes that are not masked
         assert ((high == 0) | (high == -1)).float().mean() < 0.05
     assert len({tuple(answer["masked"][:8].tolist()) for answer in seen}) == len(seen)
 
 
-STEPS = ["keys", "train", "reveal_train"]
+STEPS = ["keys", "share_train", "train", "confirm_train", "reveal_train"]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -86,8 +100,8 @@ def test_a_client_lost_at_any_step_costs_no_more_than_its_round(name, step, tmp_
     remote, _grid = remote_federation(name, tmp_path, {(victim, late_round, step): silent}, deadline=0.2, **SECURE)
     run_quietly(remote)
     dropped = [victim in record["dropped"] for record in remote.records]
-    expected = {"keys": [True, False, False], "train": [False, True, False], "reveal_train": [False, False, False]}
-    assert dropped == expected[step]
+    before_the_sum = [False, step in ("share_train", "train"), False]
+    assert dropped == ([True, False, False] if step == "keys" else before_the_sum)
     assert all(torch.isfinite(tensor).all() for tensor in remote.shared.values())
 
 
@@ -119,47 +133,72 @@ def test_a_lost_client_gives_the_bits_of_a_round_without_it(tmp_path):
     assert same(run_quietly(remote), run_quietly(local))
 
 
-def test_two_losses_that_leave_nothing_to_read_stop_the_run_and_it_goes_on_when_they_are_back(tmp_path):
+def test_one_client_lost_before_the_sum_and_one_after_it_cost_no_round(tmp_path):
     lost, silenced = WITH_DATA[0], WITH_DATA[-1]
     faults = {(lost, 1, "train"): silent, (silenced, 1, "reveal_train"): silent}
+    remote, _grid = remote_federation("linear", tmp_path, faults, deadline=0.2, sum_threshold=0.6, **SECURE)
+    run_quietly(remote)
+    assert [lost in record["dropped"] for record in remote.records] == [False, True, False]
+    assert [silenced in record["dropped"] for record in remote.records] == [False, False, False]
+
+
+def again_after(remote, grid, folder):
+    """The server of a run, started again after it was killed."""
+    nodes = {client: NODE + client for client in range(CLIENTS)}
+    transport, identity = flower.GridTransport(grid, nodes), Identity("a" * 32, "b" * 64)
+    engine = RemoteEngine(transport, remote.method, remote.config, CLIENTS, identity, notes=folder / "sums.json")
+    again = Federation(remote.method, engine, remote.config, 0, dict(remote.shared), journal=remote.journal)
+    again.restore()
+    return again
+
+
+def test_too_few_reveals_stop_the_run_and_it_opens_the_same_sum_when_they_are_back(tmp_path):
+    lost, silenced = WITH_DATA[0], [client for client in range(CLIENTS) if client != WITH_DATA[0]][:3]
+    faults = {(lost, 1, "train"): silent, **{(client, 1, "reveal_train"): silent for client in silenced}}
     remote, grid = remote_federation("linear", tmp_path, faults, deadline=0.2, **SECURE)
     remote.journal = Journal(tmp_path / "journal")
-    remote.engine.notes = tmp_path / "sums.json"
-    with pytest.raises(FedVLError, match=f"Clients {lost} were lost before the sum and {silenced} before"):
+    remote.engine.sums.notes = tmp_path / "sums.json"
+    with pytest.raises(FedVLError, match=f"opened the sum of round 2; missing: client {silenced[0]}, "):
         run_quietly(remote)
     assert len(remote.records) == 1
     grid.faults.clear()
-    nodes = {client: NODE + client for client in range(CLIENTS)}
-    engine = RemoteEngine(
-        flower.GridTransport(grid, nodes),
-        remote.method,
-        remote.config,
-        CLIENTS,
-        Identity("a" * 32, "b" * 64),
-        notes=tmp_path / "sums.json",
-    )
-    again = Federation(remote.method, engine, remote.config, 0, dict(remote.shared), journal=remote.journal)
-    again.restore()
+    again = again_after(remote, grid, tmp_path)
     run_quietly(again)
     assert [record["round"] for record in again.records] == [1, 2, 3]
     assert lost in again.records[1]["dropped"]  # the sum that was begun is the one that is opened
     assert lost not in again.records[2]["dropped"]
 
 
-def test_a_server_that_is_killed_after_the_masked_answers_goes_on_to_the_same_bits(tmp_path):
+def test_a_lost_client_is_named_and_the_round_waits_for_it(tmp_path):
+    """With three clients of three nobody can be spared: the round is tried again, then the run says who is missing."""
+    settings = {**SECURE, "least_clients": CLIENTS, "deadline": 0.2, "attempts": 2}
+    remote, grid = remote_federation("linear", tmp_path / "twice", {(1, 1, "train"): silent}, **settings)
+    run_quietly(remote)  # the second attempt at the round has all of them
+    assert [record["dropped"] for record in remote.records] == [[], [], []]
+    attempts = {(header["round"], header["sum_attempt"]) for header in grid.headers if header["kind"] == "train"}
+    assert attempts == {(0, 1), (1, 1), (1, 2), (2, 1)}
+    remote, grid = remote_federation("linear", tmp_path / "gone", **settings)
+    remote.engine.names = [f"hospital-{client}" for client in range(CLIENTS)]
+    grid.online.discard(2)
+    with pytest.raises(FedVLError, match=r"missing: hospital-2\. Committed rounds are safe; start"):
+        run_quietly(remote)
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_a_server_that_is_killed_at_any_step_goes_on_to_the_same_bits(step, tmp_path):
     local = run_quietly(local_federation("linear", **SECURE))
     remote, _grid = remote_federation("linear", tmp_path, **SECURE)
     engine = remote.engine
     exchange = engine._exchange
 
-    def killed(kind, round_index, payloads, seconds=None):
-        found = exchange(kind, round_index, payloads, seconds)
-        if kind == "train" and round_index == 1:
-            engine._exchange = exchange
+    def killed(kind, round_index, payloads, **options):
+        found = exchange(kind, round_index, payloads, **options)
+        if kind == step and round_index == 1:
+            engine.sums.exchange = exchange
             raise KeyboardInterrupt
         return found
 
-    engine._exchange = killed
+    engine.sums.exchange = killed
     with pytest.raises(KeyboardInterrupt):
         run_quietly(remote)
     assert same(run_quietly(remote), local)
@@ -176,15 +215,15 @@ def test_fedpps_counts_reach_the_server_as_totals_alone(tmp_path):
     for party in grid.parties:
         for path in party.folder.glob("*-report.answer"):
             answer = unpack_tensors(path.read_bytes(), 2**26)
-            assert answer.keys() == {"cohort", "masked", "shares"}
+            assert answer.keys() == {"masked", "context"}
             assert len(answer["masked"]) == count_numbers(shapes)
 
 
 @pytest.mark.parametrize("name", ["fst-cbdg", "fedpp"])
 def test_too_few_clients_are_refused_before_anything_is_sent(name, tmp_path):
     settings = {**SECURE, "least_clients": CLIENTS + 1}
-    remote, grid = remote_federation(name, tmp_path, **settings)
-    with pytest.raises(FedVLError, match="nothing was sent"):
+    remote, grid = remote_federation(name, tmp_path, deadline=0.2, **settings)
+    with pytest.raises(FedVLError, match=f"needs {CLIENTS + 1} clients or more"):
         run_quietly(remote)
     assert not [header for header in grid.headers if header["kind"] in ("train", "report")]
     with pytest.raises(FedVLError, match="too few to hide one of them"):
@@ -211,21 +250,24 @@ def test_a_request_without_a_list_of_clients_gets_nothing(party):
     assert reply.payload == b""
 
 
-def test_a_list_of_this_client_alone_gets_nothing(party):
-    entry = party.sums.entry()["roster"]
-    reply = answer(party, roster=entry)
+def test_a_roster_of_this_client_alone_gets_nothing(party):
+    message = write(request(kind="share_train", round=0, sum_attempt=1), pack_tensors(party.sums.entry()))
+    reply = party.answer(message)
     assert "A sum of 1 clients is too few" in reply.read_header().problem
     assert reply.payload == b""
 
 
-def test_nothing_is_revealed_that_was_not_sent(party):
-    reply = party.answer(write(request(kind="reveal_train", round=0), pack_tensors({})))
-    assert "what it never sent" in reply.read_header().problem
+@pytest.mark.parametrize("kind", ["train", "confirm_train", "reveal_train"])
+def test_nothing_is_answered_in_an_attempt_that_was_not_begun(kind, party):
+    tensors = {**party.engine.start, "offers": torch.zeros(2, dtype=torch.uint8), "survivors": torch.tensor([3])}
+    reply = party.answer(write(request(kind=kind, round=0, sum_attempt=1), pack_tensors(tensors)))
+    assert "is not in attempt 1 at the sum of round 1" in reply.read_header().problem
+    assert reply.payload == b""
 
 
 def test_a_party_outside_secure_sums_answers_none_of_their_requests(tmp_path):
     plain = party_of(small_method("linear"), 3, tmp_path, local_federation("linear").engine)
-    for kind in ("keys", "reveal_train"):
+    for kind in ("keys", "share_train", "confirm_train", "reveal_train"):
         assert "no secure sums" in plain.answer(write(request(kind=kind, round=0))).read_header().problem
 
 
@@ -234,6 +276,183 @@ def test_one_sum_a_round_is_opened_whatever_is_asked_afterwards(tmp_path):
     run_quietly(remote)
     party = grid.parties[3]
     before = next(party.folder.glob("000000-reveal_train.answer")).read_bytes()
-    fewer = {"survivors": torch.tensor([0, 3]), "shares": torch.zeros(2, 82, dtype=torch.uint8)}
-    again = party.answer(write(request(kind="reveal_train", round=0), pack_tensors(fewer)))
+    fewer = {"survivors": torch.tensor([0, 3])}
+    again = party.answer(write(request(kind="reveal_train", round=0, sum_attempt=1), pack_tensors(fewer)))
     assert again.payload == before
+    entries = [entry for other in grid.parties for entry in read_items(other.sums.entry()["roster"], Entry)]
+    other = write(request(kind="share_train", round=0, sum_attempt=2), pack_tensors({"roster": as_tensor(entries)}))
+    assert "has opened the sum of round 1" in party.answer(other).read_header().problem
+
+
+def entries_of(log, kind):
+    """The entries of one kind that are added to a log from now on."""
+    found: list[dict[str, Any]] = []
+    append = log.append
+
+    def watched(added, **told):
+        if added == kind:
+            found.append(told)
+        append(added, **told)
+
+    log.append = watched
+    return found
+
+
+def test_the_digest_of_the_survivor_list_is_in_every_log(tmp_path):
+    remote, grid = remote_federation("linear", tmp_path, **{**SECURE, "rounds": 2})
+    noted = [entries_of(log, "survivors") for log in (remote.engine.log, *(party.log for party in grid.parties))]
+    run_quietly(remote)
+    assert [(entry["round"], entry["message"], entry["attempt"]) for entry in noted[0]] == [
+        (1, "train", 1),
+        (2, "train", 1),
+    ]
+    assert all(entries == noted[0] for entries in noted)
+    assert len({entry["digest"] for entry in noted[0]}) == 2
+
+
+def test_a_client_whose_numbers_were_left_out_of_a_sum_has_it_in_its_log(tmp_path):
+    """The server says that client 3 was lost; the others' log has nothing of the kind."""
+    remote, grid = remote_federation("linear", tmp_path, deadline=0.2, **SECURE)
+    noted = {client: entries_of(party.log, "left_out") for client, party in enumerate(grid.parties)}
+    exchange = remote.engine.sums.exchange
+
+    def lying(kind, round_index, payloads, **options):
+        answers = exchange(kind, round_index, payloads, **options)
+        return {c: a for c, a in answers.items() if (kind, round_index, c) != ("train", 1, 3)}
+
+    remote.engine.sums.exchange = lying
+    run_quietly(remote)
+    assert noted.pop(3) == [{"run": "a" * 32, "round": 2, "message": "train"}]
+    assert not any(noted.values())
+
+
+# --- a server that lies to real parties: its complete view is searched for a single update
+
+
+class Liar:
+    """A server with every power over the messages of one round; it keeps all that it sees."""
+
+    def __init__(self, folder, clients=CLIENTS):
+        self.federation, grid = remote_federation("linear", folder, **SECURE)
+        self.parties, self.start = grid.parties, self.federation.shared
+        self.seen: list[torch.Tensor] = []
+        entries = [entry for party in self.parties for entry in read_items(party.sums.entry()["roster"], Entry)]
+        self.collected = Collected("a" * 32, SumId("b" * 64, "train", 0, 1), entries, 2 / 3)
+
+    def ask(self, client, kind, tensors):
+        header = request(kind=kind, round=0, client=client, sum_attempt=1)
+        reply = self.parties[client].answer(write(header, pack_tensors(tensors)))
+        answer = unpack_tensors(reply.payload, 2**26) if reply.payload else {}
+        self.seen += [tensor for tensor in answer.values() if tensor.dtype == torch.int64 and tensor.numel() > CLIENTS]
+        return answer, reply.read_header().problem
+
+    def everyone(self, kind, tensors):
+        return {client: self.ask(client, kind, tensors)[0] for client in range(len(self.parties))}
+
+    def numbers_of(self, client, shared):
+        """What this client's part of the sum is."""
+        engine = self.parties[client].engine
+        trained = engine.train(0, [client], shared)
+        return engine.part_of_sum(0, client, shared, trained[0] if trained else None)
+
+
+def cosine(one, other):
+    one, other = one.double(), other.double()
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+def test_split_lists_and_inconsistent_models_leave_nothing_of_one_client_in_the_servers_view(tmp_path):
+    victim = WITH_DATA[-1]
+    for lie in ("lists", "models"):
+        liar = Liar(tmp_path / lie)
+        collected = liar.collected
+        collected.take_offers(liar.everyone("share_train", collected.share_request()))
+        honest = collected.work_request(liar.start)
+        zeros = collected.work_request({name: torch.zeros_like(tensor) for name, tensor in liar.start.items()})
+        answers = {
+            client: liar.ask(client, "train", zeros if lie == "models" and client != victim else honest)[0]
+            for client in range(CLIENTS)
+        }
+        collected.masked = {client: answer["masked"] for client, answer in answers.items()}
+        others = [client for client in range(CLIENTS) if client != victim]
+        told = {client: list(range(CLIENTS)) for client in range(CLIENTS)}
+        if lie == "lists":
+            told |= {victim: sorted([victim, *others[: CLIENTS - 2]]), **dict.fromkeys(others[:2], others)}
+        signatures, problems = {}, []
+        for client, survivors in told.items():
+            answer, problem = liar.ask(client, "confirm_train", {"survivors": torch.tensor(survivors)})
+            signatures[client] = answer["signatures"][0].numpy().tobytes() if answer else bytes(64)
+        reveals = {}
+        for client, survivors in told.items():
+            collected.survivors, collected.signatures = tuple(survivors), signatures
+            collected.context = liar.parties[client].sums._read(collected.step).context
+            answer, problem = liar.ask(client, "reveal_train", collected.reveal_requests()[client])
+            problems.append(problem)
+            if answer:
+                reveals[client] = answer
+        assert problems[victim]  # the victim opens nothing
+        assert "necessary clients signed" in problems[victim] or "did not sign" in problems[victim]
+        if lie == "lists":
+            assert not reveals
+        view = list(liar.seen)
+        if reveals:  # what the server can make of them: self masks of all, and the sum of all
+            collected.survivors = tuple(range(CLIENTS))
+            view.append(collected.open(reveals).total)
+        mine = liar.numbers_of(victim, liar.start)
+        assert mine.abs().sum() > 0
+        chance = 4.5 / len(mine) ** 0.5  # standard deviations of the cosine with random numbers
+        assert max(abs(cosine(seen, mine)) for seen in view) < chance
+
+
+# --- a client that lies
+
+
+def flipped(name, row=1):
+    def change(tensors):
+        spoiled = tensors[name].clone()
+        spoiled[row, 0] ^= 1
+        return {**tensors, name: spoiled}
+
+    return tensors_changed(change)
+
+
+def test_a_false_share_costs_nothing_and_its_sender_is_named_and_left_out(tmp_path):
+    cheat = WITH_DATA[-1]
+    remote, _grid = remote_federation("linear", tmp_path, {(cheat, 0, "reveal_train"): flipped("shares")}, **SECURE)
+    run_quietly(remote)
+    assert [record["dropped"] for record in remote.records] == [[], [cheat], [cheat]]
+    assert {
+        "client": cheat,
+        "reason": "it opened a false share of another client's mask; it is left out of the run's further sums",
+    } in remote.records[0]["refused"]
+
+
+def garbage(message, party):
+    return tensors_changed(lambda tensors: {**tensors, "masked": torch.randint_like(tensors["masked"], 2**62)})(
+        message, party
+    )
+
+
+def test_a_client_that_sends_garbage_is_found_and_left_out_and_the_run_goes_on(tmp_path):
+    """Nobody can tell whose numbers spoil a sum; rounds without one client after the other do."""
+    cheat, rounds = WITH_DATA[1], 9
+    faults = {(cheat, number, "train"): garbage for number in range(rounds)}
+    settings = {**SECURE, "rounds": rounds, "attempts": 9}
+    remote, _grid = remote_federation("linear", tmp_path, faults, **settings)
+    run_quietly(remote)
+    void = [record.get("void") for record in remote.records]
+    assert str(void[0]).startswith("The sum of round 1 ")
+    assert void[-1] is None
+    named = [refusal["client"] for record in remote.records for refusal in record["refused"]]
+    assert named == [cheat]
+    assert all(record["loss"] is None for record in remote.records if record.get("void"))
+    assert all(torch.isfinite(tensor).all() for tensor in remote.shared.values())
+    assert remote.records[-1]["dropped"] == [cheat]
+
+
+def test_sums_that_are_spoiled_again_and_again_end_the_run_with_a_sentence(tmp_path):
+    everyone = {(client, number, "train"): garbage for client in range(CLIENTS) for number in range(3)}
+    remote, _grid = remote_federation("linear", tmp_path, everyone, **{**SECURE, "attempts": 2})
+    with pytest.raises(FedVLError, match="sums of 2 rounds in a row could not be used"):
+        run_quietly(remote)
+    assert len(remote.records) == 1

@@ -23,10 +23,12 @@ if find_spec("flwr") is None:
 from helpers.kills import draw_images
 from helpers.machines import LATEST, Request, Wire, clients_at_work, make_federation, wait_until
 
+from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import FederationFile, experiment_id, read_file, resolve_for_parties
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine
@@ -59,6 +61,8 @@ ENVELOPE = 6_000  # bytes of Flower's around an answer: four requests with signa
 QUESTION = 2_000  # bytes of a request that carries no answer
 LINE = 200  # bytes of a tensor's line in the header of safetensors, at most
 NEEDLE = 32  # bytes that are searched for
+HEADLESS = "it has no head of a log"
+LOGGED = 4  # messages that the server writes down
 
 
 class Victim(NamedTuple):
@@ -135,6 +139,7 @@ def everything(victim: Victim) -> Tensors:
 def lies(victim: Victim) -> Iterator[Question]:
     """What a client refuses before it has trained."""
     start, names = victim.handed, everything(victim)
+    yield question(HEADLESS, victim, start)
     single = victim.engine.private_of(victim.client).keys() | victim.method.role.declared.keys()
     for name in sorted(single & names.keys()):
         yield question(f"it names {name}", victim, {**start, name: names[name]})
@@ -148,17 +153,26 @@ def lies(victim: Victim) -> Iterator[Question]:
 
 
 class Server:
-    """A server that sends what it likes, and reads what it gets."""
+    """A server that sends what it likes, reads what it gets, and writes down its first messages alone."""
 
-    def __init__(self, transport: Any) -> None:
-        self.transport = transport
+    def __init__(self, transport: Any, log: Log) -> None:
+        self.transport, self.log, self.sent = transport, log, 0
         self.answers: list[tuple[Question, Message | FedVLError]] = []
+
+    def message(self, asked: Question) -> Message:
+        message = write(asked.request, pack_tensors(asked.tensors))
+        if asked.what == HEADLESS:
+            return message
+        self.sent += 1
+        if self.sent <= LOGGED:
+            return self.log.send(message)
+        return write(asked.request.model_copy(update={"log": self.log.head}), message.payload)
 
     def ask(self, questions: list[Question]) -> list[Message | FedVLError]:
         """Ask all at once; a client answers one after the other, in order."""
         tickets = []
-        for _, victim, request, tensors in questions:
-            [ticket] = self.transport.send({victim.client: write(request, pack_tensors(tensors))}, LATEST)
+        for asked in questions:
+            [ticket] = self.transport.send({asked.victim.client: self.message(asked)}, LATEST)
             tickets.append(ticket)
         last = {asked.victim.client: ticket for asked, ticket in zip(questions, tickets, strict=True)}
         came: dict[str, Message | FedVLError] = {}
@@ -350,19 +364,29 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
             authority, nodes = (folder / "ca.crt").read_bytes(), link.nodes
             with flower().flower_run(link.address, authority, link.secret, nodes) as transport:
                 wait_until(lambda: len(transport.connected()) == len(NAMES), *place.clients.values())
-                server = Server(transport)
+                server = Server(transport, Log(folder / FILE))
                 steal(server, victims)
         requests = wire.requests()
     answers = [answer for _, answer in server.answers if isinstance(answer, Message)]
     assert len(answers) == len(server.answers) >= 8 * len(tried)
     compare(requests, answers)
+    assert {a.read_header().problem for q, a in server.answers if q.what == HEADLESS and isinstance(a, Message)} == {
+        NO_HEAD
+    }
+    told = read_log(folder).chain.entries
+    for client, name in enumerate(NAMES):
+        received = sum(question.victim.client == client for question, _ in server.answers)
+        logged = sum(entry["kind"] == "sent" and entry["client"] == client for entry in told)
+        assert logged < received
+        with pytest.raises(FedVLError, match=f"{received} were received and {logged} logged"):
+            verify([folder, folder / "parties" / name])
     own: dict[bytes, str] = {}  # what must not be found, and whose it is
     for victim in victims:
         hidden = needles(own_tensors(victim))
         assert len(hidden) >= len(victim.engine.rows[victim.client]), victim.name
         own |= dict.fromkeys(hidden, victim.name)
     made = {victim.run: victim.method.role.ends for victim in victims}
-    for path in (folder / "parties").glob("*/runs/*/*.safetensors"):
+    for path in (folder / "parties").glob("*/state/runs/*/*.safetensors"):
         run = path.parts[-2]
         own |= dict.fromkeys(needles({n: t for n, t in load(path).items() if n not in made.get(run, {})}), run)
     sent = set[bytes]().union(*(needles(unpack_tensors(a.payload, LIMIT)) for a in answers if a.payload))

@@ -21,7 +21,7 @@ from fedvl.experiment import local_engine, public_subspace
 from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
-from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, no_update, to_whole
+from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, from_whole, no_update, to_whole
 from fedvl.federation.journal import Journal
 from fedvl.federation.privacy import (
     ClientPrivacy,
@@ -272,8 +272,20 @@ def test_noise_comes_in_shares_of_which_the_least_clients_add_all():
         plain = no_update(start) if given is None else encode_update(given.update.tensors, start, 1.0, 0.0, CLIENTS)
         added = engine.part_of_sum(0, client, start, given) - plain
         assert torch.equal(added[:-FIGURES], to_whole(noise, CLIENTS))
-        assert not added[-FIGURES:].any()
     assert len(trained) < CLIENTS
+
+
+def test_a_client_without_images_differs_from_others_in_nothing_but_what_noise_covers():
+    """Else the server that the promise is made against would count those who trained."""
+    federation = small_federation(small_method("linear"), privacy=settings(clip=0.5), secure_sum=True, least_clients=4)
+    engine, start = federation.engine, federation.shared
+    trained = {result.update.client: result for result in engine.train(0, range(CLIENTS), start)}
+    parts = [engine.part_of_sum(0, client, start, trained.get(client)) for client in range(CLIENTS)]
+    assert {tuple(from_whole(part[-FIGURES:]).tolist()) for part in parts} == {(1.0, 0.0, 1.0)}
+    total = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
+    engine.rows = Rows.of([rows[:0] for rows in engine.rows])  # as if nobody had any
+    nobody = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
+    assert total[1:] == nobody[1:] == (CLIENTS, 0.0, CLIENTS)
 
 
 def test_the_server_of_a_secure_sum_adds_no_noise_of_its_own():

@@ -95,12 +95,12 @@ def small_encoder(fused: bool) -> DualEncoder | FusedEncoder:
 SMALL = Opener(cache(open_dataset), lambda name, device: small_encoder("vilt" in name))
 
 
-def draw_images(folder: Path) -> Path:
-    """Write a manifest of noise images, eight per class, with a text for each."""
+def draw_images(folder: Path, each: int = 8) -> Path:
+    """Write a manifest of noise images, so many per class, with a text for each."""
     generator = random.Random(0)
     lines = ["path,label,text"]
     for name in CLASSES:
-        for index in range(8):
+        for index in range(each):
             Image.frombytes("RGB", (20, 20), generator.randbytes(1200)).save(folder / f"{name}{index}.png")
             lines.append(f"{name}{index}.png,{name},number {index} of {name}")
     manifest = folder / "images.csv"

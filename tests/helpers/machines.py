@@ -20,8 +20,7 @@ import torch
 from fedvl.config import Experiment
 from fedvl.deployment.client import free_port
 from fedvl.deployment.files import add_experiment
-from fedvl.deployment.membership import create, log_of
-from fedvl.deployment.policy import approve, identify
+from fedvl.deployment.membership import approve_experiment, create
 from fedvl.display import Silent
 from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
@@ -45,7 +44,7 @@ def make_federation(folder: Path, experiments: dict[str, list[Experiment]], port
     for name, agreed in experiments.items():
         for experiment in agreed:
             add_experiment(folder / "parties" / name, experiment)
-            approve(log_of(folder / "parties" / name), identify(experiment))
+            approve_experiment(folder / "parties" / name, experiment)
     return folder
 
 

@@ -12,6 +12,7 @@ from fedvl.deployment.party import Party
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.secure_sum import Credentials, Member
+from fedvl.deployment.state import state_of
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
@@ -23,6 +24,7 @@ from helpers.small import RAGGED, run_quietly, small_federation, small_method
 flower, flower_app = lazily("fedvl.deployment.flower"), lazily("flwr.app")
 
 RUN, EXPERIMENT = "a" * 32, "b" * 64
+HEAD = "e" * 64  # of the server's log
 CLIENTS = len(RAGGED)
 NODE = 1000  # node = 1000 + client
 # Methods that are nothing between machines: one trains nothing, one wants all data in one place.
@@ -110,9 +112,9 @@ def party_of(method, client, folder, template):
     return Party(client, engine, folder / str(client), rehearsal=True, sums=sums)
 
 
-def member_of(client, least, folder):
+def member_of(client, least, folder, run=RUN):
     """A member of secure sums whose party's signature is what it signs, as text."""
-    return Member(RUN, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
+    return Member(run, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
 
 
 def vouched(entry, content):
@@ -126,11 +128,12 @@ class SmallClient(Client):
     def __init__(self, client, folder, name="linear", experiments=(EXPERIMENT,), privacy=None, **settings):
         federation = local_federation(name, privacy=privacy, **settings)
         engine = federation.engine
-        self.folder, self.rehearsal, self.stay = folder, True, True
+        self.folder, self.state, self.rehearsal, self.stay = folder, state_of(folder), True, True
         self.said: list[str] = []
         self.say = self.said.append
-        self.file = SimpleNamespace(name=str(client), number=client)  # type: ignore[assignment]
-        self.log, self.policy_hash, self.parties, self.finished = Log(folder / "audit.jsonl"), "", {}, False
+        self.file = SimpleNamespace(name=str(client), number=client, on_this_machine=True)  # type: ignore[assignment]
+        self.log, self.policy_hash, self.roster = Log(self.state / "audit.jsonl"), "", ""
+        self.parties, self.finished = {}, False
         sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
         given = {section: values.model_dump(exclude_none=True) for section, values in sections.items()}
         rows = [rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)]
@@ -145,15 +148,18 @@ class SmallClient(Client):
     @classmethod
     def joined(cls, client, folder, *words, **settings):
         """One whose person has joined and approved all experiments."""
-        folder.mkdir(parents=True, exist_ok=True)
+        state_of(folder).mkdir(parents=True, exist_ok=True)
         found = cls(client, folder, *words, **settings)
-        write_policy(folder)
+        write_policy(found.state)
         for experiment in found.ready:
             approve(found.log, experiment)
         return found
 
+    def _roster(self, experiment):
+        return ""  # its keys are not real
+
     def _member(self, run, least, folder):
-        return member_of(self.file.number, least, folder)
+        return member_of(self.file.number, least, folder, run)
 
     def ask(self, payload=None, **changes):
         header = request(**{"round": 0, "client": self.file.number, **changes})
@@ -180,7 +186,7 @@ def local_federation(name, options=None, training=None, **settings):
 
 
 def request(**changes):
-    header = {"run": RUN, "experiment": EXPERIMENT, "round": 9, "attempt": 0, "kind": "train", "client": 3}
+    header = {"run": RUN, "experiment": EXPERIMENT, "round": 9, "attempt": 0, "kind": "train", "client": 3, "log": HEAD}
     return Header(**{**header, **changes})
 
 

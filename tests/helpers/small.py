@@ -54,13 +54,13 @@ class SmallEncoder(Clip):
 
 
 @cache
-def small_encoder(joint: int = WIDTH, text_width: int = 8) -> DualEncoder:
+def small_encoder(joint: int = WIDTH, text_width: int = 8, kind: type[Clip] = SmallEncoder) -> DualEncoder:
     """Two layers of random weights in each tower, with the embedded tokenizer and a logit scale of 10."""
     tokenizer = load_tokenizer(EMBEDDED_FOLDER, 32)
     vision = ViTShape(StackShape(width=8, layers=2, heads=2, hidden=16), patch=SIDE // 2, grid=2)
     text = StackShape(width=text_width, layers=2, heads=2, hidden=16)
     shape = ClipShape(joint, vision, text, tokenizer.vocabulary, tokenizer.length)
-    encoder = SmallEncoder("small", shape, Preprocessing(SIDE, SIDE), tokenizer).requires_grad_(False).eval()
+    encoder = kind("small", shape, Preprocessing(SIDE, SIDE), tokenizer).requires_grad_(False).eval()
     draw_weights(encoder)
     encoder.log_scale.fill_(math.log(10))
     return encoder

@@ -127,10 +127,12 @@ def test_a_user_goes_on_from_a_damaged_checkpoint_is_told_and_cannot_mix_experim
     for name in ("result.json", "report.html"):
         (run / name).unlink()
     written = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(written.replace("seed = 0", "seed = 1", 1))
-    mixed = in_child(tmp_path, "resume", "run")
-    assert mixed.code == 2
-    assert "of another experiment" in mixed.error
+    for line, other in (("seed = 0", "seed = 1"), ('robust = "mean"', 'robust = "median"')):
+        assert line in written
+        (run / "config.toml").write_text(written.replace(line, other, 1))
+        mixed = in_child(tmp_path, "resume", "run")
+        assert mixed.code == 2
+        assert "of another experiment" in mixed.error
     (run / "config.toml").write_text(written)
     path = run / "journal" / "000004.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")

@@ -19,7 +19,7 @@ from helpers.lazy import lazily
 
 from fedvl.deployment import door
 from fedvl.deployment.door import Door, Signed
-from fedvl.deployment.keys import make_party_key
+from fedvl.deployment.keys import make_key, public_key_of, write_private
 
 flower = lazily("fedvl.deployment.flower")
 fleet = lazily("flwr.proto.fleet_pb2")
@@ -236,7 +236,8 @@ def test_a_party_whose_supernode_crashed_takes_its_place_over_at_once():
 
 
 def test_a_revoked_key_is_refused_from_the_next_request_on(tmp_path):
-    line = make_party_key(tmp_path / "key")
+    write_private(tmp_path / "key", make_key())
+    line = public_key_of(tmp_path / "key")
     path = tmp_path / "federation.json"
     path.write_text(json.dumps({"parties": [{"public_key": line}, {"public_key": ""}]}))
     keys = flower.PartyKeys(path)

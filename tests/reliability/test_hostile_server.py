@@ -210,7 +210,7 @@ def test_an_adoption_before_a_report_is_refused(tmp_path):
     victim = party("fedpp", tmp_path, {"visual_prompts": False})
     classes = len(victim.engine.method.task.class_names)
     reply = ask(victim, {"totals": torch.ones(classes), "quota": torch.ones(2)}, kind="adopt")
-    assert "asked to adopt what it never sent" in reply.read_header().problem
+    assert "asked to adopt the answer to a report that it never sent" in reply.read_header().problem
     ask(victim, {}, kind="report")
     for wrong in ({}, {"totals": torch.ones(classes)}, {"totals": torch.ones(99), "quota": torch.ones(2)}):
         assert "is refused" in ask(victim, wrong, kind="adopt").read_header().problem

@@ -13,9 +13,10 @@ if find_spec("flwr") is None:
 from helpers.parties import CLIENTS, EXPERIMENT, NODE, RUN, SmallClient, fake_grid, local_federation
 
 from fedvl.config import PrivacyConfig
-from fedvl.deployment.audit_log import FILE, Log, verify
+from fedvl.deployment.audit_log import FILE, Log, read_log
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.deployment.verification import verify
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
 
@@ -24,6 +25,7 @@ flower = lazily("fedvl.deployment.flower")
 VICTIM = 3
 WIDE = "least_images = 0\n"
 RECORD = PrivacyConfig(unit="record", epsilon=3.0, clip=1.0)
+CLIENT = PrivacyConfig(unit="client", epsilon=3.0, clip=0.05)
 SECURE = {"secure_sum": True, "least_clients": 2}
 
 
@@ -36,7 +38,7 @@ def federation_of(folder, run=RUN, privacy=None, **settings):
             clients.append(SmallClient(number, place, privacy=privacy, **settings))
             continue
         clients.append(SmallClient.joined(number, place, privacy=privacy, **settings))
-        (place / "policy.toml").write_text(WIDE)
+        (place / "state" / "policy.toml").write_text(WIDE)
         (place / "party.json").write_text(json.dumps({"number": number}))
     federation = local_federation("linear", privacy=privacy, **settings)
     grid = fake_grid(clients)
@@ -78,14 +80,14 @@ def check_nothing_left(replies):
 
 
 def sent_entries(folder, client):
-    return [e for e in verify([folder / str(client)])[0].chain.entries if e["kind"] == "sent"]
+    return [e for e in read_log(folder / str(client)).chain.entries if e["kind"] == "sent"]
 
 
 def test_both_logs_hold_a_whole_run_and_agree(tmp_path):
     federation, _ = federation_of(tmp_path)
     run_quietly(federation)
     folders = [tmp_path / "clinic", *(tmp_path / str(client) for client in range(CLIENTS))]
-    server, *parties = (checked.chain.entries for checked in verify(folders))
+    server, *parties = (checked.chain.entries for checked in verify(folders).logs)
     with_images = [client for client, size in enumerate(RAGGED) if size]
     for client in with_images:
         told = [entry["sha256"] for entry in parties[client] if entry["kind"] == "sent"]
@@ -94,9 +96,41 @@ def test_both_logs_hold_a_whole_run_and_agree(tmp_path):
         assert len(told) == 3
 
 
+def test_answers_that_come_too_late_are_in_both_logs(tmp_path):
+    """A round goes on without a slow client; its answer, which is not used, must match all the same."""
+    federation, _ = federation_of(tmp_path, deadline=0.2)
+    grid, held = federation.engine.transport.grid, []
+
+    def slow(message, party):
+        held.append((f"ticket {grid.number}", party.answer(message)))
+        return []
+
+    grid.faults[VICTIM, 0, "train"] = slow
+    pull = grid.pull_messages
+
+    def late(tickets):
+        """Hand out what was held once it is asked for beside the requests of the next round."""
+        if held and tickets == [held[0][0]] and grid.number > CLIENTS:
+            ticket, answer = held.pop()
+            grid.waiting[ticket] = [grid.as_message(answer, grid.asked[ticket])]
+        return pull(tickets)
+
+    grid.asked, push = {}, grid.push
+
+    def remember(envelope):
+        grid.asked[f"ticket {grid.number + 1}"] = envelope
+        return push(envelope)
+
+    grid.push, grid.pull_messages = remember, late
+    run_quietly(federation)
+    assert refused_by(federation, VICTIM) == ["its answer of round 1 came too late"]
+    (there, back) = verify([tmp_path / "clinic", tmp_path / str(VICTIM)]).traffic
+    assert (there.sent, there.matched, back.sent, back.matched) == (3, 3, 3, 3)
+
+
 def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
     federation, clients = federation_of(tmp_path)
-    log = tmp_path / str(VICTIM) / FILE
+    log = tmp_path / str(VICTIM) / "state" / FILE
     clients[VICTIM].log.append("refused", reason="hours")
     log.write_bytes(log.read_bytes().replace(b'"reason": "hours"', b'"reason": "other"'))
     before, replies = log.read_bytes(), spied(clients[VICTIM])
@@ -106,7 +140,7 @@ def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
         "it says: audit.jsonl was changed: line 2 is not as it was written."
     )
     assert log.read_bytes() == before
-    assert not (tmp_path / str(VICTIM) / "runs").exists()
+    assert not (tmp_path / str(VICTIM) / "state" / "runs").exists()
     assert all(VICTIM in record["dropped"] for record in federation.records)  # the others go on
     with pytest.raises(FedVLError, match="line 2 "):
         verify([log])
@@ -126,8 +160,8 @@ def test_a_tampered_log_of_the_server_stops_it_before_anything_is_sent(tmp_path)
 
 
 def test_a_run_that_was_not_approved_is_refused_and_nothing_is_sent_until_it_is(tmp_path):
-    (tmp_path / str(VICTIM)).mkdir()
-    write_policy(tmp_path / str(VICTIM))
+    (tmp_path / str(VICTIM) / "state").mkdir(parents=True)
+    write_policy(tmp_path / str(VICTIM) / "state")
     federation, clients = federation_of(tmp_path, rounds=2)
     replies = spied(clients[VICTIM])
     run_quietly(federation)
@@ -136,7 +170,7 @@ def test_a_run_that_was_not_approved_is_refused_and_nothing_is_sent_until_it_is(
     assert "This party has not approved the experiment bbbbbbbbbbbb" in first
     assert "fedvl federation approve 3" in first
     assert not sent_entries(tmp_path, VICTIM)
-    approve(Log(tmp_path / str(VICTIM) / FILE), EXPERIMENT)  # as another process does
+    approve(Log(tmp_path / str(VICTIM) / "state" / FILE), EXPERIMENT)  # as another process does
     assert clients[VICTIM].problem(round=0) == ""
     assert len(sent_entries(tmp_path, VICTIM)) == 1
 
@@ -144,7 +178,7 @@ def test_a_run_that_was_not_approved_is_refused_and_nothing_is_sent_until_it_is(
 def test_a_spent_budget_is_refused_over_runs_and_restarts_and_nothing_is_sent(tmp_path):
     """Each run by itself keeps below its epsilon of 3; the second would take the sum of both above 3.5."""
     first, _ = federation_of(tmp_path, privacy=RECORD)
-    (tmp_path / str(VICTIM) / "policy.toml").write_text("epsilon = 3.5\ndelta = 1e-5")
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("epsilon = 3.5\ndelta = 1e-5")
     run_quietly(first)
     assert refused_by(first, VICTIM) == []
     second, clients = federation_of(tmp_path, run="c" * 32, privacy=RECORD)
@@ -154,7 +188,7 @@ def test_a_spent_budget_is_refused_over_runs_and_restarts_and_nothing_is_sent(tm
     check_nothing_left(replies[len(answered) :])
     assert len(answered) < 3
     assert "The line epsilon of this party's policy.toml is 3.5" in refused_by(second, VICTIM)[0]
-    budget = [e for e in verify([tmp_path / str(VICTIM)])[0].chain.entries if e["kind"] == "budget"]
+    budget = [e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"]
     assert len(budget) == 3 + len(answered)
     steps = Step(budget[0]["rate"], budget[0]["sigma"])
     each = budget[0]["steps"]
@@ -162,10 +196,44 @@ def test_a_spent_budget_is_refused_over_runs_and_restarts_and_nothing_is_sent(tm
     assert all(not refused_by(second, client) for client in range(CLIENTS) if client != VICTIM)
 
 
+def test_a_spent_budget_at_client_level_is_refused_over_runs_and_nothing_is_sent(tmp_path):
+    """The client adds its share of the noise itself, so that its policy counts these rounds too."""
+    first, clients = federation_of(tmp_path, privacy=CLIENT, **SECURE)
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("epsilon = 3.5\ndelta = 1e-5")
+    run_quietly(first)
+    assert refused_by(first, VICTIM) == []
+    budget = [e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"]
+    assert [(e["unit"], e["rate"], e["steps"]) for e in budget] == [("client", 1.0, 1)] * 3
+    assert budget[-1]["epsilon"] == pytest.approx(first.records[-1]["privacy"]["epsilon"])
+    assert budget[-1]["sigma"] == pytest.approx(clients[VICTIM].parties[RUN].engine.shared_noise.sigma)
+    second, clients = federation_of(tmp_path, run="c" * 32, privacy=CLIENT, **SECURE)
+    replies = spied(clients[VICTIM])
+    run_quietly(second)
+    trained = [reply for reply in replies if reply.read_header().kind == "train"]
+    answered = [reply for reply in trained if not reply.read_header().problem]
+    check_nothing_left(trained[len(answered) :])
+    assert "policy.toml is 3.5, and this round would take the sum over all runs to" in refused_by(second, VICTIM)[0]
+    rounds = len([e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"])
+    assert rounds == 3 + len(answered) < 6
+    step = Step(1.0, budget[0]["sigma"])
+    assert epsilon_of({step: rounds}, 1e-5) <= 3.5 < epsilon_of({step: rounds + 1}, 1e-5)
+    assert all(not refused_by(second, client) for client in range(CLIENTS) if client != VICTIM)
+
+
+@pytest.mark.parametrize("settings", [{}, {"privacy": CLIENT}])
+def test_a_party_with_a_ceiling_sends_nothing_without_noise_of_its_own(settings, tmp_path):
+    federation, clients = federation_of(tmp_path, rounds=1, **settings)
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("epsilon = 100.0")
+    replies = spied(clients[VICTIM])
+    run_quietly(federation)
+    check_nothing_left(replies)
+    assert "allows only runs in which this client adds noise itself" in refused_by(federation, VICTIM)[0]
+
+
 def test_a_sum_of_too_few_clients_is_refused_and_nothing_is_sent(tmp_path):
     """The experiment allows sums of two; one party's policy wants all five, and one of them is away."""
     federation, clients = federation_of(tmp_path, deadline=0.2, **SECURE)
-    (tmp_path / str(VICTIM) / "policy.toml").write_text("least_clients = 5")
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("least_clients = 5")
     federation.engine.transport.grid.online.discard(0)
     replies = spied(clients[VICTIM])
     run_quietly(federation)
@@ -178,7 +246,7 @@ def test_a_sum_of_too_few_clients_is_refused_and_nothing_is_sent(tmp_path):
 
 def test_without_secure_sums_a_party_that_wants_them_sends_nothing(tmp_path):
     federation, clients = federation_of(tmp_path, rounds=1)
-    (tmp_path / str(VICTIM) / "policy.toml").write_text("least_clients = 3")
+    (tmp_path / str(VICTIM) / "state" / "policy.toml").write_text("least_clients = 3")
     replies = spied(clients[VICTIM])
     run_quietly(federation)
     check_nothing_left(replies)

@@ -197,11 +197,13 @@ def test_troubles_are_counted_and_named(sample, page_of):
     }
     metrics[4]["refused"] = [{"client": 7, "reason": "norm above 5"}, {"client": 9, "reason": "not finite"}]
     metrics[2]["dropped"] = [1, 4, 9]
+    metrics[3]["void"] = "The sum of round 4 has the weight 0."
     page = page_of(result, metrics)
     assert (page.texts["refused"], page.texts["dropped"], page.texts["skipped"]) == ("2", "3", "1")
     for row in (["5", "7", "norm above 5"], ["5", "9", "not finite"], ["3", "1, 4, 9"], ["a.jpg", "test", "truncated"]):
         assert row in page.rows
     assert "One image was skipped." in page.texts["notes"]
+    assert "Round 4 has no update. The sum of round 4 has the weight 0." in page.texts["notes"]
 
 
 def test_a_clean_run_says_so(sample, page_of):

@@ -63,13 +63,19 @@ def test_nobody_sees_the_volume_of_another_and_hospitals_reach_the_server_alone(
     for service, own in {"server": "server", **{name: name for name in HOSPITALS}}.items():
         assert volumes(service) == {"/own": own}
     for name in HOSPITALS:
-        assert volumes(f"join-{name[-1]}") == {"/own": name, "/post": "post"}
+        assert volumes(f"join-{name[-1]}") == {"/own": name, "/post": f"post-{name[-1]}"}  # no other's request
         assert SERVICES[f"join-{name[-1]}"]["environment"] == {"PARTY": name}
     networks = [set(SERVICES[name]["networks"]) for name in HOSPITALS]
     assert all(not one & other for one in networks for other in networks if one is not other)
     assert set(SERVICES["server"]["networks"]) == set.union(*networks)
+    posts = {f"/post/{letter}": f"post-{letter}" for letter in "abc"}
+    assert volumes("init") == volumes("admit") == {"/own": "server", **posts}
+    assert all(each.endswith(":ro") for each in SERVICES["admit"]["volumes"][1:])
     for settings in SERVICES.values():
         assert settings["cap_drop"] == ["ALL"]
+        assert settings["read_only"]
+        assert settings["tmpfs"] == ["/tmp"]
+        assert settings["mem_limit"] == "4g"
         assert "ports" not in settings
         assert "privileged" not in settings
 
@@ -81,7 +87,7 @@ def test_the_hospitals_join_with_keys_that_stay_in_their_volumes(tmp_path):
         for place in places.values():
             place.mkdir(exist_ok=True)
         for line in lines(service):
-            for mount, place in places.items():
+            for mount, place in sorted(places.items(), reverse=True):  # the longest first
                 line = line.replace(f"{mount}/", f"{place}/")
             if line.startswith("fedvl "):
                 CliRunner().invoke(app, shlex.split(line)[1:], catch_exceptions=False)
@@ -92,9 +98,13 @@ def test_the_hospitals_join_with_keys_that_stay_in_their_volumes(tmp_path):
     members = yaml.safe_load((tmp_path / "server/clinic/federation.json").read_text())["parties"]
     assert [member["name"] for member in members if member["public_key"]] == HOSPITALS
     private = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if b"PRIVATE KEY" in content(path)}
-    assert private == {"server/clinic/ca.key", "server/clinic/server.key", *(f"{name}/party/key" for name in HOSPITALS)}
+    assert private == {
+        "server/clinic/ca.key",
+        "server/clinic/server.key",
+        *(f"{name}/party/state/key" for name in HOSPITALS),
+    }
     assert all(stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600 for name in private)
-    assert all((tmp_path / name / "party" / "policy.toml").is_file() for name in HOSPITALS)
+    assert all((tmp_path / name / "party" / "state" / "policy.toml").is_file() for name in HOSPITALS)
     host = re.findall(r"--host (\S+)", "\n".join(lines("init")))
     assert host == ["server"]  # by which containers find it
     assert host[0] not in LOOPBACK

@@ -63,6 +63,7 @@ FENCE: dict[str, tuple[str, set[str]]] = {
     "flwr.supernode.runtime.run_clientapp.push_message": ("send an answer", {"client", "message", "context"}),
     "flwr.supernode.runtime.run_clientapp.push_task_output": ("end a message's task", {"client", "context"}),
     "flwr.supernode.cli.flower_supernode": ("start a SuperNode", set()),
+    "flwr.supernode.start_client_internal": ("shorten the pauses between messages", {"time", "_push_messages"}),
     "flwr.superlink.extensions": ("put the door before the SuperLink", {"get_middleware"}),
     "flwr.superlink.cli.flower_superlink.flower_superlink": ("start the SuperLink", set()),
 }

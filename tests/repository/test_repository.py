@@ -81,6 +81,17 @@ def test_the_tests_run_on_pushes_and_pull_requests_with_the_pinned_torch():
     assert asked in text("tools/test").split()
 
 
+def test_a_macos_job_checks_types_trains_and_tests_with_the_pinned_torch():
+    job = parsed(WORKFLOWS[0])["jobs"]["macos"]
+    assert job["runs-on"] == "macos-latest"
+    assert f"torch=={pinned('torch')}" in step(job, "torch==").split()
+    assert step(job, "mypy") == "mypy src"
+    assert "fedvl run" in step(job, "fedvl doctor")
+    tested = [name for name in step(job, "pytest").split() if name.startswith("tests/")]
+    assert tested
+    assert all((ROOT / name).exists() for name in tested)
+
+
 def test_the_tested_pythons_are_the_oldest_and_newest_declared():
     project = tomllib.loads(text("pyproject.toml"))["project"]
     declared = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))

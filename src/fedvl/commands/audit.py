@@ -82,20 +82,34 @@ def audit(
 
 
 def verify_logs(folders: list[Path]) -> None:
-    """Check logs of parties and servers, and say what they hold."""
+    """Check logs of clients and servers, and say what they hold and how they match."""
     from collections import Counter
 
-    from fedvl.deployment.audit_log import verify
+    from fedvl.deployment.verification import named, verify
 
-    for path, _, chain in verify(folders):
+    verified = verify(folders)
+    for path, _, chain in verified.logs:
         kinds = Counter(str(entry.get("kind")) for entry in chain.entries)
         print(f"{path}: {len(chain.entries)} lines, and each fits the one before it.")
         print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
         print(f"  the last has the hash {chain.head}")
         if chain.torn:
             print("  After it is part of a line, as a crash leaves it; the next entry will say so.")
+    for traffic in verified.traffic:
+        print(
+            f"{traffic.sender.path} to {traffic.receiver.path}: {traffic.sent} sent, {traffic.received} received, "
+            f"{traffic.matched} matched by SHA-256."
+        )
+        for what, entries in (
+            ("in flight when a side was stopped", traffic.in_flight),
+            ("lost and never answered", traffic.lost),
+        ):
+            if entries:
+                print(f"  {len(entries)} {what}, the first on {entries[0]['time']} ({named(entries[0])})")
     if len(folders) == 1:
         print("One log cannot tell whether its end was cut: give the other side's folder too.")
+    elif not verified.traffic:
+        print("No messages were matched: give the log of the server and of a client.")
 
 
 def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Tensors, ByClient] | None]":

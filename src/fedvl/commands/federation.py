@@ -5,7 +5,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from fedvl.commands.run import (
 )
 from fedvl.errors import FedVLError
 
+if TYPE_CHECKING:
+    from fedvl.deployment.roster import Roster
+
 INIT_EXAMPLES = """
 Examples:
 
@@ -38,6 +41,10 @@ Then hand clinic/parties/NAME to each party. It makes its key; you admit it.
 
   fedvl federation admit clinic hospital-a.request.json  at the server, for each
 
+  fedvl federation roster clinic                         at the server: roster.json
+
+  fedvl federation roster hospital-a roster.json         at each party (secure sums)
+
   fedvl federation approve hospital-a                    at each party
 
   fedvl server clinic                                    at the server
@@ -48,6 +55,7 @@ Then hand clinic/parties/NAME to each party. It makes its key; you admit it.
 federation_app = typer.Typer(no_args_is_help=True, help="A federation between real machines: make its folders.")
 
 Federation = Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")]
+Own = Annotated[Path, typer.Argument(help="The folder that this client was handed.")]
 
 
 @federation_app.command("init", epilog=INIT_EXAMPLES)
@@ -74,7 +82,7 @@ def init(
     from fedvl.requirements import rule_note
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+    if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]{0,63}", name) for name in names):
         raise FedVLError(
             "--clients takes different names of letters, digits, - and _, for example hospital-a,hospital-b."
         )
@@ -102,34 +110,110 @@ def init(
 
 @federation_app.command("join")
 def join_federation(
-    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
-    again: Annotated[bool, typer.Option("--renew", help="Replace the key that this party has.")] = False,
+    folder: Own,
+    again: Annotated[bool, typer.Option("--renew", help="Replace the key that this client has.")] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="Go on with a folder that you moved or restored yourself; asks.")
+    ] = False,
 ) -> None:
-    """Make this party's key on its own machine, and a request to be admitted with it."""
+    """Make this client's key on its own machine, and a request to be admitted with it."""
     from fedvl.deployment.keys import fingerprint
-    from fedvl.deployment.membership import join, request_path
+    from fedvl.deployment.membership import join
+    from fedvl.deployment.state import request_path, state_of
 
+    if moved:
+        confirm_move(folder)
+        return
     request = join(folder, again)
-    print(f"The key is in {folder / 'key'}. It stays there; never send it to anyone.")
+    state = state_of(folder)
+    print(f"The key is in {state / 'key'}. It stays there; never send {state} to anyone.")
     print(f"Send {request_path(folder, request.name)} to the server's operator. Then compare by telephone:")
-    print(f"  this party's key        {fingerprint(request.public_key)}")
+    print(f"  this client's key       {fingerprint(request.public_key)}")
     print(f"  the server's authority  {request.authority}")
-    print(f"{folder / 'policy.toml'} says what this party answers: read it, and change it as you need.")
+    print(f"{state / 'policy.toml'} says what this client answers: read it, and change it as you need.")
     print(f"Then approve the run: fedvl federation approve {folder}")
+    if again:
+        print("The other clients need a new roster with this key, and approve secure aggregation anew.")
+
+
+def confirm_move(folder: Path) -> None:
+    """Show what a state folder holds, and take it for this machine's own if its person says so."""
+    from fedvl.deployment.audit_log import read_log
+    from fedvl.deployment.keys import fingerprint, public_key_of
+    from fedvl.deployment.state import adopt_state, state_of
+
+    state = state_of(folder)
+    print(f"{state} has the key {fingerprint(public_key_of(state / 'key'))}")
+    print(f"and a log of {len(read_log(folder).chain.entries)} lines.")
+    if not typer.confirm("Did this client make them, and did you move or restore the folder yourself?"):
+        raise FedVLError(f"{folder} is not used; ask the operator for a new folder, and join with it.")
+    adopt_state(folder)
+    print(f"{state} is used on this machine from now on.")
+
+
+@federation_app.command("roster")
+def show_roster(
+    folder: Annotated[Path, typer.Argument(help="Folder of the federation at its server, or of a client.")],
+    received: Annotated[
+        Path | None, typer.Argument(metavar="[ROSTER.json]", help="At a client: the file that the operator sent.")
+    ] = None,
+) -> None:
+    """Write the keys of all admitted clients into a file; at a client, import and show it."""
+    from fedvl.deployment.membership import read_federation
+    from fedvl.deployment.roster import FILE, import_roster, pending_roster, pinned_roster, roster_of, write_roster
+    from fedvl.deployment.state import open_state
+
+    if (folder / "federation.json").exists():
+        if received is not None:
+            raise FedVLError("A server writes the roster, and imports none; leave the file out.")
+        federation = read_federation(folder)
+        roster = roster_of(folder, federation)
+        write_roster(folder / FILE, roster)
+        print_roster(roster)
+        if missing := [member.name for member in federation.parties if not member.public_key]:
+            print(f"Not admitted, and not in it: {', '.join(missing)}.")
+        print(f"Send {folder / FILE} to each client, which runs: fedvl federation roster FOLDER {FILE}")
+        return
+    open_state(folder)
+    if received is not None:
+        print_roster(import_roster(folder, received))
+        print("Compare the fingerprint with the other clients by telephone, not with the operator alone.")
+        print(f"If all have the same: fedvl federation approve {folder}")
+        return
+    pending = pending_roster(folder)
+    print_roster(pending or pinned_roster(folder))
+    print(f"Not pinned yet: fedvl federation approve {folder}" if pending else "It is pinned.")
+
+
+def print_roster(roster: "Roster") -> None:
+    from fedvl.deployment.keys import fingerprint
+
+    width = max((len(member.name) for member in roster.members), default=0)
+    for member in roster.members:
+        print(f"  {member.name:{width}}  {fingerprint(member.public_key)}")
+    print(f"  authority {roster.authority}")
+    print(f"Fingerprint of the roster of {len(roster.members)} clients:\n  {roster.fingerprint}")
 
 
 @federation_app.command("approve")
 def approve_runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; approve all that are in the folder.")] = False,
+    folder: Own,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; the roster was compared, and all experiments are approved.")
+    ] = False,
 ) -> None:
-    """Show this party's experiments and approve them; fedvl client answers for no other."""
-    from fedvl.deployment.membership import log_of
-    from fedvl.deployment.policy import approve, approved, identify, read_experiments, write_policy
+    """Show this client's roster and experiments and approve them; fedvl client answers for no other."""
+    from fedvl.deployment.membership import approve_experiment
+    from fedvl.deployment.policy import approved, identify, read_experiments, write_policy
+    from fedvl.deployment.roster import needed_roster
+    from fedvl.deployment.state import log_of, open_state
 
+    state = open_state(folder)
     experiments, log = read_experiments(folder), log_of(folder)
-    if write_policy(folder):
-        print(f"{folder / 'policy.toml'} is new: read it, and change it as you need.")
+    if write_policy(state):
+        print(f"{state / 'policy.toml'} is new: read it, and change it as you need.")
+    confirm_roster(folder, yes)
+    problem = None
     for name, experiment in experiments.items():
         identity, federation = identify(experiment), experiment.federation
         print(f"{name}: {identity}")
@@ -137,13 +221,37 @@ def approve_runs(
             f"  {experiment.method.name} with {experiment.model.name}, {federation.rounds} rounds; "
             f"secure sum: {'yes' if federation.secure_sum else 'no'}; privacy: {experiment.privacy.unit}"
         )
-        if identity in approved(log):
+        try:
+            roster = needed_roster(folder, experiment)
+        except FedVLError as error:  # the others can be approved
+            problem = error
+            print("  not approved: no roster is pinned")
+            continue
+        if (identity, roster) in approved(log):
             print("  approved")
         elif yes or typer.confirm("  Approve it?"):
-            approve(log, identity)
+            approve_experiment(folder, experiment)
             print("  approved now")
         else:
             print("  not approved")
+    if problem is not None:
+        raise problem
+
+
+def confirm_roster(folder: Path, yes: bool) -> None:
+    """Show a roster that was imported, and pin it once it was compared."""
+    from fedvl.deployment.roster import pending_roster, pin_roster
+
+    pending = pending_roster(folder)
+    if pending is None:
+        return
+    print("A roster was imported:")
+    print_roster(pending)
+    if yes or typer.confirm("Did you compare its fingerprint with the other clients, and is it the same?"):
+        pin_roster(folder, pending)
+        print("It is pinned: secure aggregation is with these clients alone, and is approved anew.")
+    else:
+        print("It is not pinned.")
 
 
 @federation_app.command("admit")
@@ -166,6 +274,8 @@ def admit_party(
             raise FedVLError(f"{request.name} is not admitted.")
         admit(folder, request)
         print(f"{request.name} is admitted, from the next start of fedvl server on.")
+    if all(member.public_key for member in read_federation(folder).parties):
+        print(f"All clients are admitted. Hand them the roster: fedvl federation roster {folder}")
 
 
 @federation_app.command("revoke")
@@ -180,6 +290,11 @@ def revoke_party(
     name, folder = words[-1], Path(words[0] if len(words) == 2 else ".")
     revoke(folder, name)
     print(f"{name} is revoked. It can join again: fedvl federation join --renew there, fedvl federation admit here.")
+    print(
+        f"The roster has changed. A run in progress goes on without {name} while enough clients are connected. For secure "
+        f"aggregation without it, hand out the new roster (fedvl federation roster {folder}), let every client approve it, and "
+        f"start a new run (fedvl server {folder})."
+    )
 
 
 @federation_app.command("renew")
@@ -215,7 +330,7 @@ def server(
 
 
 def client(
-    folder: Annotated[Path, typer.Argument(help="The folder that this party was handed.")],
+    folder: Own,
     data: Annotated[
         str | None,
         typer.Option(
@@ -238,13 +353,17 @@ def client(
 
     end_on_termination()
     with TerminalDisplay(quiet) as display:
-        found = Client(folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False))
+        found = Client(
+            folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False, markup=False)
+        )
     if dry_run:
         for rehearsal in found.dry_run():
             print_dry_run(rehearsal)
             for part in own_figures(rehearsal["audit"]):
                 Console().print(part, highlight=False)
         return
+    if found.rehearsal:
+        print("This is a rehearsal with the experiment's own dataset; --data names your images.", file=sys.stderr)
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
     found.serve(stay, metrics)

@@ -20,13 +20,14 @@ from fedvl.compare.run import asked_sha256, described, folder_of
 from fedvl.display import GridDisplay
 from fedvl.files import write_whole
 from fedvl.run_folder import RunFolder
+from fedvl.tensors import usable_cores
 
 LOOK_SECONDS = 0.2
 
 
 def with_share_of_cores(grid: Grid, jobs: int) -> Grid:
     """Give each of so many runs at once its share of the cores, unless the grid says otherwise."""
-    share = {"federation": {"threads": max(1, (os.cpu_count() or 1) // jobs)}}
+    share = {"federation": {"threads": max(1, usable_cores() // jobs)}}
     given = [grid.base, grid.over, *(entry.settings for entry in (*grid.rows.values(), *grid.columns.values()))]
     said = any("threads" in settings.get("federation", {}) for settings in given)
     return grid if said else grid.under(Variant(settings=share))

@@ -39,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from fedvl.data.images import BadImage
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256, parse_json, read_file, write_whole
+from fedvl.tensors import usable_cores
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "embedded" / "features"
@@ -52,7 +53,7 @@ KINDS = {
 _HEADER_SIZE = 248
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
 # Pillow releases the GIL while it decodes; more readers than this wait for each other.
-_READERS = min(16, max(2, len(os.sched_getaffinity(0))))
+_READERS = min(16, max(2, usable_cores()))
 _BATCHES_AHEAD = 2  # that are read while one is encoded: readers have work while the last image of a batch is awaited
 _BATCHES_AT_RISK = 16  # between two notes of what is done
 # Features tell much of an image: only their owner reads them.

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from fedvl.data.features import Encoded, default_cache_dir, encode_split
 from fedvl.data.imported import ImportedEncoder
@@ -72,11 +72,19 @@ def joined(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
     """Join what was read of several datasets, one after the other."""
     firsts = np.cumsum([0, *sizes])
     return Read(
-        {form: torch.cat([read.forms[form][:] for read in reads]) for form in reads[0].forms},
+        {form: stacked([read.forms[form][:] for read in reads], form) for form in reads[0].forms},
         np.concatenate([read.kept + first for read, first in zip(reads, firsts, strict=False)]),
         [bad for read in reads for bad in read.bad],
         [note for read in reads for note in read.notes],
     )
+
+
+def stacked(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
+    """Return rows of several parts; shorter texts are padded by their last token, which follows the end of each."""
+    if form == "tokens":
+        longest = max(part.shape[1] for part in parts)
+        parts = [pad(part, (0, longest - part.shape[1]), value=int(part[0, -1])) for part in parts]
+    return torch.cat(list(parts))
 
 
 def rows_of(read: Encoded, form: str, kept: NDArray[np.int64], device: str) -> torch.Tensor:

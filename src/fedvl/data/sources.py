@@ -24,6 +24,8 @@ from fedvl.files import parse_json, regular
 __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_dataset"]
 
 MANIFESTS = (".csv", ".jsonl")
+CIFAR10 = "data_batch_1.png"  # of its package, where images are rows of a picture
+TABLES = (*MANIFESTS, ".parquet", ".arrow")
 MOST_MANIFEST = 2**30  # bytes
 MOST_HEADER = 2**16  # characters
 # What tables call the image and its label: ours, Hugging Face's, Kaggle's.
@@ -108,7 +110,7 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
     home = Home(path if path.is_dir() else path.parent, data_root)
     if path.is_dir():
         home.check_links()
-        if (path / "data_batch_1.png").exists():
+        if (path / CIFAR10).exists():
             return read_cifar10(path)
         if (path / "emoji.json").exists():
             return read_emoji(path)
@@ -236,22 +238,30 @@ def read_domains(root: Path, domains: Iterable[str]) -> Table:
 
 
 def is_flat(path: Path) -> bool:
-    """Whether a path is a folder of images and no folders: nobody has labelled them."""
-    return os.path.isdir(path) and not _folders(path) and any(_is_image(item) for item in path.iterdir())
+    """Whether a path is a folder of images without labels: no class folders, and no table."""
+    if not os.path.isdir(path) or (path / CIFAR10).exists():
+        return False
+    return not _folders(path) and not _tables(path) and any(map(_is_image, path.iterdir()))
+
+
+def read_flat(root: Path) -> Table:
+    """Read a folder of images without labels."""
+    files = sorted(root.iterdir())
+    images = list(filter(_is_image, files))
+    unread = _unread(files)
+    store, blank = FileStore(images, [image.name for image in images]), [""] * len(images)
+    return Table(str(root), store, blank, blank, notes=[_left_out(unread)] if unread else [])
 
 
 def unlabelled(path: Path, classes: tuple[str, ...]) -> Dataset:
-    """Read a flat folder: all of it is for training, since nothing can be tested without labels."""
-    files = sorted(path.iterdir())
-    images = list(filter(_is_image, files))
+    """Open a flat folder: all of it is for training, since nothing can be tested without labels."""
     if len(set(map(class_key, classes))) < max(2, len(classes)):
         raise FedVLError("--classes takes two or more names that differ, such as --classes cat,dog.")
-    unread = _unread(files)
-    notes = ["The images have no labels: all are trained on, and no accuracy is measured."]
-    notes += [_left_out(unread)] * bool(unread)
-    store = FileStore(images, [image.name for image in images])
-    split = Split(store, np.arange(len(images)), np.full(len(images), -1, np.int64))
-    return Dataset(path.name, tuple(map(plain_name, classes)), general_templates(), {"train": split}, tuple(notes))
+    table = read_flat(path)
+    count = len(table.labels)
+    notes = ("The images have no labels: all are trained on, and no accuracy is measured.", *table.notes)
+    split = Split(table.store, np.arange(count), np.full(count, -1, np.int64))
+    return Dataset(path.name, tuple(map(plain_name, classes)), general_templates(), {"train": split}, notes)
 
 
 def _no_class_folders(root: Path, unread: Counter[str]) -> str:
@@ -261,6 +271,8 @@ def _no_class_folders(root: Path, unread: Counter[str]) -> str:
             f"{root} has images and no class folders; make one sub-folder for each class, or name the classes "
             "(--classes cat,dog) and use a method that needs no labels, fst-cbdg or fedpp."
         )
+    if (tables := _tables(root)) and any(map(_is_image, root.iterdir())):
+        return f"{root} has images and no class folders; to use the table beside them, give its path: {tables[0]}."
     if unread:
         return f"{root} has no images that FedVL reads ({_formats(unread)}); {how_to_read(unread)}, in class folders."
     return f"{root} has no images in class folders; expected CLASS/image.jpg or train/CLASS/image.jpg below it."
@@ -268,6 +280,10 @@ def _no_class_folders(root: Path, unread: Counter[str]) -> str:
 
 def _folders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _tables(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.suffix.lower() in TABLES and not path.name.startswith("."))
 
 
 def _files(folder: Path) -> Iterator[Path]:

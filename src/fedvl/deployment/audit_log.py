@@ -2,7 +2,8 @@
 
 A line that is changed, added or taken out between others no longer fits. Whoever can write the file
 can also write all of it anew, or cut its end: so each message carries the hash of its sender's last
-line, which the other side writes into its own log (``verify``). A random salt in each line keeps
+line (the head of its log), which the other side writes into its own log, and a message without it
+is refused. ``verification.py`` compares the logs of several sides. A random salt in each line keeps
 others from guessing what a line says by its hash.
 """
 
@@ -12,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,12 +22,15 @@ from typing import Any, BinaryIO, NamedTuple
 from fedvl.deployment.messages import Header, Message, write
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, read_json, regular
+from fedvl.run_folder import PARTY, STATE
 
 FILE = "audit.jsonl"
 MOST_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more of its disk
 FIRST = "0" * 64  # what the first line holds in place of a hash
 LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
-COUNTED = ("approved", "budget", "round")  # kinds of entries that decide about later answers
+# kinds of entries that decide about later answers
+COUNTED = ("approved", "begun", "budget", "round", "secret")
+NO_HEAD = "The message does not carry the head of its sender's log, by which both logs are compared; it is refused."
 
 Entry = dict[str, Any]
 
@@ -128,8 +132,13 @@ class Log:
     # --- messages
 
     def receive(self, header: Header, payload: bytes) -> None:
-        """Write down a message that came, with the head of the sender's log."""
+        """Write down a message that came, with the head of its sender's log; refuse one without.
+
+        A client whose log is damaged has no head, and may say so.
+        """
         self.append("received", **describe(header, payload), head=header.log)
+        if not header.log and (payload or not header.problem):
+            raise FedVLError(NO_HEAD)
 
     def send(self, message: Message) -> Message:
         """Write down a message, or why there is none; return it with the head of this log."""
@@ -139,6 +148,14 @@ class Log:
         else:
             self.append("sent", **describe(header, message.payload))
         return write(header.model_copy(update={"log": self.head}), message.payload)
+
+
+class RehearsalLog(Log):
+    """The log of a client in a rehearsal, which books no privacy budget: its noise is public."""
+
+    def append(self, kind: str, **told: Any) -> None:
+        if kind != "budget":
+            super().append(kind, **told)
 
 
 @contextmanager
@@ -167,53 +184,39 @@ def describe(header: Header, payload: bytes) -> Entry:
         "run": header.run,
         "round": header.round + 1,
         "message": header.kind,
+        "attempt": header.attempt,
         "client": header.client,
         "bytes": len(payload),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
 
 
-# --- checking
+# --- reading
 
 
 class Checked(NamedTuple):
     """A log that fits."""
 
     path: Path
-    client: int | None  # the party's number; None: the server
+    client: int | None  # the client's number; None: the server
     chain: Chain
 
 
-def verify(folders: Sequence[Path]) -> list[Checked]:
-    """Check the logs of parties and server; with several, also what each knows of the others."""
-    found = [read_log(folder) for folder in folders]
-    for server in (log for log in found if log.client is None):
-        for party in (log for log in found if log.client is not None):
-            compare(server, party)
-    return found
-
-
 def read_log(folder: Path) -> Checked:
-    path = folder / FILE if folder.is_dir() else folder
+    """Read the log of a client's or federation's folder, or a log file."""
+    path = folder
+    if folder.is_dir():
+        path = (folder / STATE if (folder / STATE).is_dir() else folder) / FILE
     if not path.is_file():
-        raise FedVLError(f"There is no log {path}; give the folder of a party, or of a federation at its server.")
+        raise FedVLError(f"There is no log {path}; give the folder of a client, or of a federation at its server.")
     chain = read_chain(regular(path, MOST_BYTES).read_bytes(), path)
-    party = read_json(path.parent / "party.json")
-    return Checked(path, None if party is None else int(party["number"]), chain)
+    return Checked(path, whose(path, chain), chain)
 
 
-def compare(server: Checked, party: Checked) -> None:
-    """Refuse a log that lacks lines of which the other side was told."""
-    told = [
-        (server, party, [entry for entry in server.chain.entries if entry.get("client") == party.client]),
-        (party, server, party.chain.entries),
-    ]
-    for witness, log, entries in told:
-        known = set(log.chain.hashes)
-        for entry in entries:
-            head = entry.get("head")
-            if head and head not in known:
-                raise FedVLError(
-                    f"{log.path} lacks a line that {witness.path} was told of on {entry.get('time')} "
-                    f"(round {entry.get('round')}, {entry.get('message')}): the log was cut or written anew."
-                )
+def whose(path: Path, chain: Chain) -> int | None:
+    """Return the number of the client that wrote a log, by its first entry or the file beside it."""
+    joined = next((entry.get("client") for entry in chain.entries if entry.get("kind") == "joined"), None)
+    if isinstance(joined, int):
+        return joined
+    party = read_json((path.parent.parent if path.parent.name == STATE else path.parent) / PARTY)
+    return None if party is None else int(party["number"])

@@ -18,23 +18,24 @@ import torch
 
 from fedvl.config import Experiment
 from fedvl.data.opener import Opener
-from fedvl.deployment import audit_log
-from fedvl.deployment.files import PartyFile, experiment_id, read_file
+from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
+from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import Process, flower, most_bytes
-from fedvl.deployment.membership import check_key, credentials
+from fedvl.deployment.membership import KEY, check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
 from fedvl.deployment.participation import own_rounds
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
+from fedvl.deployment.roster import needed_roster
 from fedvl.deployment.secure_sum import Member
+from fedvl.deployment.state import RUNS, begin_run, begun, log_of, log_secrets, open_state, read_party, state_of
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
-from fedvl.files import write_whole
 from fedvl.loopback import page_server, served
 from fedvl.methods.base import Update
 from fedvl.methods.mistakes import explained
@@ -66,12 +67,11 @@ class Client:
     def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
         self.folder, self.data, self.say = folder, data, say
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
-        self.file = read_file(
-            folder / "party.json", PartyFile, "give the folder that fedvl federation init made for you."
-        )
-        self.log = audit_log.Log(folder / audit_log.FILE)
+        self.file, self.state = read_party(folder), open_state(folder)
+        self.log = RehearsalLog(log_of(folder).path) if self.rehearsal else log_of(folder)
         self.log.entries("approved")  # a log that does not fit is told before anything else
         self.policy_hash = ""  # of the policy that was read last
+        self.roster = ""  # fingerprint of the roster that was read last
         self.ready: dict[str, Ready] = {}
         for name, experiment in read_experiments(folder).items():
             torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
@@ -100,7 +100,6 @@ class Client:
         """Answer a message; what the log does not hold does not leave."""
         header = message.read_header()
         try:
-            self.log.receive(header, message.payload)
             reply = self.log.send(self._answer(header, message))
         except FedVLError as error:  # of the log itself
             reply = self._refusal(header, error)
@@ -110,6 +109,7 @@ class Client:
 
     def _answer(self, header: Header, message: Message) -> Message:
         try:
+            self.log.receive(header, message.payload)
             party = self._permitted(header)
         except FedVLError as error:
             return self._refusal(header, error)
@@ -134,59 +134,80 @@ class Client:
 
     def _refusal(self, header: Header, error: FedVLError) -> Message:
         """Tell the server why there is no answer, and not where things are on this machine."""
-        problem = str(error).replace(f"{self.folder}/", "")
-        return write(header.model_copy(update={"problem": problem[:500]}))
+        problem = str(error).replace(f"{self.state}/", "").replace(f"{self.folder}/", "")
+        return write(header.model_copy(update={"problem": problem[:500], "log": ""}))
 
     def permit(self, experiment: str) -> Policy:
         """Refuse an experiment that was not approved, or that the policy does not allow."""
         if experiment not in self.ready:
             raise FedVLError("Its folder has no such experiment, or its model has other weights.")
-        check_approved(self.log, experiment, self.folder)
-        policy, prepared = read_policy(self.folder), self.ready[experiment].prepared
+        prepared = self.ready[experiment].prepared
+        self._check_rehearsal(prepared.experiment)
+        check_approved(self.log, experiment, self._roster(prepared.experiment), self.folder)
+        policy = read_policy(self.state)
         images = len(prepared.training.rows[self.file.number])
         policy.check_experiment(prepared.experiment, prepared.method, images)
         return policy
 
+    def _check_rehearsal(self, experiment: Experiment) -> None:
+        """Refuse noise and secure aggregation in a rehearsal with others: its seed is public."""
+        protected = experiment.privacy.unit != "none" or experiment.federation.secure_sum
+        if self.rehearsal and protected and not self.file.on_this_machine:
+            raise FedVLError(
+                "Without --data this is a rehearsal, whose noise comes from the experiment's public seed; with --privacy or "
+                "--secure-sum it is for a server on this machine alone: give --data."
+            )
+
+    def _roster(self, experiment: Experiment) -> str:
+        """Return the fingerprint of the pinned roster, if the experiment needs one."""
+        return needed_roster(self.folder, experiment)
+
     def _permitted(self, header: Header) -> Party:
         """Return the client in this run, if its person's policy lets it answer."""
+        if not header.log:
+            raise FedVLError(NO_HEAD)
         policy = self.permit(header.experiment)
         policy.check_time(datetime.now())
-        if (found := policy_hash(self.folder)) != self.policy_hash:
+        if (found := policy_hash(self.state)) != self.policy_hash:
             self.log.append("policy", sha256=found)
             self.policy_hash = found
+        if (roster := self._roster(self.ready[header.experiment].prepared.experiment)) not in ("", self.roster):
+            self.parties.clear()  # whatever they checked by another roster is checked again
+            self.roster = roster
         party = self.party(header)
         if party.sums is not None:
             party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
         if header.kind == "train" and (cost := party.cost(header.round)):
-            policy.check_budget(self.log.entries("budget"), *cost)
+            policy.check_budget(self.log.entries("budget"), party.engine.privacy.unit, *cost)
         return party
 
     def party(self, header: Header) -> Party:
         """Return the client in this run; several runs share its images, and nothing else."""
-        folder = self.folder / "runs" / header.run
-        agreed = folder / "experiment"
-        if agreed.is_file() and agreed.read_text(encoding="utf-8") != header.experiment:
-            raise FedVLError("It takes part in this run with another experiment.")
+        begun(self.log, header.run, header.experiment)
         if header.run not in self.parties:
-            self._check_room(folder)
+            self._check_room(header.run)
+            folder = begin_run(self.log, self.state, header.run, header.experiment)
             prepared = self.ready[header.experiment].prepared
             torch.set_num_threads(prepared.experiment.federation.threads)
             engine = local_engine(prepared)
             sums = partial(self._member, header.run, engine.federation.least_clients)
-            self.parties[header.run] = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log)
-            write_whole(agreed, header.experiment.encode())
+            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log)
+            log_secrets(self.log, self.state, header.run)
+            self.parties[header.run] = party
         return self.parties[header.run]
 
     def _member(self, run: str, least: int, folder: Path) -> Member:
         return Member(run, self.file.number, folder, credentials(self.folder, self.file), least)
 
-    def _check_room(self, folder: Path) -> None:
+    def _check_room(self, run: str) -> None:
         """Refuse further runs: each tells the server more about the same images, and takes disk."""
         if not self.stay and self.parties:
             raise FedVLError("It takes part in one run; with --stay it would in others.")
-        kept = [path for path in folder.parent.glob("*") if path != folder]
+        kept = [path for path in (self.state / RUNS).glob("*") if path.name != run]
         if len(kept) >= MOST_RUNS:
-            raise FedVLError(f"Its folder holds {len(kept)} runs; remove old ones from runs/ to take part in more.")
+            raise FedVLError(
+                f"Its folder holds {len(kept)} runs; remove old ones from state/runs to take part in more."
+            )
 
     def _finish(self, prepared: Prepared, header: Header, party: Party) -> None:
         """Leave a finished run: shared and own tensors, judged on its own test images."""
@@ -204,9 +225,8 @@ class Client:
         result = describe(prepared, federation, judge, zero_shot, judged)
         if spent := party.spent:
             result["privacy"] = spent[-1]
-            self.say(
-                f"This client's images have spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g})."
-            )
+            whose = "This client has" if spent[-1]["unit"] == "client" else "This client's images have"
+            self.say(f"{whose} spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g}).")
         given = ["--data", self.data] if self.data else []
         told = {
             "rounds": header.round,
@@ -237,6 +257,7 @@ class Client:
         refusals = [self._why_not(experiment) for experiment in self.ready]
         if all(refusals):
             raise FedVLError(refusals[0])
+        self.log.append("started")  # what was in flight before may be lost
         secret, port = secrets.token_hex(32), free_port()
         images = max(len(ready.prepared.training.rows[self.file.number]) for ready in self.ready.values())
         answered = Answered(images)
@@ -270,7 +291,7 @@ class Client:
 
     @contextmanager
     def _secret_file(self, secret: str) -> Iterator[Path]:
-        path = self.folder / "secret"
+        path = self.state / "secret"
         path.unlink(missing_ok=True)
         write_private(path, secret.encode())
         try:
@@ -344,7 +365,7 @@ class Supervised:
         self.options = [
             *("--superlink", server, "--port", str(port), "--isolation", "process"),
             *("--root-certificates", str(folder / "ca.crt")),
-            *("--auth-supernode-private-key", str(folder / "key")),
+            *("--auth-supernode-private-key", str(state_of(folder) / KEY)),
             *("--superexec-auth-secret-file", str(secret_file)),
         ]
         self.short_lives, self.not_before = 0, 0.0
@@ -352,7 +373,7 @@ class Supervised:
 
     def _start(self) -> None:
         limits = flower().node_settings(self.most_bytes)
-        self.process = Process("supernode", self.options, self.folder / "flower", **limits)
+        self.process = Process("supernode", self.options, state_of(self.folder) / "flower", **limits)
         self.began = time.monotonic()
 
     def connected(self) -> None:

@@ -5,20 +5,21 @@
     DIR/experiments/      NAME.toml: what may be run
     DIR/parties/NAME/     a folder to hand to each party
 
-A party's folder has the authority's certificate, party.json and the experiments: it takes part in
-these and no other. It makes its key there (``membership.py``), which stays there, as do its private
-tensors, logs and runs.
+A client's folder has the authority's certificate, party.json and the experiments: it takes part in
+these and no other. Its key, private tensors, log and runs are in ``state/`` there (``state.py``).
 """
 
 import hashlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedvl.config import Experiment
 from fedvl.data.imported import ImportedEncoder
 from fedvl.errors import FedVLError
+from fedvl.files import MOST_JSON
+from fedvl.files import read_file as read_regular
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
@@ -28,6 +29,7 @@ from fedvl.settings import resolve_experiment
 THIS_MACHINE = "127.0.0.1"
 LOOPBACK = (THIS_MACHINE, "localhost")
 Model = TypeVar("Model", bound=BaseModel)
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]  # of a client: a folder's name, and that of a certificate
 
 
 class Frozen(BaseModel):
@@ -35,7 +37,7 @@ class Frozen(BaseModel):
 
 
 class Member(Frozen):
-    name: str
+    name: Name
     public_key: str = ""  # as one line of OpenSSH; empty until the party is admitted, and once it is revoked
     certificate: str = ""  # of this key, by the federation's authority
 
@@ -59,12 +61,23 @@ class FederationFile(Frozen):
 
 
 class PartyFile(Frozen):
-    name: str
-    number: int
-    names: tuple[str, ...]  # of all parties, by number
-    server: str  # host:port
+    name: Name
+    number: Annotated[int, Field(ge=0)]
+    names: tuple[Name, ...]  # of all clients, by number
+    server: Annotated[str, Field(pattern=r"^[\w\[][\w.:\[\]-]*:[0-9]{1,5}$")]  # host:port
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]
+
+    @model_validator(mode="after")
+    def check_names(self) -> "PartyFile":
+        if self.names[self.number : self.number + 1] != (self.name,) or len(set(self.names)) < len(self.names):
+            raise ValueError("the client's name is not at its number in the list of names")
+        return self
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether the server is on the loopback, as the clients of a rehearsal are."""
+        return self.server.rpartition(":")[0] in LOOPBACK
 
 
 def add_experiment(folder: Path, experiment: Experiment) -> None:
@@ -135,6 +148,6 @@ def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder | 
 
 def read_file(path: Path, model: type[Model], hint: str) -> Model:
     try:
-        return model.model_validate_json(path.read_bytes())
+        return model.model_validate_json(read_regular(path, MOST_JSON))
     except (OSError, ValueError) as error:
         raise FedVLError(f"{path} is not there or damaged; {hint}") from error

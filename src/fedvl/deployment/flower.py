@@ -64,6 +64,7 @@ MOST_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
 NODE_BYTES, COPIES = 2**30, 4  # what a SuperNode needs, and how often it holds a message
 MOST_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
 POLL_SECONDS = 0.05
+NODE_PAUSES = (0.2,) * 10 + (0.5,) * 6 + (1.0,) * 5 + (2.0,) * 5  # between a SuperNode's questions, after a message
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
 RECORD = "message"
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -336,13 +337,39 @@ def take_over(app: Any, key: bytes) -> None:
         state.deactivate_node(node)
 
 
+class Pace:
+    """How often a SuperNode asks for messages: often after a message, then ever more rarely.
+
+    Flower pauses for three seconds. A sum in several steps would wait for most of its time.
+    """
+
+    def __init__(self) -> None:
+        self.pauses = iter(NODE_PAUSES)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(
+            min(seconds, next(self.pauses, seconds)) if seconds > NODE_PAUSES[0] else min(seconds, NODE_PAUSES[0])
+        )
+
+    def after(self, push: Callable[..., None]) -> Callable[..., None]:
+        def pushed(*arguments: Any, **named: Any) -> None:
+            push(*arguments, **named)
+            self.pauses = iter(NODE_PAUSES)
+
+        return pushed
+
+
 def start(command: str, parent: int, options: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the monitor's; a script's background job ignores it
     start_parent_process_monitor(parent)
     sys.argv = [f"flower-{command}", *options]
     if command == "supernode":
+        from flwr.supernode import start_client_internal
         from flwr.supernode.cli import flower_supernode
 
+        pace = Pace()
+        start_client_internal.time = pace  # type: ignore[assignment, attr-defined]
+        start_client_internal._push_messages = pace.after(start_client_internal._push_messages)
         # Flower reads a message of any size; this process ends instead, and is started again
         most = NODE_BYTES + COPIES * int(os.environ[MOST_BYTES_VARIABLE])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import ipaddress
 import os
+import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,24 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 825  # lives of certificates; fedvl federati
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from its first byte on, whatever the umask."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    """Make a file that only its owner can read, whatever the umask; raise if the name is taken."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(content)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a regular file that only its owner can read; refuse a link."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise FedVLError(f"{path} is not a regular file; restore it from a copy.")
+            if stat.S_IMODE(mode) & 0o077:
+                raise FedVLError(f"Others can read {path}; make another with fedvl federation join --renew.")
+            return file.read()
+    except OSError as error:
+        raise FedVLError(f"{path} cannot be read ({error.strerror}); restore it from a copy.") from error
 
 
 # --- the authority and the server
@@ -80,13 +95,16 @@ def certify_party(folder: Path, name: str, public_key: str) -> str:
 
 
 def certified_key(folder: Path, name: str, certificate_pem: str) -> str | None:
-    """Return the public key that the authority certifies to be this party's, or None."""
+    """Return the public key that the authority certifies to be this client's now, or None."""
+    authority, now = read_certificate(folder / "ca.crt"), datetime.now(UTC)
     try:
         found = x509.load_pem_x509_certificate(certificate_pem.encode())
-        found.verify_directly_issued_by(read_certificate(folder / "ca.crt"))
+        found.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         return None
     if found.subject != named(name):
+        return None
+    if not all(each.not_valid_before_utc <= now <= each.not_valid_after_utc for each in (found, authority)):
         return None
     return found.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
@@ -132,18 +150,28 @@ def days_left(path: Path) -> int:
 # --- the parties
 
 
-def make_party_key(path: Path) -> str:
-    """Make a key pair in OpenSSH form; write the private key, return the public one."""
-    key = ec.generate_private_key(CURVE())
-    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+def make_key() -> bytes:
+    """Return a new private key in OpenSSH form."""
+    return ec.generate_private_key(CURVE()).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def sign(path: Path, content: bytes) -> str:
-    """Sign with a party's private key."""
-    key = load_ssh_private_key(path.read_bytes(), None)
+    """Sign with a client's private key."""
+    return base64.b64encode(load_key(path).sign(content, SIGNATURE)).decode()
+
+
+def public_key_of(path: Path) -> str:
+    """Return the public counterpart of a client's private key, as one line of OpenSSH."""
+    return load_key(path).public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(read_private(path), None)
+    except (ValueError, TypeError) as error:
+        raise FedVLError(f"{path} is not a private key; make another with fedvl federation join --renew.") from error
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return base64.b64encode(key.sign(content, SIGNATURE)).decode()
+    return key
 
 
 def signed_by(public_key: str, content: bytes, signature: str) -> bool:

@@ -1,14 +1,16 @@
-"""Masks that vanish in a sum, and shares that open them: the arithmetic of secure sums.
+"""Arithmetic of secure aggregation: pairwise masks, self masks and secret shares.
 
-Each pair of clients has a key that nobody else can compute (X25519, HKDF). One adds the stream that
-it gives (ChaCha20) to its numbers and the other subtracts it, so that the sum over all is unmasked.
-Each client also adds the stream of a seed of its own, of which it gives everyone a share (Shamir):
-enough shares open it, and one too few say nothing. The protocol is that of Bonawitz et al. (CCS
-2017), but for pair keys of one round, which survivors tell one by one for a client that was lost.
+Each pair of clients derives a key that nobody else can compute (X25519, HKDF). One client adds the
+key's stream (ChaCha20) to its numbers, the other subtracts it, so the masks cancel in the sum. Each
+client also adds the stream of its own seed. Seeds and the keys of pairwise masks are split into
+shares (Shamir): a threshold of shares restores a secret, fewer say nothing about it.
 """
 
+import hashlib
+import math
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy
 import torch
@@ -22,34 +24,34 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedvl.errors import FedVLError
 
-SEED_BYTES = 32
-PRIME = 2**521 - 1  # a seed is far below it
+SECRET_BYTES = 32  # of a seed and of an X25519 private key
+PRIME = 2**521 - 1  # larger than any secret
 SHARE_BYTES = 66
-SEALED_BYTES = SHARE_BYTES + 16
+SEALED_BYTES = 2 * SHARE_BYTES + 16  # the shares of a seed and of a key, encrypted together
 
 
-def threshold(clients: int) -> int:
-    """Return how many shares open a client's own mask: more than half of them."""
-    return clients // 2 + 1
+def threshold(clients: int, share: float) -> int:
+    """Return how many clients must sign a survivor list and help to open a sum: more than half."""
+    return max(clients // 2 + 1, math.ceil(share * clients - 1e-9))
 
 
-# --- keys of pairs
+# --- masks
 
 
-def pair_key(own: X25519PrivateKey, other: bytes, purpose: str) -> bytes:
-    """Return the key of two clients for one purpose; both get the same."""
+def pair_key(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+    """Return the key that two clients share for one purpose."""
     agreed = own.exchange(X25519PublicKey.from_public_bytes(other))
-    return HKDF(hashes.SHA256(), SEED_BYTES, None, purpose.encode()).derive(agreed)
+    return HKDF(hashes.SHA256(), SECRET_BYTES, None, purpose).derive(agreed)
 
 
 def stream(key: bytes, length: int) -> torch.Tensor:
-    """Return 64-bit numbers that look random to who has not the key."""
+    """Return pseudorandom 64-bit integers."""
     encryptor = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
     return torch.from_numpy(numpy.frombuffer(encryptor.update(bytes(8 * length)), "<i8").copy())
 
 
 def masked(numbers: torch.Tensor, own: int, pair_keys: Mapping[int, bytes], seed: bytes) -> torch.Tensor:
-    """Add the streams of all pairs and of the client's own seed; whole numbers wrap around."""
+    """Add the pairwise masks and the client's self mask modulo 2^64."""
     result = numbers + stream(seed, len(numbers))
     for other, key in pair_keys.items():
         result += pair_sign(own, other) * stream(key, len(numbers))
@@ -61,7 +63,7 @@ def pair_sign(own: int, other: int) -> int:
 
 
 def unmask(total: torch.Tensor, seeds: Sequence[bytes], lost: Mapping[int, Mapping[int, bytes]]) -> torch.Tensor:
-    """Subtract the survivors' own masks, and those that they share with lost clients."""
+    """Subtract the survivors' self masks and the masks that they share with lost clients."""
     result = total.clone()
     for seed in seeds:
         result -= stream(seed, len(total))
@@ -71,12 +73,12 @@ def unmask(total: torch.Tensor, seeds: Sequence[bytes], lost: Mapping[int, Mappi
     return result
 
 
-# --- shares of a seed
+# --- shares of a secret
 
 
-def split(seed: bytes, holders: Sequence[int], needed: int) -> dict[int, bytes]:
-    """Return a share of a seed for each holder; ``needed`` of them give it back."""
-    polynomial = [int.from_bytes(seed), *(secrets.randbelow(PRIME) for _ in range(needed - 1))]
+def split(secret: bytes, holders: Sequence[int], needed: int) -> dict[int, bytes]:
+    """Return a share of a secret for each holder; ``needed`` of them restore it."""
+    polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(needed - 1))]
     return {holder: evaluate(polynomial, holder + 1).to_bytes(SHARE_BYTES) for holder in holders}
 
 
@@ -87,37 +89,42 @@ def evaluate(polynomial: Sequence[int], at: int) -> int:
     return value
 
 
-def join_shares(shares: Mapping[int, bytes], needed: int) -> bytes:
-    """Return the seed of which these are shares; those beyond what is needed must fit the rest."""
+def join_shares(shares: Mapping[int, bytes], needed: int) -> bytes | None:
+    """Return the secret that these shares restore; None if they are not shares of one secret."""
     if len(shares) < needed:
-        raise FedVLError(f"{len(shares)} shares do not open a mask that needs {needed}.")
-    points = {holder + 1: int.from_bytes(share) for holder, share in sorted(shares.items())}
-    enough = dict(list(points.items())[:needed])
-    value = interpolate(enough, 0)
-    if value >= 2 ** (8 * SEED_BYTES) or any(interpolate(enough, at) != share for at, share in points.items()):
-        raise FedVLError("The shares of a mask do not fit together.")
-    return value.to_bytes(SEED_BYTES)
+        raise FedVLError(f"{len(shares)} shares do not restore a secret that needs {needed}.")
+    holders = tuple(sorted(shares)[:needed])
+    weights = lagrange(holders)
+    value = sum(weights[holder] * int.from_bytes(shares[holder]) for holder in holders) % PRIME
+    return value.to_bytes(SECRET_BYTES) if value < 2 ** (8 * SECRET_BYTES) else None
 
 
-def interpolate(points: Mapping[int, int], at: int) -> int:
-    """Return the value of the polynomial through these points (Lagrange)."""
-    value = 0
-    for place, share in points.items():
-        factor = share
-        for other in points:
-            if other != place:
-                factor = factor * (at - other) * pow(place - other, -1, PRIME) % PRIME
-        value = (value + factor) % PRIME
-    return value
+@lru_cache(maxsize=256)
+def lagrange(holders: tuple[int, ...]) -> dict[int, int]:
+    """Return the weight of each holder's share in the value of the polynomial at 0."""
+    weights = {}
+    for holder in holders:
+        above = below = 1
+        for other in holders:
+            if other != holder:
+                above, below = above * (other + 1) % PRIME, below * (other - holder) % PRIME
+        weights[holder] = above * pow(below, -1, PRIME) % PRIME
+    return weights
 
 
-def seal(share: bytes, key: bytes) -> bytes:
-    """Encrypt a share for its holder; a key is used once."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), share, None)
+def commitment(content: bytes) -> bytes:
+    """Return the SHA-256 by which a share or a seed is recognised later."""
+    return hashlib.sha256(content).digest()
 
 
-def unseal(sealed: bytes, key: bytes) -> bytes:
+def seal(shares: bytes, key: bytes) -> bytes:
+    """Encrypt shares for their holder; a key is used once."""
+    return ChaCha20Poly1305(key).encrypt(bytes(12), shares, None)
+
+
+def unseal(sealed: bytes, key: bytes) -> bytes | None:
+    """Return the shares; None if they were not sealed with this key."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
-    except InvalidTag as error:
-        raise FedVLError("A share of a mask was changed on its way.") from error
+    except InvalidTag:
+        return None

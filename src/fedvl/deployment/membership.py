@@ -1,13 +1,11 @@
-"""Who belongs to a federation: parties join with keys of their own making, and can be revoked.
+"""Who belongs to a federation: clients join with keys of their own making, and can be revoked.
 
-A party makes its key on its own machine and sends a request (its public key, signed with it) to the
-server's operator, who admits it after comparing fingerprints. No private key ever travels.
+A client makes its key on its own machine and sends a request (its public key, signed with it) to the
+server's operator, who admits it after comparing fingerprints. No private key ever travels. The other
+clients learn the keys from the roster (``roster.py``).
 """
 
-import json
-import os
 import shutil
-import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,26 +14,36 @@ from pydantic import ValidationError
 
 from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
-from fedvl.deployment import audit_log
-from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, PartyFile, add_experiment, read_file
+from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, Name, PartyFile, add_experiment, read_file
 from fedvl.deployment.keys import (
     authority_fingerprint,
-    certified_key,
     certify_party,
     fingerprint,
     make_authority,
-    make_party_key,
+    make_key,
     make_server_certificate,
+    public_key_of,
     sign,
     signed_by,
 )
 from fedvl.deployment.policy import approve, identify, write_policy
+from fedvl.deployment.roster import check_signed, needed_roster, pin_roster, roster_of
 from fedvl.deployment.secure_sum import Credentials, Entry
+from fedvl.deployment.state import (
+    check_secret,
+    log_of,
+    make_secret,
+    make_state,
+    open_state,
+    read_party,
+    request_path,
+    state_of,
+)
 from fedvl.errors import FedVLError
-from fedvl.files import read_json, write_whole
+from fedvl.files import write_whole
 
 MOST_REQUEST_BYTES = 4096
-KNOWN = "known_parties.json"  # fingerprints of the other parties' keys, as first seen in a secure sum
+KEY = "key"
 MAKE_HINT = "make it with fedvl federation init."
 
 
@@ -43,9 +51,8 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     """Make the folder of a federation, with one to hand to each party.
 
     If the federation is within this machine, so are the parties: their keys are made at once, and
-    they approve the experiment.
+    they pin the roster and approve the experiment.
     """
-    identity = identify(experiment) if host in LOOPBACK else ""
     data = experiment.data
     dataset = open_dataset(data.dataset, Path(data.root) if data.root else None, data.classes)
     for taken in folder, *(folder / "parties" / name for name in names):
@@ -66,13 +73,20 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
         for name in names:
             admit(folder, join(folder / "parties" / name))
             request_path(folder / "parties" / name, name).unlink()
-            approve(log_of(folder / "parties" / name), identity)
+        for name in names:
+            pin_roster(folder / "parties" / name, roster_of(folder, read_federation(folder)))
+            approve_experiment(folder / "parties" / name, experiment)
+
+
+def approve_experiment(folder: Path, experiment: Experiment) -> None:
+    """Approve an experiment for a client, with the roster that it has pinned if it needs one."""
+    approve(log_of(folder), identify(experiment), needed_roster(folder, experiment))
 
 
 class JoinRequest(Frozen):
     """What a party sends to the server's operator: its public key, signed with it."""
 
-    name: str
+    name: Name
     public_key: str
     authority: str  # its fingerprint: a request is for one federation
     signature: str
@@ -83,34 +97,22 @@ class JoinRequest(Frozen):
 
 
 def join(folder: Path, renew: bool = False) -> JoinRequest:
-    """Make a party's key in its folder, and the request to be admitted with it."""
-    party = read_file(folder / "party.json", PartyFile, "give the folder that the server's operator handed you.")
-    fresh = folder / "key.new"
-    if (folder / "key").exists() and not renew:
-        raise FedVLError(f"{folder} has a key already; --renew makes another, which the operator must admit again.")
-    if (folder / audit_log.FILE).exists() and not renew:
-        raise FedVLError(
-            f"{folder} holds approvals ({audit_log.FILE}) but no key; if you did not make them, ask for a new folder, else use "
-            "--renew."
-        )
-    fresh.unlink(missing_ok=True)
-    public_key = make_party_key(fresh)
+    """Make a client's state folder and key, and the request to be admitted with it."""
+    state = open_state(folder) if renew else make_state(folder)
+    party, log = read_party(folder), log_of(folder)
+    if not renew:
+        log.append("joined", name=party.name, client=party.number, authority=authority_fingerprint(folder))
+    make_secret(log, state, KEY, make_key())
     unsigned = JoinRequest(
-        name=party.name, public_key=public_key, authority=authority_fingerprint(folder), signature=""
+        name=party.name,
+        public_key=public_key_of(state / KEY),
+        authority=authority_fingerprint(folder),
+        signature="",
     )
-    request = unsigned.model_copy(update={"signature": sign(fresh, unsigned.signed_part)})
-    os.replace(fresh, folder / "key")
+    request = unsigned.model_copy(update={"signature": sign(state / KEY, unsigned.signed_part)})
     write_whole(request_path(folder, party.name), request.model_dump_json(indent=1).encode())
-    write_policy(folder)
+    write_policy(state)
     return request
-
-
-def log_of(folder: Path) -> audit_log.Log:
-    return audit_log.Log(folder / audit_log.FILE)
-
-
-def request_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.request.json"
 
 
 def read_request(path: Path) -> JoinRequest:
@@ -176,29 +178,17 @@ def replace_member(folder: Path, federation: FederationFile, member: Member) -> 
 
 
 def credentials(folder: Path, party: PartyFile) -> Credentials:
-    """Return how this party vouches for its keys in secure sums, and checks those of others."""
-    return Credentials(partial(sign, folder / "key"), partial(check_entry, folder, party))
+    """Return how this client signs its keys for secure aggregation, and checks those of others."""
 
+    def check(entry: Entry, content: bytes) -> None:
+        check_signed(folder, party, entry.client, content, entry.signature)
 
-def check_entry(folder: Path, party: PartyFile, entry: Entry, content: bytes) -> None:
-    """Refuse a client's key that its party did not sign, or of a party that has changed its own."""
-    name = party.names[entry.client] if entry.client < len(party.names) else ""
-    public_key = certified_key(folder, name, entry.certificate)
-    if public_key is None or not signed_by(public_key, content, entry.signature):
-        raise FedVLError(f"The key of client {entry.client} in a secure sum is not its party's.")
-    known = read_json(folder / KNOWN) or {}
-    shown = fingerprint(public_key)
-    if known.setdefault(name, shown) != shown:
-        raise FedVLError(
-            f"{name} has another key ({shown}) than before ({known[name]}); if it renewed it, delete its line from {KNOWN}."
-        )
-    write_whole(folder / KNOWN, json.dumps(known, indent=1).encode())
+    return Credentials(partial(sign, state_of(folder) / KEY), check)
 
 
 def check_key(folder: Path) -> None:
-    """Refuse to take part without a key, or with one that others on the machine can read."""
-    key = folder / "key"
-    if not key.is_file():
-        raise FedVLError(f"This party has no key yet; make it with fedvl federation join {folder}.")
-    if stat.S_IMODE(key.stat().st_mode) & 0o077:
-        raise FedVLError(f"Others can read {key}; make another with fedvl federation join {folder} --renew.")
+    """Refuse to take part without a key, with one that others can read, or with one not made here."""
+    state = open_state(folder)
+    if not (state / KEY).exists():
+        raise FedVLError(f"This client has no key; make it with fedvl federation join {folder} --renew.")
+    check_secret(log_of(folder), state, KEY)

@@ -27,8 +27,25 @@ LENGTH_BYTES = 8  # of the number that says how long the header is
 MOST_HEADER_BYTES = 2**20
 
 Name = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-Kind = Literal["train", "report", "adopt", "finish", "keys", "reveal_train", "reveal_report"]
-REVEALS: dict[str, Kind] = {"reveal_train": "train", "reveal_report": "report"}  # secure sums: of which answers
+Summed = Literal["train", "report"]  # what secure aggregation sums
+Kind = Literal[
+    "train",
+    "report",
+    "adopt",
+    "finish",
+    "keys",
+    "share_train",
+    "share_report",
+    "confirm_train",
+    "confirm_report",
+    "reveal_train",
+    "reveal_report",
+]
+# the steps of a sum before and after its numbers, by what is summed
+SHARE: dict[str, Kind] = {"train": "share_train", "report": "share_report"}
+CONFIRM: dict[str, Kind] = {"train": "confirm_train", "report": "confirm_report"}
+REVEAL: dict[str, Kind] = {"train": "reveal_train", "report": "reveal_report"}
+STEPS = (*SHARE.values(), *CONFIRM.values(), *REVEAL.values())
 
 
 class Header(BaseModel):
@@ -41,6 +58,9 @@ class Header(BaseModel):
     round: Annotated[int, Field(ge=0, lt=2**31)]
     attempt: Annotated[int, Field(ge=0, lt=2**31)]
     kind: Kind
+    sum_attempt: Annotated[int, Field(ge=0, lt=2**31)] = (
+        0  # of a secure sum; a client begins each attempt with new masks
+    )
     client: Annotated[int, Field(ge=0, lt=2**31)]
     state: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = (
         ""  # request: those to begin with; reply: those that resulted

@@ -6,9 +6,8 @@ import numpy as np
 
 from fedvl.data.assemble import SPLIT_NAMES, Table
 from fedvl.data.catalogue import class_key, lookup
-from fedvl.data.images import EXTENSIONS
-from fedvl.data.sources import open_dataset, read_path
-from fedvl.data.stores import Dataset, FileStore, Integers, Split
+from fedvl.data.sources import Home, is_flat, open_dataset, read_flat, read_path
+from fedvl.data.stores import Dataset, Integers, Split
 from fedvl.errors import FedVLError
 
 SHOWN = 5
@@ -24,10 +23,12 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
             for part, split in known.splits.items()
         }
         return Dataset(known.name, class_names, templates, splits, known.notes)
-    path = Path(name).expanduser()
+    path = Path(name).expanduser().absolute()
     if not path.exists():
         raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
-    table = read_flat(path) if is_flat(path) else read_path(path.absolute())
+    if path.is_dir():
+        Home(path, None).check_links()
+    table = read_flat(path) if is_flat(path) else read_path(path)
     labels = numbers(table.labels, class_names, name)
     tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
     splits = {
@@ -52,22 +53,6 @@ def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Inte
 def rows_of(table: Table, labels: Integers, rows: Integers) -> Split:
     texts = None if table.texts is None else tuple(table.texts[row] for row in rows)
     return Split(table.store, rows, labels[rows], texts)
-
-
-def is_flat(path: Path) -> bool:
-    """A folder of images and no folders: nobody has labelled them."""
-    return path.is_dir() and not any(item.is_dir() or item.suffix in (".csv", ".jsonl") for item in visible(path))
-
-
-def read_flat(path: Path) -> Table:
-    images = [item for item in visible(path) if item.suffix.lower() in EXTENSIONS]
-    if not images:
-        raise FedVLError(f"{path} has no images; give a folder of images, or one with a sub-folder for each class.")
-    return Table(str(path), FileStore(images, [item.name for item in images]), [""] * len(images), [""] * len(images))
-
-
-def visible(path: Path) -> list[Path]:
-    return sorted(item for item in path.iterdir() if not item.name.startswith("."))
 
 
 def few(names: list[str] | tuple[str, ...]) -> str:

@@ -69,4 +69,4 @@ def empty_record(number: int, client: int) -> dict[str, Any]:
 
 def messages_of(chain: Chain, run: str) -> list[Entry]:
     """Return the entries of a run's messages: received, sent or, at a party, refused."""
-    return [entry for entry in chain.entries if entry.get("run") == run and "message" in entry]
+    return [entry for entry in chain.entries if entry.get("run") == run and "message" in entry and "bytes" in entry]

@@ -17,18 +17,30 @@ from typing import Any
 from torch import Tensor
 
 from fedvl.deployment.audit_log import Log
-from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, unpack_tensors, write
-from fedvl.deployment.secure_sum import ROSTER, Member
+from fedvl.deployment.keys import write_private
+from fedvl.deployment.messages import (
+    CONFIRM,
+    REVEAL,
+    SHARE,
+    STEPS,
+    Header,
+    Message,
+    pack_tensors,
+    unpack_tensors,
+    write,
+)
+from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
 from fedvl.federation.fixed_point import encode_report, no_report
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
 
-BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned")  # of an entry of the log
+BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma")  # of an entry of the log
 ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
 
 
@@ -50,7 +62,7 @@ class Party:
         self.finished: Tensors | None = None  # the final shared tensors, once the run is over
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (folder / "salt").is_file():
-            write_whole(folder / "salt", secrets.token_bytes(32))
+            write_private(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
         self.log = log or Log()  # has the budget of all runs
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
@@ -58,6 +70,7 @@ class Party:
         if engine.federation.secure_sum:
             assert sums is not None, "an experiment of secure sums sends nothing else"
             self.sums = sums(folder)
+            self.sums.share = engine.federation.sum_threshold
         if not rehearsal:
             engine.private_seed = int.from_bytes(hashlib.sha256(b"randomness" + self.salt).digest())
 
@@ -73,9 +86,9 @@ class Party:
         self._permit(request)
         asked = hashlib.sha256(f"{request.state} ".encode() + payload).hexdigest()
         before = read_json(self._reply(request))
-        if before is not None and (self.sums or before["asked"] != asked):  # masks are made once
+        if before is not None and self._answered(request, before, asked):
             return self._repeat(request, before)
-        if self.sums is None or request.kind in ("adopt", "train", "report", "finish"):
+        if request.kind in ("adopt", "train", "report", "finish"):
             self._begin(request)
         received = {name: t.to(self.device) for name, t in unpack_tensors(payload, self.limit).items()}
         if request.kind == "finish":
@@ -87,29 +100,57 @@ class Party:
         self._note(header, content, asked)
         return write(header, content)
 
+    def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
+        """Return whether a request gets the answer of before: a round, or attempt at a sum, has one."""
+        if self.sums is None:
+            return bool(before["asked"] != asked)
+        return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
+
     def _work_masked(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
-        """Work as without masks, but send numbers that say nothing but in a sum."""
+        """Take one step of secure aggregation; numbers leave masked only."""
         assert self.sums is not None
+        sums, step = self.sums, SumId.of(request)
         if request.kind == "keys":
-            return request, self.sums.entry()
-        if request.kind in REVEALS:
-            of = REVEALS[request.kind]
-            keys = read_json(self._reply(request.model_copy(update={"kind": of})).with_suffix(".roster"))
-            found = {int(client): bytes.fromhex(key) for client, key in keys.items()}
-            return request, self.sums.reveal(f"{of} {request.round}", found, received)
+            return request, sums.entry()
         if request.kind == "adopt":
-            return self._work(request, received)
-        if ROSTER not in received:
+            header, tensors = self._work(request, received)
+            write_whole(
+                self.folder / "adopted",
+                hashlib.sha256(f"{request.round} {digest(received)}".encode()).hexdigest().encode(),
+            )
+            return header, tensors
+        if request.kind in SHARE.values():
+            if sums.left_out(step):  # two sums that differ by one client tell about it: its person can see how often
+                self.log.append("left_out", run=request.run, round=request.round, message=step.kind)
+            adopted = self.folder / "adopted"
+            return request, sums.offer(step, received.get(ROSTER), adopted.read_text() if adopted.is_file() else "")
+        if request.kind in CONFIRM.values():
+            signature = sums.confirm(step, received)
+            self.log.append(
+                "survivors",
+                run=request.run,
+                round=request.round + 1,
+                message=step.kind,
+                attempt=step.attempt,
+                digest=sums.signed_digest(step),
+            )
+            return request, signature
+        if request.kind in REVEAL.values():
+            return request, sums.reveal(step, received)
+        if OFFERS not in received:
             raise FedVLError("This experiment sends nothing but sums, and the request names no clients to sum over.")
-        keys = self.sums.read(received.pop(ROSTER))
-        header, tensors = self._work(request, received)
-        if header.problem:
-            return header, None
-        numbers = self._whole_numbers(header, tensors, received)
-        header = header.model_copy(update={"weight": 0.0, "loss": 0.0, "examples": 0, "idle": False})
-        kept = json.dumps({client: key.hex() for client, key in keys.items()})
-        write_whole(self._reply(request).with_suffix(".roster"), kept.encode())
-        return header, self.sums.mask(f"{request.kind} {request.round}", keys, numbers)
+        worked: list[Header] = []
+
+        def numbers() -> Tensor:
+            plain = {name: tensor for name, tensor in received.items() if name not in PROTOCOL}
+            header, tensors = self._work(request, plain)
+            if header.problem:
+                raise FedVLError(header.problem)
+            worked.append(header.model_copy(update={"weight": 0.0, "loss": 0.0, "examples": 0, "idle": False}))
+            return self._whole_numbers(header, tensors, plain)
+
+        answer = sums.mask(step, received, numbers)
+        return worked[0], answer
 
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
         clients, consultation = self.engine.method.task.clients, self.engine.method.consultation()
@@ -148,24 +189,31 @@ class Party:
     def spent(self) -> list[dict[str, Any]]:
         """Return the client's budget after each round that it trained in this run."""
         mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
-        return [{name: entry[name] for name in BUDGET} for entry in mine]
+        return [{name: entry[name] for name in BUDGET if name in entry} for entry in mine]
+
+    @property
+    def noise(self) -> RecordPrivacy | ClientPrivacy | None:
+        """The noise that this client adds itself: to its steps, or its share of the noise of a sum."""
+        return self.engine.hidden or self.engine.shared_noise
 
     def cost(self, round_index: int) -> tuple[Step, int] | None:
         """Return the steps with noise of a round; None if it spends nothing more."""
-        hidden, images = self.engine.hidden, self.engine.sizes[self.number]
-        if hidden is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
+        noise, images = self.noise, self.engine.sizes[self.number]
+        if noise is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
             return None
-        return hidden.steps(images, hidden.rounds)
+        if isinstance(noise, ClientPrivacy):
+            return Step(noise.rate, noise.sigma), 1
+        return noise.steps(images, noise.rounds)
 
     def spend(self, round_index: int) -> None:
         """Write down what a round spends before it is trained; refuse one too many of its run."""
-        hidden, cost = self.engine.hidden, self.cost(round_index)
-        if hidden is None or cost is None:
+        noise, cost = self.noise, self.cost(round_index)
+        if noise is None or cost is None:
             return
-        spent = hidden.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
+        spent = noise.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
         (rate, sigma), steps = cost
         told = {"run": self.folder.name, "round": round_index + 1, "draws": self.draws}
-        self.log.append("budget", **told, **spent, rate=rate, sigma=sigma, steps=steps)
+        self.log.append("budget", **told, **{**spent, "rate": rate, "sigma": sigma, "steps": steps})
 
     # --- what may be asked
 
@@ -181,15 +229,13 @@ class Party:
             raise FedVLError(
                 f"Its experiment has {rounds} rounds; there is no '{request.kind}' in {request.round + 1}."
             )
-        if request.kind in ("report", "adopt", "reveal_report") and not (
-            consultation and consultation.due(request.round)
-        ):
+        consults = request.kind in ("adopt", "report") or request.kind.endswith("_report")
+        if consults and not (consultation and consultation.due(request.round)):
             raise FedVLError(f"The method has no '{request.kind}' before round {request.round + 1}.")
-        if request.kind in ("keys", *REVEALS) and self.sums is None:
+        if request.kind in ("keys", *STEPS) and self.sums is None:
             raise FedVLError("This experiment has no secure sums.")
-        needed = {"adopt": "report", **REVEALS}.get(request.kind)
-        if needed and not self._reply(request.model_copy(update={"kind": needed})).is_file():
-            raise FedVLError(f"It was asked to {request.kind} what it never sent.")
+        if request.kind == "adopt" and not self._reply(request.model_copy(update={"kind": "report"})).is_file():
+            raise FedVLError("It was asked to adopt the answer to a report that it never sent.")
         answered = sorted({int(path.name[:6]) for path in self.folder.glob("[0-9]*-*.answer")})
         if len(answered) >= ROUNDS_KEPT and request.round < answered[0]:  # its answer may have been forgotten
             raise FedVLError(f"Round {request.round + 1} is long over for this client.")
@@ -199,10 +245,10 @@ class Party:
 
     def _note(self, header: Header, content: bytes, asked: str) -> None:
         """Keep what was answered, so that a round has one answer; older ones are removed."""
-        told = header.model_dump(include={"state", "examples", "weight", "loss", "idle", "problem"})
+        told = header.model_dump(include={"state", "examples", "weight", "loss", "idle", "problem", "sum_attempt"})
         write_whole(self._reply(header).with_suffix(".answer"), content)
         write_whole(self._reply(header), json.dumps({**told, "asked": asked}).encode())
-        self._forget((".json", ".answer", ".roster"))
+        self._forget((".json", ".answer", ".sum"))
 
     def _forget(self, suffixes: tuple[str, ...]) -> None:
         """Remove files of such kinds that are older than the last rounds."""

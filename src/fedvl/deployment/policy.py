@@ -1,7 +1,8 @@
 """A party's own policy: what it answers, whatever the server asks and whoever wrote the experiment.
 
 ``policy.toml`` is read before each answer. Approvals are entries of the party's log, by the hash of
-an experiment with all its settings and the model's weights.
+an experiment with all its settings and the model's weights, and by the fingerprint of the roster
+for one with secure aggregation.
 """
 
 import hashlib
@@ -52,8 +53,10 @@ most_rounds = 1000
 # Hours in which requests are answered, by this machine's clock; "22:00-06:00" is over night.
 hours = "00:00-24:00"
 
-# Most that all runs together may spend of these images' privacy. With it, only runs with noise of this
-# party's own (--privacy record:eps=...) are answered.
+# Most epsilon, at delta, that all runs together may spend. Covered is noise that this client adds itself:
+# --privacy record:eps=... (of each image), and --privacy client:eps=... with --secure-sum (of this client
+# with all its images; it counts for each image too). Other runs are refused: with noise of the server alone,
+# or with none. Not covered: that this client takes part, and how many images it has.
 # epsilon = 8.0
 # delta = 1e-5
 """
@@ -105,11 +108,14 @@ class Policy(Section):
                 "most_rounds",
                 f"is {self.most_rounds}, and the run has {federation.rounds}; raise it, or agree on fewer rounds",
             )
-        if self.epsilon is not None and experiment.privacy.unit != "record":
+        own_noise = experiment.privacy.unit == "record" or (
+            experiment.privacy.unit == "client" and federation.secure_sum
+        )
+        if self.epsilon is not None and not own_noise:
             raise refused(
                 "epsilon",
-                "allows only runs in which this party adds noise itself; agree on one with --privacy record:eps=..., "
-                "or remove the line",
+                "allows only runs in which this client adds noise itself; agree on one with --privacy record:eps=..., or "
+                "client:eps=... and --secure-sum, or remove the line",
             )
 
     def check_time(self, now: datetime) -> None:
@@ -118,46 +124,50 @@ class Policy(Section):
         if not (begin <= moment < end if begin < end else moment >= begin or moment < end):
             raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
 
-    def check_budget(self, spent: Iterable[Mapping[str, Any]], step: Step, count: int) -> None:
-        """Refuse steps that would take the sum over all runs above the ceiling."""
+    def check_budget(self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int) -> None:
+        """Refuse steps that would take the sum over all runs above the ceiling, for image or client."""
         if self.epsilon is None:
             return
-        steps = Counter({step: count})
+        steps = {"record": Counter[Step](), "client": Counter[Step]()}
         for entry in spent:
-            steps[Step(entry["rate"], entry["sigma"])] += entry["steps"]
-        total = epsilon_of(steps, self.delta)
-        if total > self.epsilon:
-            raise refused(
-                "epsilon",
-                f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g}; the budget of these "
-                "images is spent",
-            )
+            steps[entry["unit"]][Step(entry["rate"], entry["sigma"])] += entry["steps"]
+        steps[unit][step] += count
+        if steps["record"]:  # one image can turn a clipped update around, by twice the clip
+            steps["record"] += Counter({Step(rate, sigma / 2): n for (rate, sigma), n in steps["client"].items()})
+        for whose, taken in steps.items():
+            total = epsilon_of(taken, self.delta)
+            if total > self.epsilon:
+                raise refused(
+                    "epsilon",
+                    f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g} for each {whose}; the "
+                    "budget of these images is spent",
+                )
 
 
 def refused(line: str, why: str) -> FedVLError:
     return FedVLError(f"The line {line} of this party's {FILE} {why}.")
 
 
-def read_policy(folder: Path) -> Policy:
-    path = folder / FILE
+def read_policy(state: Path) -> Policy:
+    path = state / FILE
     if not path.is_file():
-        raise FedVLError(f"There is no {path}; fedvl federation approve {folder} writes one to begin with.")
+        raise FedVLError(f"There is no {path}; fedvl federation approve {state.parent} writes one to begin with.")
     try:
         return Policy.model_validate(read_toml(path))
     except ValidationError as error:
         raise FedVLError(f"{path}: {explain(error, Policy)}") from error
 
 
-def write_policy(folder: Path) -> bool:
+def write_policy(state: Path) -> bool:
     """Write a policy to begin with, unless there is one; return whether it was written."""
-    if (folder / FILE).exists():
+    if (state / FILE).exists():
         return False
-    write_whole(folder / FILE, TEMPLATE.encode())
+    write_whole(state / FILE, TEMPLATE.encode())
     return True
 
 
-def policy_hash(folder: Path) -> str:
-    return hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
+def policy_hash(state: Path) -> str:
+    return hashlib.sha256((state / FILE).read_bytes()).hexdigest()
 
 
 @cache
@@ -192,18 +202,26 @@ def identify(experiment: Experiment) -> str:
     return experiment_id(experiment, encoder)
 
 
-def approve(log: Log, experiment: str) -> None:
-    if experiment not in approved(log):
-        log.append("approved", experiment=experiment)
+def approve(log: Log, experiment: str, roster: str = "") -> None:
+    """Approve an experiment; one with secure aggregation, with the clients of this roster."""
+    if (experiment, roster) not in approved(log):
+        log.append("approved", experiment=experiment, roster=roster)
 
 
-def approved(log: Log) -> set[str]:
-    return {entry["experiment"] for entry in log.entries("approved")}
+def approved(log: Log) -> set[tuple[str, str]]:
+    """Return the experiments that were approved, each with the fingerprint of its roster."""
+    return {(entry["experiment"], entry.get("roster", "")) for entry in log.entries("approved")}
 
 
-def check_approved(log: Log, experiment: str, folder: Path) -> None:
-    if experiment not in approved(log):
+def check_approved(log: Log, experiment: str, roster: str, folder: Path) -> None:
+    if (experiment, roster) in approved(log):
+        return
+    if any(known == experiment for known, _ in approved(log)):
         raise FedVLError(
-            f"This party has not approved the experiment {experiment[:12]}; its operator looks at fedvl client --dry-run, and "
-            f"then runs fedvl federation approve {folder.name}."
+            f"This party approved the experiment {experiment[:12]} with another roster than the one that is pinned now; its "
+            f"operator compares the fingerprint with the other clients, and then runs fedvl federation approve {folder.name}."
         )
+    raise FedVLError(
+        f"This party has not approved the experiment {experiment[:12]}; its operator looks at fedvl client --dry-run, and "
+        f"then runs fedvl federation approve {folder.name}."
+    )

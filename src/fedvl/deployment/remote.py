@@ -6,33 +6,40 @@ counted are in the server's journal in place of the tensors. So a client's train
 present exactly when the round that it was for is committed, whoever is killed when.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fedvl.config import FederationConfig
 from fedvl.deployment.audit_log import Log
-from fedvl.deployment.messages import REVEALS, Header, Kind, Message, pack_tensors, unpack_tensors, write
-from fedvl.deployment.secure_sum import ROSTER, Collected, Entry, as_tensor, read_roster
+from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, Report, refusal, sound_reports, sum_of_reports
-from fedvl.federation.fixed_point import count_numbers, decode_reports, no_update
+from fedvl.federation.checks import (
+    MOST_REPORTED,
+    Refusal,
+    Report,
+    SpoiledSumError,
+    refusal,
+    sound_reports,
+    sum_of_reports,
+    unsound,
+)
+from fedvl.federation.fixed_point import count_numbers, decode_reports, decode_updates, no_update
 from fedvl.federation.local import Summed
 from fedvl.federation.stacks import Trained
-from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Method, Update
-from fedvl.tensors import Tensors, count_bytes
+from fedvl.tensors import Tensors
 
 STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
-REVEAL_OF: dict[str, Kind] = {of: kind for kind, of in REVEALS.items()}  # type: ignore[misc]
 NOTICE_SECONDS = 60.0  # at most, to learn that the run is over and test the model; who is gone is not waited for
 
 
@@ -53,11 +60,6 @@ class Identity(NamedTuple):
     experiment: str
 
 
-class Received(NamedTuple):
-    header: Header
-    tensors: Tensors
-
-
 class RemoteEngine:
     """The clients of a federation as :class:`~fedvl.federation.round.Federation` wants them."""
 
@@ -73,16 +75,25 @@ class RemoteEngine:
         notes: Path | None = None,
         certificates: Mapping[int, str] | None = None,
         log: Log | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
         self.quorum = max(config.quorum, config.least_clients if config.secure_sum else 0)
         self.log = log or Log()
-        self.entries: dict[int, Entry] = {}  # the clients' public keys for secure sums
-        self.certificates = certificates or {}  # of the clients' parties, which vouch for these keys
-        self.notes = notes  # the file that says whose numbers are in the latest sum
-        noted = read_json(notes) if notes else None
-        self.sums: dict[tuple[str, int], list[int]] = {(noted[0], noted[1]): noted[2]} if noted else {}
+        self.names = names
+        self.sums = SecureSums(
+            self._exchange,
+            lambda clients, enough: self._wait_for(clients, time.monotonic() + config.deadline, enough),
+            config,
+            identity.run,
+            identity.experiment,
+            certificates or {},  # of the clients' parties, which sign the clients' keys
+            notes,
+            self.log,
+            self._refuse,
+            self._name,
+        )
         self.private: dict[int, Tensors] = {}  # the name of each client's private tensors, once it has any
         self.last_seen: dict[int, float] = {}
         self.problems: list[Refusal] = []
@@ -117,8 +128,10 @@ class RemoteEngine:
         return trained
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
-        """Learn the sum of the clients' moves, weights and losses, and no single one of them."""
-        total, states, sent = self._sum("train", round_index, cohort, shared, len(no_update(shared)))
+        """Return the sum of the clients' moves, weights and losses; raise SpoiledSumError if it is unsound."""
+        total, states, sent = self.sums.sum("train", round_index, cohort, shared, len(no_update(shared)))
+        problem = unsound(decode_updates(total, shared), len(states), self.config)
+        self.sums.judge(list(states), problem and f"The sum of round {round_index + 1} {problem}.")
         trained = [
             Trained(Update(client, {}, 0.0), {STATE: name_as_tensor(state)} if state else {}, 0.0, 0)
             for client, state in states.items()
@@ -154,12 +167,17 @@ class RemoteEngine:
         consultation = self.method.consultation()
         assert consultation is not None
         shapes = consultation.report_shapes
-        total, states, _ = self._sum("report", round_index, range(self.clients), shared, count_numbers(shapes))
+        try:
+            total, states, _ = self.sums.sum("report", round_index, range(self.clients), shared, count_numbers(shapes))
+            tensors = {name: tensor.to(self.device) for name, tensor in decode_reports(total, shapes).items()}
+            beyond = any(bool((tensor.abs() > MOST_REPORTED).any()) for tensor in tensors.values())
+            self.sums.judge(list(states), "The sum of the reports is out of range." if beyond else None)
+        except SpoiledSumError:  # clients go on with what they adopted before
+            return [], self.refused()
         self.round, self.reporters = round_index, list(states)
         for client, state in states.items():
             if state:
                 self.private[client] = {STATE: name_as_tensor(state)}
-        tensors = {name: tensor.to(self.device) for name, tensor in decode_reports(total, shapes).items()}
         return [Report(None, tensors)], self.refused()
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
@@ -172,7 +190,7 @@ class RemoteEngine:
         """Send all who are there and were not told yet the final tensors; return who answered."""
         limited = min(self.config.deadline, NOTICE_SECONDS)
         left = self.transport.connected() - set(told)
-        return set(self._exchange("finish", rounds, dict.fromkeys(left, pack_tensors(shared)), limited))
+        return set(self._exchange("finish", rounds, dict.fromkeys(left, pack_tensors(shared)), seconds=limited))
 
     def private_of(self, client: int) -> Tensors:
         """Private tensors stay with their client."""
@@ -181,56 +199,6 @@ class RemoteEngine:
     def local_flops(self, shared: Tensors) -> int | None:
         """Unknown: clients train on machines and data of their own."""
         return None
-
-    # --- secure sums
-
-    def _sum(
-        self, kind: Literal["train", "report"], round_index: int, cohort: Sequence[int], shared: Tensors, length: int
-    ) -> tuple[torch.Tensor, dict[int, str], int]:
-        """Return a sum in whole numbers, the state of each client in it, and the bytes it took."""
-        roster = self._roster(round_index, cohort)
-        if len(roster) < self.config.least_clients:
-            raise FedVLError(
-                f"{len(roster)} clients can take part in the secure sum of round {round_index + 1}, fewer than "
-                f"federation.least_clients ({self.config.least_clients}); nothing was sent: start the others, then resume."
-            )
-        payload = pack_tensors({**shared, ROSTER: as_tensor(list(roster.values()))})
-        answers = self._exchange(kind, round_index, dict.fromkeys(roster, payload))
-        collected = Collected({client: answer.tensors for client, answer in answers.items()}, length)
-        collected.keep_to(self.sums.get((kind, round_index)))
-        if len(collected.survivors) < self.config.least_clients:
-            raise FedVLError(
-                f"{len(collected.survivors)} clients answered in the secure sum of round {round_index + 1}, fewer than "
-                f"federation.least_clients ({self.config.least_clients}); committed rounds are safe: resume when others are back."
-            )
-        self._note_sum(kind, round_index, collected.survivors)
-        requests = {client: pack_tensors(request) for client, request in collected.requests().items()}
-        reveals = self._exchange(REVEAL_OF[kind], round_index, requests)
-        opened = collected.open({client: reveal.tensors for client, reveal in reveals.items()})
-        sent = sum(count_bytes(answers[client].tensors) for client in opened.clients)
-        sent += sum(count_bytes(reveal.tensors) for reveal in reveals.values())
-        return opened.total, {client: answers[client].header.state for client in opened.clients}, sent
-
-    def _roster(self, round_index: int, cohort: Sequence[int]) -> dict[int, Entry]:
-        """Return the public keys of a cohort; ask for those that are not known yet."""
-        unknown = [client for client in cohort if client not in self.entries]
-        if unknown:
-            for client, answer in self._exchange("keys", round_index, dict.fromkeys(unknown, pack_tensors({}))).items():
-                try:
-                    (entry,) = read_roster(answer.tensors.get(ROSTER, torch.zeros(0, dtype=torch.uint8)))
-                    if entry.client != client:
-                        raise FedVLError("its key is in another client's name")
-                    self.entries[client] = entry.model_copy(update={"certificate": self.certificates.get(client, "")})
-                except (FedVLError, ValueError) as error:
-                    self._refuse(client, str(error))
-        there = self.transport.connected()
-        return {client: self.entries[client] for client in cohort if client in self.entries and client in there}
-
-    def _note_sum(self, kind: str, round_index: int, survivors: list[int]) -> None:
-        """Write down whose numbers are opened: clients open one sum a round."""
-        self.sums = {(kind, round_index): survivors}
-        if self.notes is not None:
-            write_whole(self.notes, json.dumps([kind, round_index, survivors]).encode())
 
     # --- messages
 
@@ -241,7 +209,7 @@ class RemoteEngine:
     def _states_of_others(self, client: int) -> set[str]:
         return {read_name(held[STATE]) for other, held in self.private.items() if other != client}
 
-    def _request(self, kind: Kind, round_index: int, client: int) -> Header:
+    def _request(self, kind: Kind, round_index: int, client: int, sum_attempt: int) -> Header:
         private = self.private.get(client)
         return Header(
             run=self.identity.run,
@@ -249,18 +217,30 @@ class RemoteEngine:
             round=round_index,
             attempt=self.attempt,
             kind=kind,
+            sum_attempt=sum_attempt,
             client=client,
             state=read_name(private[STATE]) if private else "",
         )
 
     def _exchange(
-        self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], seconds: float | None = None
+        self,
+        kind: Kind,
+        round_index: int,
+        payloads: Mapping[int, bytes],
+        *,
+        seconds: float | None = None,
+        enough: int | None = None,
+        sum_attempt: int = 0,
     ) -> dict[int, Received]:
-        """Send requests and wait for the answers until the deadline; note what is no answer."""
+        """Send requests and wait for the answers until the deadline; note what is no answer.
+
+        With ``enough`` answers (default: the quorum) clients that have disconnected are not awaited.
+        """
         end = time.monotonic() + (seconds or self.config.deadline)
-        there = self._wait_for(payloads, end)
+        enough = self.quorum if enough is None else enough
+        there = self._wait_for(payloads, end, enough)
         self.attempt += 1
-        requests = {client: self._request(kind, round_index, client) for client in sorted(there)}
+        requests = {client: self._request(kind, round_index, client, sum_attempt) for client in sorted(there)}
         self._show(kind, round_index, list(requests))
         messages = {client: self.log.send(write(request, payloads[client])) for client, request in requests.items()}
         tickets = self.transport.send(messages, max(end - time.monotonic(), 1.0)) if messages else {}
@@ -278,23 +258,28 @@ class RemoteEngine:
                 if answer is not None:
                     answers[request.client] = answer
                 self._show(kind, round_index, [late.client for late in waiting.values()])
-            if not waiting or time.monotonic() >= end or self._hopeless(waiting, answers):
+            if not waiting or time.monotonic() >= end or self._hopeless(waiting, len(answers) >= enough):
                 break
             time.sleep(PAUSE_SECONDS)
         self.late |= waiting
         return answers
 
-    def _wait_for(self, clients: Collection[int], end: float) -> set[int]:
-        """Return the connected clients once they make a quorum, or when time is up."""
+    def _wait_for(self, clients: Collection[int], end: float, enough: int) -> set[int]:
+        """Return the connected clients once they are enough, or when time is up."""
+        shown: set[int] | None = None
         while True:
             there = self.transport.connected() & set(clients)
-            if len(there) >= min(self.quorum, len(clients)) or time.monotonic() >= end:
+            if len(there) >= min(enough, len(clients)) or time.monotonic() >= end:
                 return there
+            if there != shown:
+                missing = sorted(set(clients) - there)
+                self.notify({"phase": "waiting for clients", "waiting_for": missing, "connected": sorted(there)})
+                shown = there
             time.sleep(PAUSE_SECONDS)
 
-    def _hopeless(self, waiting: Mapping[str, Header], answers: Mapping[int, Received]) -> bool:
-        """Tell whether there is a quorum and everyone still awaited has disconnected."""
-        if len(answers) < self.quorum or time.monotonic() < self.next_look:
+    def _hopeless(self, waiting: Mapping[str, Header], enough: bool) -> bool:
+        """Return whether enough clients answered and everyone still awaited has disconnected."""
+        if not enough or time.monotonic() < self.next_look:
             return False
         self.next_look = time.monotonic() + LOOK_SECONDS
         return not self.transport.connected() & {request.client for request in waiting.values()}
@@ -332,12 +317,23 @@ class RemoteEngine:
 
     def _refuse_late(self, ticket: str, sender: int | None, message: Message | FedVLError) -> None:
         request = self.late.pop(ticket, None)
-        if request is not None and isinstance(message, FedVLError):
+        if isinstance(message, FedVLError) and request is not None:
             return  # nothing came, and nothing will: a drop-out of its round
-        if request is not None:
+        if request is not None and not isinstance(message, FedVLError):
+            self._log_late(request, message)
             self._refuse(request.client, f"its answer of round {request.round + 1} came too late")
         elif sender is not None:
             self._refuse(sender, "it answered twice, or what it was not asked")
+
+    def _name(self, client: int) -> str:
+        return self.names[client] if client < len(self.names) else f"client {client}"
+
+    def _log_late(self, request: Header, message: Message) -> None:
+        """Write down an answer that is not used: the client has it in its log as sent."""
+        with suppress(FedVLError):  # what is no message of ours, or has no head
+            header = message.read_header()
+            if header.answers(request):
+                self.log.receive(header, message.payload)
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""

@@ -76,6 +76,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             folder.path / "sums.json",
             {number: member.certificate for number, member in federation.admitted.items()},
             log,
+            names,
         )
         stack.callback(note_rounds, log, identity.run, folder)
         if folder.finished:  # it ended before all had heard of it

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedvl.config import FederationConfig
+from fedvl.errors import FedVLError
 from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Method, Update
@@ -32,6 +33,14 @@ class Refusal(NamedTuple):
 def refusal(client: int, reason: str) -> Refusal:
     """A client chooses the names of what it sends: what is written down of them has an end."""
     return Refusal(client, reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}...")
+
+
+class SpoiledSumError(FedVLError):
+    """A sum that was opened and cannot be used; ``culprits`` is empty if the client at fault is unknown."""
+
+    def __init__(self, problem: str, culprits: Sequence[int] = ()) -> None:
+        super().__init__(problem)
+        self.culprits = tuple(culprits)
 
 
 class Report(NamedTuple):

@@ -86,6 +86,11 @@ def no_update(received: Tensors) -> Tensor:
     return torch.zeros(count_elements(received) + FIGURES, dtype=torch.long)
 
 
+def with_same_figures(part: Tensor, clients: int) -> Tensor:
+    """Return a client's part with the figures of any other: weight 1, no loss, and 1."""
+    return torch.cat([part[:-FIGURES], to_whole(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), clients)])
+
+
 def decode_updates(total: Tensor, received: Tensors) -> SumOfUpdates:
     numbers = from_whole(total)
     shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in received.items()}

@@ -20,6 +20,7 @@ from fedvl.federation.fixed_point import (
     no_update,
     sum_of,
     to_whole,
+    with_same_figures,
 )
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
@@ -196,10 +197,10 @@ class LocalEngine(ChunkTraining):
             part = encode_update(update.tensors, shared, update.weight, trained.loss, everybody)
         if self.shared_noise is None:
             return part
-        # who has nothing to train on adds its share too: fewer would be too little
+        # who has nothing to train on adds its share too, and the same figures: noise covers the moves alone
         least, numbers = self.federation.least_clients, count_elements(shared)
         noise = self.shared_noise.share(numbers, least, self.private_seed, round_index, client)
-        return part + pad(to_whole(noise, everybody), (0, FIGURES))
+        return with_same_figures(part, everybody) + pad(to_whole(noise, everybody), (0, FIGURES))
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the reports of all clients that have data, or their sum if that is enough."""

@@ -38,8 +38,8 @@ def mean_step(engine: LocalEngine, round_index: int, cohort: Sequence[int], shar
     clients = [client for client in cohort if engine.rows.counts[client]]
     if not clients:
         raise FedVLError(
-            f"No client with images answered in round {round_index + 1}; committed rounds are safe: lower "
-            "federation.dropout or raise --per-round, then resume."
+            f"No client with images answered in round {round_index + 1}; start a new run with a lower "
+            "federation.dropout or a higher --per-round."
         )
     sizes = [engine.rows.counts[client] for client in clients]
     equal = engine.method.weighting == "clients"

@@ -23,6 +23,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of, least_sigma, sigma_for
 from fedvl.federation.checks import length
 from fedvl.methods.base import Update
+from fedvl.seeding import derived_seed
 from fedvl.tensors import Tensors, weighted_mean
 
 Record = Mapping[str, Any]
@@ -295,6 +296,17 @@ def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
     )
     factors = mask / (norms / clip).clamp(min=1)
     return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
+
+
+def noise_seed(experiment: Experiment) -> int:
+    """Return the seed of a simulation's noise and samples, another one for each set of clients that withdrew.
+
+    The difference of two models with the same noise would show what the noise hides.
+    """
+    withdrawn = experiment.federation.withdrawn
+    if experiment.privacy.unit == "none" or not withdrawn:
+        return experiment.seed
+    return derived_seed(experiment.seed, "noise without", *sorted(withdrawn))
 
 
 def privacy_of(

@@ -14,6 +14,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.checks import (
     Refusal,
     Report,
+    SpoiledSumError,
     all_same,
     compare_moves,
     diverged,
@@ -102,7 +103,7 @@ class Outcome(NamedTuple):
     handed: ByClient
     merged: Tensors
     last: ByClient
-    loss: float
+    loss: float | None
     bytes_up: int
     figures: Record
 
@@ -256,7 +257,10 @@ class Federation:
     def _sum_up(self, round_index: int) -> "Outcome":
         """Take the sum of the clients' moves, of which no single one is known."""
         cohort, answering = self._choose(round_index, 0)
-        summed = self.engine.sum_updates(round_index, answering, self.shared)
+        try:
+            summed = self.engine.sum_updates(round_index, answering, self.shared)
+        except SpoiledSumError as error:
+            return self._void(cohort, str(error))
         total = decode_updates(summed.total, self.shared)
         if reason := unsound(total, len(summed.clients), self.config):
             raise FedVLError(
@@ -277,6 +281,21 @@ class Federation:
             loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,
             figures={},
+        )
+
+    def _void(self, cohort: list[int], problem: str) -> "Outcome":
+        """Return a round without any update: its clients open one sum, which cannot be used."""
+        return Outcome(
+            cohort=cohort,
+            dropped=cohort,
+            counted=Answers([]),
+            refusals=self.engine.refused(),
+            handed=dict.fromkeys(cohort, self.shared),
+            merged=self.shared,
+            last={},
+            loss=None,
+            bytes_up=0,
+            figures={"void": problem},
         )
 
     def restore(self) -> None:

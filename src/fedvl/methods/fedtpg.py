@@ -65,9 +65,11 @@ class FedTPG(Method):
         return {name: tensor.to(self.names.device) for name, tensor in tensors.items()}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
+        every = torch.ones(len(self.names), dtype=torch.bool, device=self.names.device)
+        if self.options.classes == "all":  # without a look at the labels, which record-level privacy relies on
+            return {"own_classes": every}
         own = torch.bincount(samples.labels[samples.labels >= 0], minlength=len(self.names)) > 0
-        every = self.options.classes == "all" or not own.any()
-        return {"own_classes": torch.ones_like(own) if every else own}
+        return {"own_classes": own if own.any() else every}
 
     def generated(self, tensors: Tensors, present: Tensor | None = None) -> Tensor:
         """Return the context (P x width) for the class names, or for those that are ``present``."""

@@ -11,7 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedvl.contents import Comparison, checked
+from fedvl.compare.contents import Comparison
+from fedvl.contents import checked
 from fedvl.display import visible
 from fedvl.errors import FedVLError
 from fedvl.files import no_link, read_json, write_whole

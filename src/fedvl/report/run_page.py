@@ -418,6 +418,7 @@ def _facts(result: dict[str, Any]) -> list[Row]:
 
 def _notes(run: RunFolder) -> list[str]:
     notes = [str(note) for note in run.result.get("notes") or []]
+    notes += [f"Round {entry['round']} has no update. {entry['void']}" for entry in run.rounds if entry.get("void")]
     if run.unreadable_lines:
         lines = "1 line" if run.unreadable_lines == 1 else f"{run.unreadable_lines} lines"
         notes.append(f"{lines} of metrics.jsonl could not be read and were left out.")

@@ -17,8 +17,15 @@ def sentences(measured: dict[str, Any]) -> list[str]:
     if measured["moved"]:
         share = 100 * measured["distance"] / measured["moved"]
         told.append(f"The trained tensors lie {share:.1f} % as far apart as training moved them.")
+    spent = measured.get("privacy")
     if not measured["same_draws"]:
-        told.append("Parties draw from new secrets in every run, so that part of the difference is chance.")
+        drawn = "Noise and samples are drawn anew" if spent else "Parties draw from new secrets in every run"
+        told.append(f"{drawn}, so that part of the difference is chance.")
+    if spent:
+        told.append(
+            f"Budgets add: both models together spend epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each "
+            f"{spent['unit']} that is in both."
+        )
     return told
 
 
