@@ -15,6 +15,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
+from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
 from fedvl.federation.processes import Processes
@@ -145,6 +146,29 @@ def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -
     }
 
 
+def make_federation(
+    prepared: Prepared, engine: Engine, journal: Journal | None = None, secret: int | None = None
+) -> Federation:
+    """Make the federation of a run before its first round, with its rule and its noise."""
+    experiment, method = prepared.experiment, prepared.method
+    start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
+    return Federation(
+        method,
+        engine,
+        experiment.federation.model_copy(update={"withdrawn": experiment.absent}),
+        experiment.seed,
+        start,
+        journal=journal,
+        device=prepared.device,
+        root=root_engine(experiment, method, prepared.training),
+        privacy=privacy_of(
+            experiment,
+            noise_seed(experiment) if secret is None else secret,
+            public_subspace(experiment, method, start, prepared.training),
+        ),
+    )
+
+
 def check_restored(federation: Federation, start: Tensors, folder: RunFolder) -> None:
     """Refuse tensors of a journal that are not those that the method makes."""
     role = federation.method.role
@@ -176,29 +200,15 @@ def run_rounds(
     The noise that hides clients is drawn from ``secret``, or from the seed in simulation. ``told``
     says what else the result holds, once the rounds are over.
     """
-    experiment, method = prepared.experiment, prepared.method
+    experiment = prepared.experiment
     torch.set_num_threads(experiment.federation.threads)
     memory.begin(prepared.device)
     judge = make_judge(prepared, engine)
     validator = make_validator(prepared, judge)
     tested = experiment.evaluation.test and len(prepared.test.samples) > 0
     zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
-    start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
-    federation = Federation(
-        method,
-        engine,
-        experiment.federation.model_copy(update={"withdrawn": experiment.absent}),
-        experiment.seed,
-        start,
-        journal=folder.journal,
-        device=prepared.device,
-        root=root_engine(experiment, method, prepared.training),
-        privacy=privacy_of(
-            experiment,
-            noise_seed(experiment) if secret is None else secret,
-            public_subspace(experiment, method, start, prepared.training),
-        ),
-    )
+    federation = make_federation(prepared, engine, folder.journal, secret)
+    start = federation.shared
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
     peaks = dict[int, memory.Peak]()  # until the end of each round that this process ran

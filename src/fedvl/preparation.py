@@ -120,6 +120,9 @@ class Prepared:
     skipped: list[dict[str, str]]
     notes: list[str]
     encode_seconds: float
+    sources: "Sources"
+    encoded: "Encoded"
+    assignment: Assignment
 
     @property
     def device(self) -> torch.device:
@@ -195,6 +198,9 @@ def prepare(
             *withdrawal_note(experiment),
         ],
         encode_seconds=encode_seconds,
+        sources=sources,
+        encoded=encoded,
+        assignment=assignment,
     )
 
 

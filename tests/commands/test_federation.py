@@ -129,7 +129,9 @@ def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
     said = fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")
     assert "10 x 256" in said
     assert "images and labels    6" in said
-    assert "takes 30 labelled images of this party's own, for testing or training; there are 6." in said
+    assert "takes 30 labelled images of this client's own, for testing or training; there are 6." in " ".join(
+        said.split()
+    )
     (tmp_path / "photos" / "Dog").rename(tmp_path / "photos" / "unicorn")
     with pytest.raises(FedVLError, match=r"does not know \(unicorn\)"):
         fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")

@@ -156,7 +156,8 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     )
     if rehearsal["least_clients"] is not None:
         console.print(
-            f"All of it leaves masked: the server can read nothing but a sum over {rehearsal['least_clients']} clients or more.\n",
+            f"All of it leaves masked: the server reads a sum over {rehearsal['least_clients']} clients or more. Below, this "
+            "update alone is attacked as the worst case, and such a sum.\n",
             highlight=False,
         )
     table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
