@@ -186,7 +186,8 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             f"Method '{name}' sends {', '.join(role.sent)} besides its update, which noise does not cover; leave --privacy out."
         )
-    if untrained := [shared for shared in start if not role.shared(shared).trained]:
+    untrained = [shared for shared in start if not role.shared(shared).trained]
+    if untrained and type(method).step is Method.step:
         raise FedVLError(
             f"Method '{name}' shares tensors that gradients do not move, such as {untrained[0]}, and noise would spoil "
             "them; leave --privacy out."

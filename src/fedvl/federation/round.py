@@ -161,8 +161,10 @@ class Federation:
 
     def _outcome(self, round_index: int) -> "Outcome":
         if self.config.secure_sum:
-            return self._sum_up(round_index)
-        return self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
+            found = self._sum_up(round_index)
+        else:
+            found = self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
+        return found._replace(merged=self.method.step(self.shared, found.merged))
 
     def _step_together(self, round_index: int) -> "Outcome":
         """Take the mean of the clients' single steps, without any of them by itself."""
