@@ -15,6 +15,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
+from fedvl.federation.count_noise import CountNoise, count_noise
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, privacy_of
 from fedvl.federation.processes import Processes
@@ -87,6 +88,13 @@ def public_subspace(experiment: Experiment, method: Method, start: Tensors, trai
     images = training.samples.inputs["features"][training.root]
     names = frozenset(name for name in start if method.role.shared(name).features)
     return Subspace(directions(images, experiment.privacy.subspace), names)
+
+
+def noise_on_counts(experiment: Experiment, method: Method, start: Tensors) -> CountNoise | None:
+    """Return the noise that clients' reports need, if clients are to be hidden."""
+    federation = experiment.federation
+    shares = federation.least_clients if federation.secure_sum else 1
+    return count_noise(method, start, federation.rounds, shares) if experiment.privacy.unit == "client" else None
 
 
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
@@ -190,6 +198,7 @@ def run_rounds(
             experiment,
             experiment.seed if secret is None else secret,
             public_subspace(experiment, method, start, prepared.training),
+            noise_on_counts(experiment, method, start),
         ),
     )
     rounds = experiment.federation.rounds if federation.trains else 0

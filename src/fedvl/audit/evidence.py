@@ -19,7 +19,7 @@ from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.protocols import renumbered
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.experiment import public_subspace, root_engine
+from fedvl.experiment import noise_on_counts, public_subspace, root_engine
 from fedvl.federation.checks import Refusal, Report, sum_of_reports
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import privacy_of
@@ -235,7 +235,8 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
     # the engine keeps the run's own number of rounds, on which its learning rates depend
     config = experiment.federation.model_copy(update={"rounds": min(rounds, experiment.federation.rounds)})
     start = method.start(torch_generator(experiment.seed, "start"))
-    privacy = privacy_of(experiment, experiment.seed, public_subspace(experiment, method, start, training))
+    subspace, counts = public_subspace(experiment, method, start, training), noise_on_counts(experiment, method, start)
+    privacy = privacy_of(experiment, experiment.seed, subspace, counts)
     root = root_engine(experiment, method, training)
     federation = Federation(method, engine, config, experiment.seed, start, root=root, privacy=privacy)
     if not federation.trains or method.scope == "pooled":

@@ -21,7 +21,6 @@ from fedvl.deployment.messages import REVEALS, Header, Message, pack_tensors, un
 from fedvl.deployment.secure_sum import ROSTER, Member
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
-from fedvl.federation.fixed_point import encode_report, no_report
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
@@ -112,10 +111,8 @@ class Party:
         return header, self.sums.mask(f"{request.kind} {request.round}", keys, numbers)
 
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
-        clients, consultation = self.engine.method.task.clients, self.engine.method.consultation()
         if header.kind == "report":
-            assert consultation is not None
-            return no_report(consultation.report_shapes) if tensors is None else encode_report(tensors, clients)
+            return self.engine.part_of_report(header.round, self.number, tensors)
         trained = None
         if tensors is not None:
             update = Update(self.number, tensors, header.weight)

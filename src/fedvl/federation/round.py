@@ -318,6 +318,11 @@ class Federation:
         if not reports:
             return Exchange(refusals=refusals)
         total = sum_of_reports(reports).tensors
+        if isinstance(self.privacy, ClientPrivacy):
+            if not (self.config.secure_sum or isinstance(self.engine, LocalEngine)):
+                # a server that restarts would draw new noise for counts that it has told already
+                raise FedVLError("Between machines noise on reports is added by clients; use --secure-sum.")
+            total = self.privacy.hide_counts(round_index, total, self.config.secure_sum)
         apart = not consultation.summed
         settlements = {
             report.client: consultation.settle(round_index, total, report.tensors if apart else None)

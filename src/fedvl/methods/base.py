@@ -140,6 +140,10 @@ class Consultation(Protocol):
         """Whether the server needs only the sum of the reports; if not, it needs each."""
 
     @property
+    def sensitivity(self) -> int | None:
+        """Norm that reports, then of whole numbers, never exceed; None: noise cannot cover them."""
+
+    @property
     def report_shapes(self) -> Shapes:
         """Shapes of the tensors of a report."""
 

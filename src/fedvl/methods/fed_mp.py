@@ -112,6 +112,7 @@ class FedMP(Method):
             roles |= {"perturbed_texts": Sent(self.perturbed_texts, shape, needs="last"), "*": Shared(needs="last")}
         if self.tilts:
             roles[query_sums.DIRECTIONS] = Shared(trained=False)
+            roles[query_sums.PLACE] = Shared(trained=False, end=self.place)
             for name in GATE:
                 roles[f"{query_sums.TILT}{name}"] = Shared(trained=False, end=partial(self.tilt, name))
                 roles[f"received.{name}"] = Private(lasts=False, begin=partial(received, name))
@@ -144,20 +145,24 @@ class FedMP(Method):
 
     def perturbed_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Return T' of the client's classes as unit vectors (eq. 6), or their mean."""
-        vectors = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
+        vectors = self.unit_texts(tensors, samples)
         return vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)
 
+    def unit_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
+        return normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
+
+    def place(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return where the client's perturbed texts are among the directions, for a sum."""
+        return query_sums.place_of(tensors[query_sums.DIRECTIONS], self.unit_texts(tensors, samples))
+
     def tilt(self, name: str, tensors: Tensors, samples: Samples) -> Tensor:
-        """Return what the client adds to a sum from which its gate can be weighted for a query."""
-        variance = (self.options.alpha * self.options.residual_range) ** 2 / 3
-        texts = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1).mean(0)
-        offset = texts - query_sums.expected_mean(self.task.text_embeddings, variance)
+        """Return a sum of products that the client's own has been added to."""
         move = tensors[name] - tensors[f"received.{name}"]
-        return query_sums.added(tensors[f"{query_sums.TILT}{name}"], tensors[query_sums.DIRECTIONS], offset, move)
+        return tensors[f"{query_sums.TILT}{name}"] + query_sums.times(self.place(tensors, samples), move)
 
     def step(self, shared: Tensors, mean: Tensors) -> Tensors:
-        """Keep the directions as they are: noise may have been added to all that is averaged."""
-        return mean | {name: shared[name] for name in (query_sums.DIRECTIONS,) if self.tilts}
+        """Make of the sums what queries need."""
+        return query_sums.settled(shared, mean) if self.tilts else mean
 
     def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
         """Weight clients by how near their texts are to this task's (eq. 8 and 9); the sum is 1."""

@@ -1,14 +1,15 @@
 """Fed-MP's merge for a query (eq. 9) from sums over clients, to first order.
 
 A query with mean text q gives client k the weight e^(q . m_k), where m_k is the mean of the client's
-texts. For any common vector c this is proportional to 1 + q . (m_k - c), up to second order. With r
-orthonormal directions u_j, in which the texts of the trained classes differ most, the merged gate is
+texts. Up to second order the weights are (1 + q . (m_k - m)) / K, where m is the mean of all m_k. With
+r orthonormal directions u_j, in which the texts of the trained classes differ most, the merged gate is
 
-    gate + sum over j of (q . u_j) T_j,    T_j = sum over rounds of the mean over clients of
-                                                 (u_j . (m_k - c)) (gate of k - gate received).
+    gate + sum over j of (q . u_j) T_j,
 
-Clients add to T, so that the server needs sums alone and a query needs no client. The exact ratio
-needs another sum over all clients for each query, and spends the privacy budget again.
+where T_j is the covariance, over clients, of u_j . m_k and the move of the client's gate, added up over
+rounds. Clients send their part of a sum of products and their u_j . m_k; the server needs sums alone,
+and a query needs no client. The exact ratio of eq. 9 needs another sum over clients for each query,
+which spends a privacy budget each time.
 """
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn.functional import normalize
 
 from fedvl.tensors import Tensors
 
-DIRECTIONS, TILT = "directions", "tilt."  # names of the shared tensors: r x d, and T of each tensor of the gate
+DIRECTIONS, PLACE, TILT = "directions", "place", "tilt."  # shared: r x d, r, and T of each tensor of the gate
+SCALE = 0.01  # of places as they are sent: a small part of the norm that noise is measured by
 
 
 def directions_of(texts: Tensor, count: int) -> Tensor:
@@ -27,21 +29,32 @@ def directions_of(texts: Tensor, count: int) -> Tensor:
     return found[: max(1, min(count, len(texts) - 1))]
 
 
-def expected_mean(texts: Tensor, variance: float) -> Tensor:
-    """Return c, the mean of unit vectors of texts whose numbers have noise of this variance."""
-    lengths = (texts.square().sum(-1, keepdim=True) + texts.shape[-1] * variance).sqrt()
-    return (texts / lengths).mean(0)
-
-
 def start(gate: Tensors, texts: Tensor, count: int) -> Tensors:
-    """Return the directions, and T before the first round."""
+    """Return the directions, and places and T before the first round."""
     rows = directions_of(texts, count)
-    return {DIRECTIONS: rows, **{f"{TILT}{name}": t.new_zeros(len(rows), *t.shape) for name, t in gate.items()}}
+    tilts = {f"{TILT}{name}": tensor.new_zeros(len(rows), *tensor.shape) for name, tensor in gate.items()}
+    return {DIRECTIONS: rows, PLACE: rows.new_zeros(len(rows)), **tilts}
 
 
-def added(tilt: Tensor, directions: Tensor, offset: Tensor, move: Tensor) -> Tensor:
-    """Return what a client sends of T: its move times u_j . (m_k - c), added to what it received."""
-    return tilt + torch.tensordot((directions @ offset)[:, None], move[None], 1)
+def place_of(directions: Tensor, texts: Tensor) -> Tensor:
+    """Return what a client sends of its place, u_j . m_k, given its unit texts."""
+    return SCALE * (directions @ texts.mean(0))
+
+
+def times(place: Tensor, move: Tensor) -> Tensor:
+    """Return the products of a place, as it is sent, and a move."""
+    found: Tensor = torch.tensordot((place / SCALE)[:, None], move[None], 1)
+    return found
+
+
+def settled(shared: Tensors, mean: Tensors) -> Tensors:
+    """Make covariances of the means of products; directions stay, and places begin anew."""
+    tilts = [name for name in shared if name.startswith(TILT)]
+    found = {name: mean[name] for name in shared}
+    for name in tilts:
+        gate = name.removeprefix(TILT)
+        found[name] = mean[name] - times(mean[PLACE], mean[gate] - shared[gate])
+    return found | {DIRECTIONS: shared[DIRECTIONS], PLACE: torch.zeros_like(shared[PLACE])}
 
 
 def tailored(tensors: Tensors, query: Tensor) -> Tensors:
