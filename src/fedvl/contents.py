@@ -69,6 +69,7 @@ class Budget(Content):
     # of a round, to go on counting
     rate: Annotated[float, Field(gt=0, le=1)] | None = None
     sigma: Annotated[float, Field(ge=0)] | None = None
+    counts: Annotated[float, Field(ge=0)] | None = None  # noise multiplier of clients' reports before the round
     planned: Round | None = None
 
 

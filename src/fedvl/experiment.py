@@ -15,6 +15,7 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
+from fedvl.federation.count_noise import CountNoise, count_noise
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
@@ -97,6 +98,13 @@ def public_subspace(experiment: Experiment, method: Method, start: Tensors, trai
     return Subspace(directions(images, experiment.privacy.subspace), names)
 
 
+def noise_on_counts(experiment: Experiment, method: Method, start: Tensors) -> CountNoise | None:
+    """Return the noise that clients' reports need, if clients are to be hidden."""
+    federation = experiment.federation
+    shares = federation.least_clients if federation.secure_sum else 1
+    return count_noise(method, start, federation.rounds, shares) if experiment.privacy.unit == "client" else None
+
+
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
     """Make the judge of a run: each client's own tensors answer where the protocol is personal."""
     pooled = prepared.method.scope == "pooled"  # then client 0 holds everything
@@ -165,6 +173,7 @@ def make_federation(
             experiment,
             noise_seed(experiment) if secret is None else secret,
             public_subspace(experiment, method, start, prepared.training),
+            noise_on_counts(experiment, method, start),
         ),
     )
 

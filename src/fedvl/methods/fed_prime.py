@@ -28,6 +28,7 @@ Where the slides leave a choice, or the released code differs:
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ from torch.nn.functional import logsigmoid, normalize
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.matching import align
+from fedvl.methods.parts.matching import align, nearest
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -53,6 +54,9 @@ class FedPrimeOptions(FusedOptions):
     projections: Literal["averaged", "frozen"] = "averaged"
     pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
+    # who matches the inter prompts of different clients: the server, from each client's, or each client, which sends its
+    # prompts in the places of those that it received, so that the server needs sums alone
+    matching: Literal["server", "client"] = "server"
     most_prompts: int | None = Field(None, ge=1)  # in the inter pool; those that most clients share stay; any if absent
 
 
@@ -84,6 +88,7 @@ class FedPrime(FusedMethod):
     def __init__(self, options: FedPrimeOptions, task: Task) -> None:
         super().__init__(options, task)
         self.local = options.intra == "local" and "intra" in self.pools
+        self.places_itself = options.matching == "client" and "inter" in self.pools
         self.frozen = {}
         if options.projections == "frozen":
             self.frozen = self.placed(self.draw_projections())
@@ -91,10 +96,19 @@ class FedPrime(FusedMethod):
     def roles(self) -> dict[str, Role]:
         """Align all clients' inter prompts, counting their uses; average the rest."""
         rate = self.options.prompt_rate
+        intra: Role = Private(trained=True, rate=rate) if self.local else Shared(rate=rate)
+        if self.places_itself:
+            return {
+                "inter": Shared(rate=rate, end=self.placed_prompts),
+                "uses": Shared(trained=False, end=self.placed_uses),
+                "received.inter": Private(lasts=False, begin=partial(received, "inter")),
+                "received.uses": Private(lasts=False, begin=partial(received, "uses")),
+                "intra": intra,
+            }
         return {
             "inter": Shared(rate=rate, needs="each", shape=(None, self.task.fused.width)),
             "uses": Shared(trained=False, needs="each", shape=(None,)),
-            "intra": Private(trained=True, rate=rate) if self.local else Shared(rate=rate),
+            "intra": intra,
         }
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -171,7 +185,36 @@ class FedPrime(FusedMethod):
         everyone = torch.ones_like(seen.tokens[:, 0, 0])
         return self.state(tensors, seen, self.choose_all(tensors, seen, everyone))
 
+    # --- prompts in the places of those that were received
+
+    def placed_prompts(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return the prompts that samples chose in their places; elsewhere what was received."""
+        pool = tensors["received.inter"]
+        prompts, places = self.places(tensors)
+        return pool.index_copy(0, places, tensors["inter"][prompts])
+
+    def placed_uses(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return 1 for each place that the client fills, else 0."""
+        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], 1.0)
+
+    def places(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the chosen prompts and the places of the received prompts that are nearest."""
+        chosen = (tensors["uses"] > tensors["received.uses"]).nonzero()[:, 0]
+        return chosen, nearest(tensors["inter"][chosen], tensors["received.inter"])
+
     # --- the server
+
+    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+        """Divide the mean move of a prompt by the share of the clients that sent one."""
+        if not self.places_itself:
+            return mean
+        import os
+
+        if os.environ.get("DIL"):
+            return mean
+        share = mean["uses"].clamp(min=1e-6)[:, None]
+        moved = shared["inter"] + (mean["inter"] - shared["inter"]) / share
+        return mean | {"inter": torch.where(mean["uses"][:, None] > 1e-6, moved, shared["inter"])}
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
         """Make the inter pool the centroids of the prompts that clients' samples chose."""
@@ -181,3 +224,7 @@ class FedPrime(FusedMethod):
         aligned = align(pools, torch_generator(self.task.seed, "alignment"))
         kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
         return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}
+
+
+def received(name: str, tensors: Tensors, samples: Samples) -> Tensor:
+    return tensors[name]
