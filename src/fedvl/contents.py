@@ -63,6 +63,7 @@ class Budget(Content):
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     sampling: str
+    of: str | None = None  # client, image, or a column that says whose images are
     group: Group | None = None
     simulated: bool = False  # whether its noise follows from the seed, which is published
     released: Annotated[list[Beside], Field(max_length=100)] = []
@@ -330,7 +331,7 @@ class Measured(Content):
 class Joint(Content):
     """What two runs spend together of each unit that is in both."""
 
-    unit: Literal["client", "record"]
+    of: str
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0)]
 

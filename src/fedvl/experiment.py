@@ -59,7 +59,7 @@ def help_with(experiment: Experiment, processes: Processes) -> None:
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:
-    """Make the engine that trains all clients in this process, with noise of the simulation's own."""
+    """Make the engine that trains all clients in this process, with a simulation's noise."""
     engine = engine_of(prepared)
     engine.private_seed = noise_seed(prepared.experiment)
     return engine

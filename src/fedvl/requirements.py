@@ -242,7 +242,7 @@ def check_private_choice(experiment: Experiment, simulated: bool) -> None:
 
 
 def check_unit(experiment: Experiment) -> None:
-    """Refuse a unit of several images where no privacy is counted by it, or classes are dealt to clients."""
+    """Refuse a unit of several images where nothing is counted by it, or classes are dealt."""
     unit, protocol = experiment.data.unit, experiment.evaluation.protocol
     if unit is None:
         return
@@ -352,7 +352,7 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
             f"--set method.{choice}" if (choice := next(found, "")) else "--privacy client:eps=3, or another method"
         )
         raise FedVLError(
-            f"Method '{name}' makes {made} of all images of a client, so that one image changes the gradients of others; "
+            f"Method '{name}' computes {made} from all images of a client, so that one image changes the gradients of others; "
             f"use {remedy}."
         )
 

@@ -16,6 +16,7 @@ from fedvl.config import Experiment
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.experiment import local_engine, make_judge
+from fedvl.federation.privacy import spent_on
 from fedvl.preparation import SPLITS, prepare
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
@@ -93,18 +94,19 @@ def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, di
         "party": party,
         **difference(with_it, without_it),
         "same_draws": run.federation is None and run.experiment.privacy.unit == "none",
-        "privacy": joint_budget(run.result.get("privacy"), other.result.get("privacy")),
+        "privacy": joint_budget(run, other),
     }
     for folder in (run, other):
         folder.note_withdrawal(measured)
     return measured
 
 
-def joint_budget(one: dict[str, Any] | None, two: dict[str, Any] | None) -> dict[str, Any] | None:
+def joint_budget(run: RunFolder, other: RunFolder) -> dict[str, Any] | None:
     """Return what two runs spend together of each unit that is in both: epsilons and deltas add."""
+    one, two = run.result.get("privacy"), other.result.get("privacy")
     if not one or not two:
         return None
-    return {"unit": one["unit"], **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
+    return {"of": spent_on(run.experiment), **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
 
 
 def answers_of(folder: RunFolder, display: Display) -> Answers:

@@ -26,7 +26,9 @@ def test_units_are_numbered_by_the_wanted_column_or_by_one_that_is_there():
     assert found is not None
     assert found.column == "patient"
     assert found.numbers.tolist() == [0, 0, 1]
-    assert units_of(held, kept, "subject").numbers.tolist() == [0, 0, 0]
+    other = units_of(held, kept, "subject")
+    assert other is not None
+    assert other.numbers.tolist() == [0, 0, 0]
     assert units_of(split(), np.arange(0), None) is None
 
 
@@ -36,7 +38,9 @@ def test_a_column_that_is_not_there_or_has_gaps_is_refused():
     gaps = split(patient=("a", "", "a", ""))
     with pytest.raises(FedVLError, match="2 training images have no patient"):
         units_of(gaps, np.arange(4), "patient")
-    assert sorted(units_of(gaps, np.arange(4), None).numbers.tolist()) == [0, 1, 2, 2]  # nobody's images are apart
+    apart = units_of(gaps, np.arange(4), None)
+    assert apart is not None
+    assert sorted(apart.numbers.tolist()) == [0, 1, 2, 2]  # nobody's images are apart
 
 
 def test_a_unit_goes_to_the_client_that_has_most_of_it():

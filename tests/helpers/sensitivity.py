@@ -6,6 +6,7 @@ numbers, as the account of several steps assumes. Whatever else differs has left
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,7 +28,7 @@ from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Update
-from fedvl.models.clip import Clip
+from fedvl.models.clip import Clip, DualEncoder
 from fedvl.preparation import Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
@@ -45,6 +46,7 @@ PATIENT = 3  # images of one patient
 TARGET = "target"  # the domain that leave-one-domain-out gives to no client
 KEPT = {"shots": 10**9, "missing": "both:0"}  # in place of what presets draw among all images of a simulation
 ROUNDING = 5e-6  # of sums in 32 bits, which clients trained in one kernel may add in another order
+TRACES = 20  # times as much in a sum of so many images
 CLIP = 1e-3  # shorter than gradients and updates are, so that all are cut to it
 
 
@@ -130,12 +132,20 @@ def dataset(several: bool, held: tuple[str, ...], extra: Extra | None, absent: i
     return unite([part_of(name, classes, held, extra, absent) for name, classes in parts.items()])
 
 
+@cache
+def flat_encoder() -> DualEncoder:
+    """An encoder of a low logit scale: where a class has no share of the softmax, nothing that it changes is seen."""
+    encoder = deepcopy(small_encoder(16, 16, Clip))
+    encoder.log_scale.fill_(math.log(3))
+    return encoder
+
+
 def prepared(setting: Setting, extra: Extra | None, absent: int | None, withdrawn: tuple[int, ...] = ()) -> Prepared:
     experiment = experiment_of(setting, withdrawn)
     fused = "tokens" in load_method(setting.method).inputs
     opener = Opener(
         lambda name, root: dataset(setting.several, setting.domains, extra, absent),
-        lambda name, device: small_fused_encoder() if fused else small_encoder(kind=Clip),
+        lambda name, device: small_fused_encoder() if fused else flat_encoder(),
     )
     return prepare(experiment, Silent(), opener)
 
@@ -158,7 +168,7 @@ def experiment_of(setting: Setting, withdrawn: tuple[int, ...]) -> Experiment:
                 **({"unit": "patient"} if setting.unit_column else {}),
                 **dict(setting.data),
             },
-            "training": {"batch_size": 100, "local_epochs": 1},
+            "training": {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1},
             "federation": {**federation, **({"secure_sum": True, "least_clients": 2} if setting.secure else {})},
             "privacy": {"unit": setting.unit, "clip": CLIP},
             "evaluation": {"protocol": setting.protocol},
@@ -205,7 +215,14 @@ class Seen:
 
 
 class Watched(RecordPrivacy):
-    """Record-level privacy without noise, which notes each step's sum."""
+    """Record-level privacy without noise, which notes each step's sum; ``left_out`` is a record that no step draws."""
+
+    def draw(self, images: int, seed: int, *purpose: str | int) -> list[torch.Tensor]:
+        left_out: Drawn | None = self.__dict__.get("left_out")
+        drawn = super().draw(images, seed, *purpose)
+        if left_out is None or purpose[1] != left_out.client:
+            return drawn
+        return [step[step != left_out.record % images] for step in drawn]
 
     def noisy_mean(self, total: Tensors, images: int, seed: int, *purpose: str | int) -> Tensors:
         seen: Seen = self.__dict__["seen"]
@@ -214,6 +231,13 @@ class Watched(RecordPrivacy):
 
     def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
         return budget(self.config.unit, 1.0, 1e-5, "no noise")
+
+
+class Drawn(NamedTuple):
+    """A record of a client: the first, or -1, the last."""
+
+    client: int
+    record: int
 
 
 class WatchedClients(ClientPrivacy):
@@ -231,11 +255,12 @@ class WatchedClients(ClientPrivacy):
         return budget(self.config.unit, 1.0, 1e-5, "no noise")
 
 
-def observe(found: Prepared, released: dict[Any, Any]) -> Seen:
-    """Run the rounds, and note what leaves."""
+def observe(found: Prepared, released: dict[Any, Any], left_out: Drawn | None = None) -> Seen:
+    """Run the rounds, and note what leaves; a record that is ``left_out`` is there and takes no part in any step."""
     experiment, engine = found.experiment, local_engine(found)
     engine.private_seed = experiment.seed  # a run without a client would draw anew
     hidden, seen = without_noise(engine, experiment, released)
+    hidden.__dict__["left_out"] = left_out
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
     federation.run(lambda shared, last, number: {}, seen.records.append)
@@ -298,34 +323,51 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(setting: Setting, change: str) -> Sensitivity:
-    """Measure neighbours: with and without an image, or with and without the client that has it."""
+    """Measure neighbours: with and without an image, or with and without the client that has it.
+
+    An image that is there and in no step must leave no trace: the sum of the others is then as without it.
+    """
     found, released = pair(setting.protocol, setting.several, setting.secure, change), dict[Any, Any]()
     if setting.unit_column:
         found = found._replace(extra=found.extra._replace(images=PATIENT))
-    record = setting.unit == "record"
-    fewer = prepared(setting, None, found.absent) if record else prepared(setting, *found[1:], (found.client,))
     more = prepared(setting, *found[1:])
-    return compared(observe(fewer, released), observe(more, released), set() if record else {found.client})
+    if setting.unit == "client":
+        alone = observe(prepared(setting, *found[1:], (found.client,)), released)
+        both = observe(more, released)
+        return Sensitivity(farthest(alone, both), different(alone, both, {found.client}))
+    fewer, both = observe(prepared(setting, None, found.absent), released), observe(more, released)
+    # rows are in order, and the name of the patient comes after all others
+    record = 0 if found.extra.first and not setting.unit_column else -1
+    undrawn = observe(more, released, Drawn(found.client, record))
+    trace = farthest(fewer, undrawn)
+    traces = [f"what it changes of others: {trace:.3g} clips"] if trace > ROUNDING * TRACES else []
+    moved = max(farthest(fewer, both), farthest(undrawn, both))
+    return Sensitivity(moved, [*traces, *different(fewer, both, set())])
 
 
-def compared(one: Seen, two: Seen, own: set[int]) -> Sensitivity:
-    """Compare two runs; updates of clients other than ``own`` are made of nothing but what was released."""
+def farthest(one: Seen, two: Seen) -> float:
+    """Return how far a sum that noise covers lies apart in two runs, at most, in clips."""
     assert two.covered, "nothing was trained"
-    moved = 0.0
+    found = 0.0
     for key, total in two.covered.items():
         before = one.covered.get(key, {})
         moves = [total[name] - before[name] if before else total[name] for name in total]
-        moved = max(moved, math.hypot(*(float(torch.linalg.vector_norm(move)) for move in moves)) / CLIP)
-    uncovered = []
+        found = max(found, math.hypot(*(float(torch.linalg.vector_norm(move)) for move in moves)) / CLIP)
+    return found
+
+
+def different(one: Seen, two: Seen, own: set[int]) -> list[str]:
+    """Name tensors in updates of clients other than ``own`` that differ, though the noisy sums are the same."""
+    found = []
     for round_number, (first, second) in enumerate(zip(one.updates, two.updates, strict=True), 1):
         for client in second.keys() - own:
             left, right = first[client].tensors, second[client].tensors
-            uncovered += [
+            found += [
                 f"'{name}' of client {client} in round {round_number}"
                 for name in right
                 if name not in left or not torch.allclose(left[name], right[name], rtol=ROUNDING, atol=ROUNDING)
             ]
-    return Sensitivity(moved, uncovered)
+    return found
 
 
 # --- what is to be measured

@@ -1,4 +1,4 @@
-"""Rows that clients hold out, that newcomers bring, that absent clients take along, and that are the server's."""
+"""Rows that clients hold out, that newcomers or absent clients have, or that are the server's."""
 
 import numpy as np
 import torch

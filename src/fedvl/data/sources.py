@@ -318,7 +318,7 @@ def _images(count: int) -> str:
 def read_manifest(path: Path, home: Home) -> Table:
     """Read a CSV with a header, or JSON lines: path, and optionally label, text, split, domain.
 
-    Names of columns that are usual elsewhere do as well. Columns of ``UNIT_COLUMNS`` say whose an image is.
+    Names of columns that are usual elsewhere do as well; ``UNIT_COLUMNS`` say whose an image is.
     """
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []

@@ -36,7 +36,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of a store with their labels (-1: none), texts and domains ("": none), and whose they are."""
+    """Rows of a store with labels (-1: none), texts, domains ("": none), and whose they are."""
 
     store: Store
     rows: Integers

@@ -1,4 +1,4 @@
-"""Whose each image is: all images of one unit, such as a patient, are one record of differential privacy."""
+"""Whose each image is: all images of one patient may be one record of differential privacy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class Units(NamedTuple):
 
 
 def units_of(split: Split, kept: Integers, wanted: str | None) -> Units | None:
-    """Return the units of images by the wanted column, or by one that the source has; None if it has none."""
+    """Return the units by the wanted column, or by one that the source has; None without any."""
     column = wanted or next((name for name in UNIT_COLUMNS if name in split.units), None)
     if column is None:
         return None

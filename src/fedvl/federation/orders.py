@@ -66,7 +66,7 @@ def draw_private_orders(
         if units is None:
             orders.append([places[step] for step in hidden.draw(len(places), seed, round_index, client)])
             continue
-        names, number = units[row].cpu()[places].unique(return_inverse=True)
+        names, number = torch.unique(units[row].cpu()[places], return_inverse=True)
         drawn = hidden.draw(len(names), seed, round_index, client)
         orders.append([places[torch.isin(number, step)] for step in drawn])
     width = max(1, *(len(step) for steps in orders for step in steps))

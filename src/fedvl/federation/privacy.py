@@ -269,8 +269,8 @@ class ClientPrivacy:
 class RecordPrivacy:
     """Hide each image of a client in the client's own steps, before anything leaves it.
 
-    The number of a client's images is no secret: its weight and its number of steps follow from it. Where several
-    images are of one unit, such as a patient, ``images`` counts units.
+    The number of a client's images is public: its weight and its number of steps follow from it.
+    Where several images are of one unit, such as a patient, ``images`` counts units.
     """
 
     config: PrivacyConfig
@@ -336,11 +336,15 @@ def row_gradients(gradients: Tensors, mask: Tensor, clip: float, units: Tensor |
     With ``units``, the mean gradient of each unit's rows is cut.
     """
     if units is not None:
-        same = (units[:, None] == units) * mask * mask[:, None]
-        count = same.sum(1).clamp(min=1)
-        shares = same / count[:, None]
-        gradients = {name: torch.tensordot(shares.to(gradient), gradient, 1) for name, gradient in gradients.items()}
-        mask = mask / count  # each of a unit's rows has its mean
+        first = (units[:, None] == units).int().argmax(1)  # row of each unit that stands for all of them
+        real = {name: gradient * mask.view(-1, *[1] * (gradient.dim() - 1)) for name, gradient in gradients.items()}
+        count = torch.zeros_like(mask).index_add(0, first, mask)
+        gradients = {
+            name: torch.zeros_like(rows).index_add(0, first, rows)
+            / count.clamp(min=1).view(-1, *[1] * (rows.dim() - 1))
+            for name, rows in real.items()
+        }
+        mask = (count > 0).to(mask)
     norms = (
         torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
     )
@@ -348,8 +352,13 @@ def row_gradients(gradients: Tensors, mask: Tensor, clip: float, units: Tensor |
     return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
 
 
+def spent_on(experiment: Experiment) -> str:
+    """Return what the budget is of: client, image, or the column of whose images they are."""
+    return "client" if experiment.privacy.unit == "client" else experiment.data.unit or "image"
+
+
 def noise_seed(experiment: Experiment) -> int:
-    """Return the seed of a simulation's noise and samples, another one for each set of clients that withdrew.
+    """Return the seed of a simulation's noise and samples, another one if clients withdrew.
 
     The difference of two models with the same noise would show what the noise hides.
     """
@@ -368,5 +377,5 @@ def privacy_of(
         expected = min(federation.per_round or clients, clients)
         return ClientPrivacy(config, federation.rounds, clients, expected, seed, subspace, counts)
     if config.unit == "record":
-        return RecordPrivacy(config, experiment.training, federation.rounds, experiment.data.unit or "image")
+        return RecordPrivacy(config, experiment.training, federation.rounds, spent_on(experiment))
     return None

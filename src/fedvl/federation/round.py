@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the clients' numbers of records, images or units; none where they are not known."""
+        """Return the clients' numbers of records, images or units; empty if unknown."""
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None

@@ -64,12 +64,12 @@ class ChunkTraining:
 
     @property
     def sizes(self) -> list[int]:
-        """The clients' numbers of records: of images, or of units where several images are of one."""
+        """The clients' numbers of records: images, or units of several images."""
         return self._units if UNIT in self.data.inputs else self.rows.counts
 
     @cached_property
     def _units(self) -> list[int]:
-        return [len(self.data.inputs[UNIT][rows].unique()) for rows in self.rows]
+        return [len(torch.unique(self.data.inputs[UNIT][rows])) for rows in self.rows]
 
     def _gradient_step(self, same: bool, replay: bool) -> GradientStep:
         device = self.data.labels.device.type

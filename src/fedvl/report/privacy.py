@@ -14,10 +14,10 @@ HISTOGRAM = (
 
 
 def spent_on(result: Result) -> str:
-    """Return the unit of the budget: a client, an image, or a patient or other owner of images."""
+    """Return the unit of the budget: client, image, or the column of whose images they are."""
     if result["privacy"]["unit"] == "client":
         return "client"
-    return str(_section(result, "data").get("unit") or "image")
+    return str(result["privacy"].get("of") or _section(result, "data").get("unit") or "image")
 
 
 def statement(result: Result) -> str:
@@ -38,7 +38,7 @@ def neighbours(result: Result) -> str:
         return (
             "Neighbouring datasets: with one image of a client, and with an empty one in its place, which has no gradient. "
             "The number of a client's images is public and the same in both. To replace an image by another is two such "
-            "changes: twice epsilon."
+            "changes: twice epsilon, at a larger delta."
         )
     return (
         f"Neighbouring datasets: with all images of one {unit} at a client, and with empty ones in their place, which have no "
@@ -75,7 +75,7 @@ def sentences(result: Result) -> list[str]:
 
 
 def beside(result: Result) -> list[tuple[str, str, str]]:
-    """Return the rows of the table of what leaves beside the noisy sums: what, whether covered, why."""
+    """Return rows of what leaves beside the noisy sums: what, whether it is covered, why."""
     items = (result.get("privacy") or {}).get("released") or []
     return [(item["name"], item["state"], item["why"]) for item in items]
 
