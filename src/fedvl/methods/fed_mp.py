@@ -46,9 +46,7 @@ class FedMPOptions(Options):
     share: Literal["mean", "classes"] = "mean"  # what a client sends of its perturbed texts, eq. 6
     adaptive: bool = True  # merge gates for the queried classes; if not, use the mean gate
     weights: Literal["exp", "linear"] = "exp"  # how similarities become weights, eq. 9
-    # what the server keeps for queries: each client's gate and texts, or sums over clients (eq. 9 to first order), as
-    # --secure-sum and --privacy client need
-    merging: Literal["kept", "summed"] = "kept"
+    merging: Literal["kept", "summed"] = "kept"  # eq. 9 from each client's gate, or to first order from sums alone
     query_directions: int = Field(4, ge=1)  # directions of class texts in which such sums tell clients apart
     prototypes: bool = True
     uncertainty: float = Field(0.2, ge=0, le=1)  # epsilon of eq. 11 as a share of the largest entropy

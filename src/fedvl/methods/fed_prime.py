@@ -23,6 +23,8 @@ Where the slides leave a choice, or the released code differs:
   differ, as Fed-PRIME's two do.
 - A client's prompts that moved farther in a round than others' copies can follow are not matched:
   each stays a prompt of its own, and the pool grows. ``most_prompts`` keeps those of most clients.
+- With ``matching = "client"`` each client sends its prompts in the places of the received ones that
+  are nearest, and which places it fills. The server needs sums alone; the pool keeps its size.
 - The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
   notes; batches of 8 suit ten rounds. ``released``: 250 rounds, batches of 64, hours on a CPU.
 """
@@ -44,6 +46,8 @@ from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
+USE = 0.01  # what a client adds to the uses of a place that it fills: a small part of what noise is measured by
+
 
 class FedPrimeOptions(FusedOptions):
     prompts: int = Field(20, ge=1)  # prompts in each pool before training
@@ -54,9 +58,7 @@ class FedPrimeOptions(FusedOptions):
     projections: Literal["averaged", "frozen"] = "averaged"
     pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
-    # who matches the inter prompts of different clients: the server, from each client's, or each client, which sends its
-    # prompts in the places of those that it received, so that the server needs sums alone
-    matching: Literal["server", "client"] = "server"
+    matching: Literal["server", "client"] = "server"  # who matches prompts; if clients do, the server needs sums alone
     most_prompts: int | None = Field(None, ge=1)  # in the inter pool; those that most clients share stay; any if absent
 
 
@@ -102,7 +104,6 @@ class FedPrime(FusedMethod):
                 "inter": Shared(rate=rate, end=self.placed_prompts),
                 "uses": Shared(trained=False, end=self.placed_uses),
                 "received.inter": Private(lasts=False, begin=partial(received, "inter")),
-                "received.uses": Private(lasts=False, begin=partial(received, "uses")),
                 "intra": intra,
             }
         return {
@@ -189,32 +190,27 @@ class FedPrime(FusedMethod):
 
     def placed_prompts(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Return the prompts that samples chose in their places; elsewhere what was received."""
-        pool = tensors["received.inter"]
-        prompts, places = self.places(tensors)
-        return pool.index_copy(0, places, tensors["inter"][prompts])
+        chosen, places = self.places(tensors)
+        return tensors["received.inter"].index_copy(0, places, tensors["inter"][chosen])
 
     def placed_uses(self, tensors: Tensors, samples: Samples) -> Tensor:
-        """Return 1 for each place that the client fills, else 0."""
-        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], 1.0)
+        """Return the same small number for each place that the client fills, else 0."""
+        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], USE)
 
     def places(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """Return the chosen prompts and the places of the received prompts that are nearest."""
-        chosen = (tensors["uses"] > tensors["received.uses"]).nonzero()[:, 0]
+        """Return which prompts samples chose, and the places of the received ones that are nearest."""
+        chosen = (tensors["uses"] > 0).nonzero()[:, 0]
         return chosen, nearest(tensors["inter"][chosen], tensors["received.inter"])
 
     # --- the server
 
     def step(self, shared: Tensors, mean: Tensors) -> Tensors:
-        """Divide the mean move of a prompt by the share of the clients that sent one."""
+        """Divide the mean move of each place by the share of clients that filled it."""
         if not self.places_itself:
             return mean
-        import os
-
-        if os.environ.get("DIL"):
-            return mean
-        share = mean["uses"].clamp(min=1e-6)[:, None]
+        share = (mean["uses"] / USE).clamp(min=1 / self.task.clients)[:, None]  # fewer cannot be but by noise
         moved = shared["inter"] + (mean["inter"] - shared["inter"]) / share
-        return mean | {"inter": torch.where(mean["uses"][:, None] > 1e-6, moved, shared["inter"])}
+        return mean | {"inter": moved, "uses": torch.zeros_like(shared["uses"])}
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
         """Make the inter pool the centroids of the prompts that clients' samples chose."""

@@ -1,7 +1,9 @@
-"""Measure client-level privacy for few large sites: independent against correlated noise.
+"""Measure client-level privacy with tuned settings: independent against correlated noise.
 
-    python -m benchmarks.few_sites [--clients 10] [--partition dirichlet:0.5] [--epsilon 3] [--seeds 5]
-        [--subspace 16] [--json FILE]
+    python -m benchmarks.tuned_noise [--method linear] [--clients 10] [--partition dirichlet:0.5]
+        [--epsilon 3] [--steps 1:0.01 1:0.1 5:0.1] [--rounds 1 2 5 10 20] [--clips 0.01 0.03 0.1 0.3 1]
+        [--noise none independent correlated] [--apart 1 5] [--subspace 0 16] [--set method.cache_shots=4 ...]
+        [--seeds 5] [--json FILE]
 
 Correlated noise (DP-FTRL; Kairouz et al., 2021, and Choquette-Choo et al., 2023) adds rows of C^-1 Z
 to the sums of T rounds, Z independent. Clients take part in every b-th round, in a fixed order and
@@ -10,9 +12,9 @@ sensitivity max over clients of the root of the sum of |C^T C|_ij over the round
 part in. C is optimised for the least mean squared error of the model of all rounds (prefix sums),
 which is at most that of the binary tree. With b = 1 and C = I it is FedVL's mechanism.
 
-Rounds, epochs, rate and clip are chosen for each mechanism among the same settings, by the accuracy on
+Rounds, epochs:rate and clip are chosen for each mechanism among the same settings, by the accuracy on
 300 labelled images of the server's own in three other draws (TUNED_ON). The test is looked at with the
-chosen setting alone. Another 100 images of the server's give the public subspace.
+chosen setting alone. Another 100 images of the server's give the public subspace (0: all directions).
 """
 
 import argparse
@@ -21,19 +23,21 @@ import math
 import statistics
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedvl.config import gather_settings
 from fedvl.data.opener import Opener
 from fedvl.display import Silent
 from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.accounting import sigma_for
 from fedvl.federation.fixed_point import unflat
 from fedvl.federation.privacy import Subspace, clipped, directions
+from fedvl.methods.roles import Shapes
 from fedvl.preparation import Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
@@ -42,7 +46,7 @@ OPENER = Opener.once()
 TUNED_ON = (100, 101, 102)  # seeds
 OWN, PUBLIC = 400, 100  # labelled images of the server's, and those of them that give directions
 DELTA = 1e-5
-ROUNDS, STEPS, CLIPS = (1, 2, 5, 10, 20), ((1, 0.01), (1, 0.1), (5, 0.1)), (0.01, 0.03, 0.1, 0.3, 1.0)
+ENDLESS = 1e9  # a clip that no move reaches
 
 
 class Setting(NamedTuple):
@@ -53,20 +57,25 @@ class Setting(NamedTuple):
 
 
 class Mechanism(NamedTuple):
+    noise: str  # none (nor a clip), independent or correlated
     apart: int  # b: rounds from one round of a client to its next
-    correlated: bool
-    subspace: int | None = None
+    subspace: int  # directions that clients move in; 0: all
+
+    def matrix(self, rounds: int) -> Tensor:
+        """Return C, by whose inverse noise is correlated over rounds."""
+        return encoder(rounds, self.apart) if self.noise == "correlated" else torch.eye(rounds, dtype=torch.float64)
 
     def __str__(self) -> str:
-        kind = "correlated" if self.correlated else "independent"
-        return f"{kind}, b = {self.apart}{f', {self.subspace} directions' if self.subspace else ''}"
+        where = f", {self.subspace} directions" if self.subspace else ""
+        return f"{self.noise}, b = {self.apart}{where}"
 
 
 def sensitivity(matrix: Tensor, apart: int) -> Tensor:
     """Return how far one client moves C x, in which x has its moves of norm 1 as rows."""
     products = (matrix.T @ matrix).abs()
     parts = [torch.arange(first, len(matrix), apart) for first in range(min(apart, len(matrix)))]
-    return torch.stack([products[part][:, part].sum() for part in parts]).max().sqrt()
+    found: Tensor = torch.stack([products[part][:, part].sum() for part in parts]).max().sqrt()
+    return found
 
 
 @cache
@@ -96,39 +105,32 @@ def encoder(rounds: int, apart: int) -> Tensor:
     return min(candidates, key=lambda found: found[0])[1]
 
 
-def relative_error(rounds: int, apart: int, correlated: bool) -> float:
+def relative_error(rounds: int, mechanism: Mechanism) -> float:
     """Return the root mean squared noise of the models of all rounds, for moves of norm 1."""
-    matrix = encoder(rounds, apart) if correlated else torch.eye(rounds, dtype=torch.float64)
+    matrix = mechanism.matrix(rounds)
     sums = torch.ones(rounds, rounds, dtype=torch.float64).tril()
     noise = torch.linalg.solve_triangular(matrix, sums, upper=False, left=False)
-    return float(sensitivity(matrix, apart) * noise.square().sum().div(rounds).sqrt())
+    return float(sensitivity(matrix, mechanism.apart) * noise.square().sum().div(rounds).sqrt())
 
 
-def noise_of(numbers: int, rounds: int, apart: int, correlated: bool, epsilon: float, seed: int) -> Tensor:
+def noise_of(numbers: int, rounds: int, mechanism: Mechanism, epsilon: float, seed: int) -> Tensor:
     """Return the noise of each round's sum, for moves of norm 1."""
-    matrix = encoder(rounds, apart) if correlated else torch.eye(rounds, dtype=torch.float64)
-    sigma = sigma_for(epsilon, 1.0, 1, DELTA) * float(sensitivity(matrix, apart))
-    generator = torch_generator(seed, "few sites", rounds, apart, str(correlated))
+    if mechanism.noise == "none":
+        return torch.zeros(rounds, numbers, dtype=torch.float64)
+    matrix = mechanism.matrix(rounds)
+    sigma = sigma_for(epsilon, 1.0, 1, DELTA) * float(sensitivity(matrix, mechanism.apart))
+    generator = torch_generator(seed, "tuned noise", rounds, *map(str, mechanism))
     drawn = torch.randn(rounds, numbers, generator=generator, dtype=torch.float64) * sigma
-    return torch.linalg.solve_triangular(matrix, drawn, upper=False)
+    found: Tensor = torch.linalg.solve_triangular(matrix, drawn, upper=False)
+    return found
 
 
 @cache
-def prepared_for(seed: int, method: str, clients: int, partition: str) -> Prepared:
+def prepared_for(seed: int, flags: tuple[tuple[str, Any], ...], assignments: tuple[str, ...]) -> Prepared:
     """Prepare images and partition, which no setting changes; the server has images of its own."""
-    return prepare(
-        resolve_experiment(
-            {
-                "seed": seed,
-                "method": {"name": method},
-                "data": {"clients": clients, "partition": partition},
-                "federation": {"threads": 1, "root_images": OWN},
-                "privacy": {"unit": "client", "subspace": 1},  # so that there are such images
-            }
-        ),
-        Silent(),
-        OPENER,
-    )
+    own = [f"federation.root_images={OWN}", "federation.threads=1", "privacy.unit=client", "privacy.subspace=1"]
+    settings = gather_settings(None, {"seed": seed, **dict(flags)}, [*assignments, *own])
+    return prepare(resolve_experiment(settings), Silent(), OPENER)
 
 
 def with_setting(prepared: Prepared, setting: Setting) -> Prepared:
@@ -143,18 +145,21 @@ def with_setting(prepared: Prepared, setting: Setting) -> Prepared:
 
 def measure(mechanism: Mechanism, setting: Setting, given: argparse.Namespace, seed: int, tuning: bool) -> float:
     """Return the accuracy of one run, on the server's own images or on the test."""
-    prepared = with_setting(prepared_for(seed, given.method, given.clients, given.partition), setting)
+    flags = (("method", given.method), ("clients", given.clients), ("partition", given.partition))
+    prepared = with_setting(prepared_for(seed, flags, tuple(given.set)), setting)
     engine, samples = local_engine(prepared), prepared.training.samples
     public, own = prepared.training.root[:PUBLIC], prepared.training.root[PUBLIC:]
     shared = prepared.method.start(torch_generator(seed, "start"))
-    shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}
+    shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}
     held = frozenset(name for name in shared if prepared.method.role.shared(name).features)
     within = Subspace(directions(samples.inputs["features"][public], mechanism.subspace or 1), held)
     numbers = sum(tensor.numel() for tensor in shared.values())
-    noise = noise_of(numbers, setting.rounds, mechanism.apart, mechanism.correlated, given.epsilon, seed)
+    noise = noise_of(numbers, setting.rounds, mechanism, given.epsilon, seed)
     for index in range(setting.rounds):
         cohort = [client for client in range(given.clients) if client % mechanism.apart == index % mechanism.apart]
         total = unflat(noise[index] * setting.clip, shapes)
+        if not all(bool(tensor.isfinite().all()) for tensor in shared.values()):
+            return 0.0  # it diverged
         for result in engine.train(index, cohort, shared):
             moves = {name: result.update.tensors[name].double() - shared[name].double() for name in shared}
             moves = within.project(moves) if mechanism.subspace else moves
@@ -171,8 +176,10 @@ def measure(mechanism: Mechanism, setting: Setting, given: argparse.Namespace, s
 def tuned(mechanism: Mechanism, given: argparse.Namespace) -> tuple[Setting, float]:
     """Return the setting of the highest mean accuracy on the server's images, and that accuracy."""
     found = {}
-    for rounds, (epochs, rate), clip in product(ROUNDS, STEPS, CLIPS):
-        setting = Setting(rounds, epochs, rate, clip)
+    clips = [ENDLESS] if mechanism.noise == "none" else given.clips
+    for rounds, step, clip in product(given.rounds, given.steps, clips):
+        epochs, _, rate = step.partition(":")
+        setting = Setting(rounds, int(epochs), float(rate), clip)
         if setting.rounds >= mechanism.apart:  # every client takes part
             scores = [measure(mechanism, setting, given, seed, tuning=True) for seed in TUNED_ON]
             found[setting] = statistics.mean(scores)
@@ -186,21 +193,27 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--partition", default="dirichlet:0.5")
     parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--steps", nargs="+", default=["1:0.01", "1:0.1", "5:0.1"])
+    parser.add_argument("--rounds", nargs="+", type=int, default=[1, 2, 5, 10, 20])
+    parser.add_argument("--clips", nargs="+", type=float, default=[0.01, 0.03, 0.1, 0.3, 1.0])
+    parser.add_argument("--noise", nargs="+", default=["none", "independent", "correlated"])
+    parser.add_argument("--apart", nargs="+", type=int, default=[1, 5])
+    parser.add_argument("--subspace", nargs="+", type=int, default=[0, 16])
+    parser.add_argument("--set", nargs="+", default=[])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--subspace", type=int, default=16)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
-    print(
-        "| noise | rounds, epochs, rate, clip | error, 10 rounds | validation | test, mean ± deviation |\n|---|---|---|---|---|"
-    )
-    for apart, correlated, subspace in product((1, 5), (False, True), (None, given.subspace)):
-        mechanism = Mechanism(apart, correlated, subspace)
+    print("| noise | rounds, epochs, rate, clip | noise, 10 rounds | validation | test, mean ± deviation |")
+    print("|---|---|---|---|---|")
+    for mechanism in starmap(Mechanism, product(given.noise, given.apart, given.subspace)):
+        if mechanism.noise == "none" and (mechanism.apart > 1 or mechanism.subspace):
+            continue
         setting, validation = tuned(mechanism, given)
         scores = [measure(mechanism, setting, given, seed, tuning=False) for seed in range(given.seeds)]
         found.append({"mechanism": str(mechanism), "setting": setting, "validation": validation, "test": scores})
-        error = relative_error(10, apart, correlated) / (given.clients / apart)
+        error = relative_error(10, mechanism) / (given.clients / mechanism.apart) if mechanism.noise != "none" else 0.0
         spread = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
         shown = ", ".join(f"{value:g}" for value in setting)
         print(f"| {mechanism} | {shown} | {error:.2f} | {validation:.1f} | {spread} |", flush=True)
