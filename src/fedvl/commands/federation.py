@@ -206,7 +206,7 @@ def approve_runs(
         bool, typer.Option("--yes", help="Do not ask; the roster was compared, and all experiments are approved.")
     ] = False,
 ) -> None:
-    """Show this client's roster and experiments and approve them; fedvl client answers for no other."""
+    """Show this client's roster and experiments, and approve them; it answers for no other."""
     from fedvl.deployment.extras import check_extras
     from fedvl.deployment.membership import approve_experiment
     from fedvl.deployment.policy import approved, identify, read_experiments, write_policy

@@ -100,7 +100,7 @@ class Party:
         return write(header, content)
 
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
-        """Return whether a request gets the answer of before: a round, or attempt at a sum, has one."""
+        """Return whether a request gets its earlier answer: a round or an attempt has one."""
         if self.sums is None:
             return bool(before["asked"] != asked)
         return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
@@ -190,7 +190,7 @@ class Party:
 
     @property
     def noise(self) -> RecordPrivacy | ClientPrivacy | None:
-        """The noise that this client adds itself: to its steps, or its share of the noise of a sum."""
+        """The noise that this client adds itself: to its steps, or its share of a sum's noise."""
         return self.engine.hidden or self.engine.shared_noise
 
     def cost(self, round_index: int) -> tuple[Step, int] | None:
