@@ -18,6 +18,7 @@ RISKS = {
     "one-image-linking": LINKABILITY,
     "picture-linking": LINKABILITY,
     "label-histogram": INFERENCE,
+    "label-probe": INFERENCE,
     "class-names": INFERENCE,
     "missing-modality": INFERENCE,
 }
