@@ -40,7 +40,10 @@ def audit(
     rounds: Annotated[int, typer.Option(min=1, help="First rounds whose messages are attacked.")] = 2,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(metavar="ATTACK=VALUE", help="Exit with code 1 if this value is above, 2 if it was not measured; repeatable."),
+        typer.Option(
+            metavar="ATTACK=VALUE",
+            help="Exit with code 1 if this value is above, 2 if it was not measured; repeatable.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The page; audit.html in the run's folder, or beside the TOML file.")
