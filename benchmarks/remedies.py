@@ -109,7 +109,7 @@ def attacked(settings: Settings, slow: bool, opener: Opener) -> dict[str, Any]:
     for kind, names in ATTACKS.items():
         own = [each for each in seen if each["name"] in names]
         best = max(own, key=lambda each: float(each["value"]), default=None)
-        figures[kind] = best and {key: best[key] for key in ("name", "value", "interval", "guess")}
+        figures[kind] = best and {key: best[key] for key in ("name", "value", "interval", "chance")}
     return figures
 
 
