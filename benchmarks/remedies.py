@@ -129,7 +129,7 @@ def shown(found: Mapping[str, Any] | None) -> str:
         return "-"
     low, high = found["interval"]
     text = f"{found['value']:.2f} ({low:.2f} to {high:.2f})"
-    return f"**{text}**" if low > found["guess"] else text
+    return f"**{text}**" if low > found["chance"] else text
 
 
 def row(method: str, remedy: int, found: Mapping[str, Any], clean: float | None) -> str:
