@@ -60,7 +60,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, trust_method: bool = False) -> "RunFolder":
-        """Return the run in a folder, to query it; of a client's folder, the one that finished last."""
+        """Return the run in a folder, to query it; of a client's, the one that finished last."""
         if not no_link(path / PARTY).is_file():
             return cls(path, trust_method, queried=True)
         state = no_link(path / STATE)

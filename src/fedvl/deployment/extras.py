@@ -1,4 +1,4 @@
-"""Optional packages that an experiment or a client's images need, looked for before anything starts."""
+"""Optional packages that an experiment or images need, looked for before anything starts."""
 
 import os
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The roster of a federation: the keys of all admitted clients, which each client compares and pins.
+"""The roster of a federation: the keys of all admitted clients, which each compares and pins.
 
 The server's operator is the certificate authority, and could certify clients that it invented. A
 client therefore pins the roster after its person has compared one short fingerprint with the other
@@ -108,12 +108,12 @@ def pinned_roster(folder: Path) -> Roster:
 
 
 def needed_roster(folder: Path, experiment: Experiment) -> str:
-    """Return the fingerprint of the pinned roster that an experiment needs; empty: it needs none."""
+    """Return the fingerprint of the pinned roster, or nothing if an experiment needs none."""
     return pinned_roster(folder).fingerprint if experiment.federation.secure_sum else ""
 
 
 def check_roster(folder: Path, party: PartyFile, roster: Roster) -> None:
-    """Refuse a roster of another federation, without this client, or with keys that are not certified."""
+    """Refuse a roster of another federation, without this client, or with uncertified keys."""
     if roster.authority != authority_fingerprint(folder):
         raise FedVLError(
             "The roster is of another federation: its authority is not the one of ca.crt; ask for the right one."

@@ -102,7 +102,7 @@ def make_state(folder: Path) -> Path:
 
 
 def open_state(folder: Path) -> Path:
-    """Return the state folder; refuse one that was not made here, and unexpected files beside it."""
+    """Return the state folder; refuse one not made here, and unexpected files beside it."""
     check_handed(folder, STATE, request_path(folder, read_party(folder).name).name)
     state = state_of(folder)
     if not os.path.lexists(state):

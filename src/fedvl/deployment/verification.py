@@ -1,4 +1,4 @@
-"""Compare the logs of a server and its clients: heads, every message by its SHA-256, survivor lists."""
+"""Compare the logs of a server and its clients: heads, messages by SHA-256, survivor lists."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -129,7 +129,7 @@ def missing(entries: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
 
 
 def last_of_each_life(log: Checked, sent: Sequence[Entry]) -> set[tuple[Any, ...]]:
-    """Return the requests after which a side was stopped: the last of a run before a restart and at the end."""
+    """Return the last requests of each run before a side was stopped, and at the end."""
     wanted, found, last = {id(entry) for entry in sent}, set(), dict[str, tuple[Any, ...]]()
     for entry in log.chain.entries:
         if id(entry) in wanted:
