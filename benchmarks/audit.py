@@ -6,7 +6,7 @@
 Each method runs with CASES' settings, first as it is and then with each remedy that it takes; where it
 refuses one, its sentence is printed. 10 clients are attacked (`fedvl audit` with the same settings gives
 the same figures). The tables have a row for each attack and view and a column for each remedy: the
-figure, its 95 % interval and, first, the guess level. Fed-PRIME needs images with texts: --text-dataset
+value, its 95 % interval and, first, the chance level. Fed-PRIME needs images with texts: --text-dataset
 replaces its embedded ones.
 """
 
@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from fedvl.audit.finding import written
 from fedvl.audit.perform import audit
-from fedvl.audit.show import figure, interval, number
+from fedvl.audit.show import figure, interval
 from fedvl.config import overlay
 from fedvl.data.opener import Opener
 from fedvl.display import Silent
@@ -85,18 +86,18 @@ def audit_method(method: str, given: argparse.Namespace, opener: Opener) -> dict
 
 
 def show(method: str, found: dict[str, Any]) -> None:
-    """Print the figures as a table, bold where guessing does not explain one."""
+    """Print the values as a table, bold where a leak is shown."""
     audits = {remedy: one for remedy, one in found.items() if not isinstance(one, str)}
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for remedy, one in audits.items():
         for each in one["findings"]:
-            cells = lines.setdefault((each["name"], each["view"]), {"guess": number(each["guess"], each["unit"])})
+            cells = lines.setdefault((each["name"], each["view"]), {"chance": written(each["chance"], each["unit"])})
             text = f"{figure(each)} ({interval(each)})"
             cells[remedy] = f"**{text}**" if each["leaks"] else text
-    print(f"\n{method}\n\n| figure | seen by | guessing | {' | '.join(f'`{remedy}`' for remedy in audits)} |")
+    print(f"\n{method}\n\n| attack | seen by | chance level | {' | '.join(f'`{remedy}`' for remedy in audits)} |")
     print(f"|{'---|' * (3 + len(audits))}")
     for (name, view), cells in lines.items():
-        print(f"| {name} | {view} | {cells['guess']} | {' | '.join(cells.get(remedy, '-') for remedy in audits)} |")
+        print(f"| {name} | {view} | {cells['chance']} | {' | '.join(cells.get(remedy, '-') for remedy in audits)} |")
     print("", *(f"- `{remedy}`: {one}" for remedy, one in found.items() if isinstance(one, str)), sep="\n", flush=True)
 
 

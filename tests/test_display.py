@@ -3,13 +3,16 @@
 import io
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.forked import SMALL, in_child
 from rich.table import Table
 from rich.text import Text
 
+import fedvl.display
 from fedvl.display import (
     BETWEEN_LINES,
     Console,
@@ -326,3 +329,48 @@ def test_a_terminal_obeys_no_name():
     assert "c\\x1b" in out.getvalue()
     assert re.findall("\x1b.", out.getvalue()), "styles are still shown"
     assert not re.search("\x1b(?!\\[[0-9;]*m)|\x07", out.getvalue())
+
+
+# --- texts that look like markup
+
+MARKED = 'install it with pip install "fedvl[privacy]", [bold]not[/bold] [red]red :dog:'
+
+
+def test_no_text_is_taken_for_markup():
+    text = io.StringIO()
+    console = Console(file=text, width=120)
+    table = Table(MARKED, title=MARKED)
+    table.add_row(MARKED)
+    table.add_row(Text(MARKED, "bold"))
+    for each in (MARKED, table):
+        console.print(each)
+    assert text.getvalue().count(MARKED) == 5
+    display = TerminalDisplay()
+    display.show("[privacy]", 1, 2, "[1/2] :dog:")
+    console.print(display.progress.make_tasks_table(display.progress.tasks))
+    assert re.search(r"\[privacy\] .* \[1/2\] :dog:", text.getvalue())
+
+
+def test_no_other_console_is_made():
+    """What is printed goes through the one that takes texts as they are."""
+    package = Path(fedvl.display.__file__).parent
+    lines = [
+        line.strip()
+        for path in package.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"import .*\bConsole\b", line)
+    ]
+    assert len(lines) > 5
+    assert all(line.startswith("from fedvl.display import") for line in lines), lines
+
+
+def test_brackets_in_what_commands_print(tmp_path):
+    """Real commands: a folder of that name, a note, and an error."""
+    name = "fedvl[privacy]"
+    ended = in_child(tmp_path, "run", *SMALL[:-4], "--rounds", "1", "--out", name, *SMALL[-2:])
+    assert ended.code == 0, ended.error
+    assert f"Report: {name}/report.html" in ended.out
+    refused = in_child(tmp_path, "resume", f"{name}[bold]")
+    assert refused.error == f"Error: There is no run in {name}[bold]; start one with fedvl run --out {name}[bold].\n"
+    long = in_child(tmp_path, "data", "show", f"hf:{'x' * 10_000}[red]")
+    assert (long.code, len(long.error) < 5000) == (2, True)

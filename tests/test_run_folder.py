@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import signal
 import time
@@ -320,11 +321,11 @@ SHARED = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2)}
 LAST = {0: {"sent": torch.ones(2)}, 7: {"sent": torch.full((3,), 0.5)}}
 
 
-def finish(path, last=LAST, examples=None):
+def finish(path, last=LAST, examples=None, shared=SHARED):
     with RunFolder.create(path, PLAIN) as folder:
         result = {"method": "linear", "config": {"seed": 0}, "rounds": 0, "model_fingerprint": "abc"}
         result |= {"class_names": ["cat", "dog"], "templates": ["a photo of a {}."]}
-        folder.finish(result, examples or {}, SHARED, last)
+        folder.finish(result, examples or {}, shared, last)
     return folder
 
 
@@ -372,6 +373,18 @@ def test_a_file_that_is_not_the_one_written_is_refused(tmp_path, name):
     with pytest.raises(FedVLError) as error:
         RunFolder(tmp_path / "run").tensors()
     assert f"Cannot read {path}" in told(error)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["model.safetensors", "kept.safetensors"])
+def test_tensors_that_are_not_finite_are_refused_though_their_hash_is_right(tmp_path, name, value):
+    broken = torch.tensor([0.0, value])
+    shared = {**SHARED, "bias": broken} if name == "model.safetensors" else SHARED
+    last = {**LAST, 7: {"sent": broken}} if name == "kept.safetensors" else LAST
+    finish(tmp_path / "run", last=last, shared=shared)
+    with pytest.raises(FedVLError) as error:
+        RunFolder(tmp_path / "run").tensors()
+    assert f"{tmp_path / 'run' / name} holds numbers that are not finite" in told(error)
 
 
 def test_a_result_without_hashes_is_of_an_older_version(tmp_path):

@@ -20,6 +20,8 @@ from fedvl.uncertainty import (
     bootstrap_seeds,
     mcnemar,
     mean_of_shares,
+    paired_difference,
+    proportion,
     wilson,
 )
 
@@ -31,6 +33,31 @@ def test_wilson_is_that_of_scipy(count, data):
     hits = data.draw(st.integers(0, count))
     expected = binomtest(hits, count).proportion_ci(method="wilson")
     assert wilson(100 * hits / count, count) == pytest.approx((100 * expected.low, 100 * expected.high))
+
+
+def test_intervals_by_hand():
+    """24 of 30 by Wilson; 3 gained and 1 lost of 30 by Bonett and Price: 2 / 32 -+ 1.96 sqrt((6 / 32 - 4 / 1024) / 32)."""
+    assert wilson(80.0, 30) == pytest.approx((62.69, 90.49), abs=0.01)
+    assert proportion(24, 30) == pytest.approx((0.6269, 0.9049), abs=1e-4)
+    half = 196 * math.sqrt((6 / 32 - 4 / 1024) / 32)
+    assert paired_difference(3, 1, 30) == pytest.approx((6.25 - half, 6.25 + half), abs=1e-3)
+    assert paired_difference(3, 1, 30) == pytest.approx((-8.59, 21.09), abs=0.01)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 7, 1000])
+def test_the_bounds_of_nothing_and_of_everything_are_exact(trials):
+    assert (proportion(0, trials).low, proportion(trials, trials).high) == (0, 1)
+    assert 0 < proportion(0, trials).high < 1
+    assert paired_difference(trials, 0, trials).high <= 100
+    assert paired_difference(0, trials, trials).low >= -100
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0.1, 0.1), (0.02, 0.05), (0.3, 0.1)])
+def test_a_paired_interval_holds_the_true_difference_in_95_of_100_cases(gained, lost):
+    draws = np.random.default_rng(0).multinomial(200, [gained, lost, 1 - gained - lost], size=2000)
+    intervals = [paired_difference(int(up), int(down), 200) for up, down, _ in draws]
+    held = np.mean([low <= 100 * (gained - lost) <= high for low, high in intervals])
+    assert 0.93 < held < 0.985
 
 
 def test_the_same_percentage_of_more_images_is_surer():

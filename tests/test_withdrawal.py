@@ -22,6 +22,7 @@ from fedvl.report.withdrawals import sentences
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
+from fedvl.uncertainty import mcnemar, wilson
 from fedvl.withdrawal import (
     Answers,
     check_comparable,
@@ -211,7 +212,13 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
     assert found["run"]["accuracy"] == pytest.approx(100 * 6 / 9)
     assert found["without"]["accuracy"] == pytest.approx(100 * 4 / 9)
     assert found["difference"] == pytest.approx(-200 / 9)
-    assert found["difference_interval"][0] < found["difference"] < found["difference_interval"][1]
+    # the intervals that a report gives of the same answers
+    assert found["run"]["interval"] == pytest.approx(list(wilson(100 * 6 / 9, 9)))
+    assert found["changed_interval"] == pytest.approx(list(wilson(100 * 5 / 9, 9)))
+    paired = mcnemar("111011001", "110100001")
+    assert paired is not None
+    assert (paired.gained, paired.lost) == (1, 3)
+    assert found["difference_interval"] == list(paired.interval)
     assert found["changed"] == pytest.approx(500 / 9)
     assert found["distance_by_tensor"] == {"w": 3.0, "b": 4.0}
     assert (found["distance"], found["moved"]) == (5.0, 5.0)
@@ -274,6 +281,19 @@ def test_a_second_run_in_which_the_client_took_part_or_of_other_settings_is_refu
     RunFolder(other).describe(changed)
     with pytest.raises(FedVLError, match="have another seed, so that their difference is not the client's"):
         check_comparable(RunFolder(run), RunFolder(other), 3)
+
+
+def test_a_client_that_was_drawn_and_dropped_out_took_no_part(run, tmp_path):
+    path = tmp_path / "other"
+    path.mkdir()
+    other = RunFolder(path)
+    other.describe(RunFolder(run).experiment)
+    other.append_round({"round": 1, "cohort": [0, 2, 3], "dropped": [3]})
+    other.append_round({"round": 2, "cohort": [0, 2], "dropped": []})
+    check_comparable(RunFolder(run), RunFolder(path), 3)
+    other.append_round({"round": 3, "cohort": [0, 3], "dropped": [0]})
+    with pytest.raises(FedVLError, match="Client 3 took part in round 3 of"):
+        check_comparable(RunFolder(run), RunFolder(path), 3)
 
 
 def test_a_client_goes_by_number_or_by_the_name_of_its_party(run, tmp_path):

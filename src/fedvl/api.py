@@ -159,8 +159,7 @@ class Comparison:
         return write_report(self.folder)
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
+        from fedvl.display import Console
         from fedvl.report.comparison_tables import footnote, terminal_tables
 
         text = io.StringIO()
@@ -193,6 +192,7 @@ def run(
     shots: Given = None,
     clients: Given = None,
     missing: Given = None,
+    unit: Given = None,
     per_round: Given = None,
     rounds: Given = None,
     local_epochs: Given = None,

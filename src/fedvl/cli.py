@@ -1,13 +1,15 @@
 """The command line. Nothing heavy is imported until a command needs it."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from fedvl.commands import audit, compare, federation, log, report, run, serve, show, withdraw
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
+
+LONGEST_ERROR = 4000  # characters
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,21 +48,24 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
+def fail(sentence: str) -> NoReturn:
+    """Print an error and exit; what a file of others made of it is neither obeyed nor endless."""
+    from fedvl.display import shortened, visible
+
+    print(f"Error: {shortened(visible(sentence), LONGEST_ERROR)}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     try:
         app()
     except FedVLError as error:
-        from fedvl.display import visible
-
-        print(f"Error: {visible(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        fail(str(error))
     except OSError as error:  # a full disk, a folder without permission: the user's to mend
-        print(
-            f"Error: cannot read or write {error.filename or 'a file of the run'}: {error.strerror or error}; "
-            "mend that, then repeat the command, or go on with fedvl resume: committed rounds are safe.",
-            file=sys.stderr,
+        fail(
+            f"cannot read or write {error.filename or 'a file of the run'}: {error.strerror or error}; "
+            "mend that, then repeat the command, or go on with fedvl resume: committed rounds are safe."
         )
-        sys.exit(2)
     except KeyboardInterrupt:
         print(
             "Stopped; go on with fedvl resume; compare, sweep and reproduce go on with the same command.",

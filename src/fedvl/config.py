@@ -65,6 +65,9 @@ class DataConfig(Section):
     newcomers: int = Field(0, ge=0, le=MOST_CLIENTS)  # clients, the last ones, that join only when training is over
     minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
     shots: int | None = Field(None, ge=1, le=MANY)  # training images kept per class, drawn before the partition
+    # column that says whose an image is (patient, subject, person, user, case): record-level privacy then hides all
+    # images of one at a client; one image, if absent
+    unit: str | None = None
     client_shots: int | None = Field(None, ge=1, le=MANY)  # of each class at each client, drawn after the partition
     # how many times more training images the first class keeps than the last, with those between on a geometric scale
     long_tail: float | None = Field(None, ge=1, le=MANY)
@@ -264,6 +267,7 @@ FLAGS = {
     "clients": "data.clients",
     "shots": "data.shots",
     "missing": "data.missing",
+    "unit": "data.unit",
     "model": "model.name",
     "local_epochs": "training.local_epochs",
     "precision": "training.precision",

@@ -49,6 +49,13 @@ class Beside(Content):
     why: str
 
 
+class Group(Content):
+    """A column that says whose an image is, and the most images that one has at a client."""
+
+    column: str
+    largest: Count
+
+
 class Budget(Content):
     """What a run has spent of its privacy budget."""
 
@@ -56,11 +63,14 @@ class Budget(Content):
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     sampling: str
+    of: str | None = None  # client, image, or a column that says whose images are
+    group: Group | None = None
     simulated: bool = False  # whether its noise follows from the seed, which is published
     released: Annotated[list[Beside], Field(max_length=100)] = []
     # of a round, to go on counting
     rate: Annotated[float, Field(gt=0, le=1)] | None = None
     sigma: Annotated[float, Field(ge=0)] | None = None
+    counts: Annotated[float, Field(ge=0)] | None = None  # noise multiplier of clients' reports before the round
     planned: Round | None = None
 
 
@@ -321,7 +331,7 @@ class Measured(Content):
 class Joint(Content):
     """What two runs spend together of each unit that is in both."""
 
-    unit: Literal["client", "record"]
+    of: str
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0)]
 

@@ -25,7 +25,13 @@ def visible(text: str) -> str:
 
 
 class Console(console.Console):
-    """A terminal that shows what names hold, and obeys nothing in them."""
+    """A terminal that shows what texts hold, and obeys nothing in them: no markup, no emoji codes.
+
+    A style is given by ``rich.text.Text``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
 
     def render(self, *given: Any, **options: Any) -> Iterable[Segment]:
         for segment in super().render(*given, **options):
@@ -68,10 +74,10 @@ class TerminalDisplay:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet)
         self.progress = Progress(
-            TextColumn("{task.description:<14}"),
+            TextColumn("{task.description:<14}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal or quiet,
@@ -93,7 +99,7 @@ class TerminalDisplay:
 
     def log(self, text: str) -> None:
         if not self.console.is_terminal:
-            self.console.print(text, markup=False, highlight=False)
+            self.console.print(text, highlight=False)
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         """Return what shows how far a stage is: a bar, or a line of text every few seconds."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
+from fedvl.display import Console
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
@@ -22,13 +22,13 @@ Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
 def examine(folder: Path | None = None) -> bool:
     """Print all findings; return whether everything that a run, or a federation, needs works."""
     console = Console()
-    marks = {"good": "[green]ok  [/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad [/red]"}
+    marks = {"good": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("bad ", "red")}
     sound = True
     checks: list[Callable[[], list[Finding]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
     checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
     for check in checks:
         for kind, sentence in guarded(check):
-            console.print(f"{marks[kind]} {escape(sentence)}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble(marks[kind], f" {sentence}"), soft_wrap=True)
             sound = sound and kind != "bad"
     return sound
 

@@ -15,6 +15,8 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
 from fedvl.federation.checks import fits
+from fedvl.federation.count_noise import CountNoise, count_noise
+from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
 from fedvl.federation.processes import Processes
@@ -57,7 +59,7 @@ def help_with(experiment: Experiment, processes: Processes) -> None:
 
 
 def local_engine(prepared: Prepared) -> LocalEngine:
-    """Make the engine that trains all clients in this process, with noise of the simulation's own."""
+    """Make the engine that trains all clients in this process, with a simulation's noise."""
     engine = engine_of(prepared)
     engine.private_seed = noise_seed(prepared.experiment)
     return engine
@@ -94,6 +96,13 @@ def public_subspace(experiment: Experiment, method: Method, start: Tensors, trai
     images = training.samples.inputs["features"][training.root]
     names = frozenset(name for name in start if method.role.shared(name).features)
     return Subspace(directions(images, experiment.privacy.subspace), names)
+
+
+def noise_on_counts(experiment: Experiment, method: Method, start: Tensors) -> CountNoise | None:
+    """Return the noise that clients' reports need, if clients are to be hidden."""
+    federation = experiment.federation
+    shares = federation.least_clients if federation.secure_sum else 1
+    return count_noise(method, start, federation.rounds, shares) if experiment.privacy.unit == "client" else None
 
 
 def make_judge(prepared: Prepared, engine: Engine) -> Judge:
@@ -145,6 +154,30 @@ def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -
     }
 
 
+def make_federation(
+    prepared: Prepared, engine: Engine, journal: Journal | None = None, secret: int | None = None
+) -> Federation:
+    """Make the federation of a run before its first round, with its rule and its noise."""
+    experiment, method = prepared.experiment, prepared.method
+    start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
+    return Federation(
+        method,
+        engine,
+        experiment.federation.model_copy(update={"withdrawn": experiment.absent}),
+        experiment.seed,
+        start,
+        journal=journal,
+        device=prepared.device,
+        root=root_engine(experiment, method, prepared.training),
+        privacy=privacy_of(
+            experiment,
+            noise_seed(experiment) if secret is None else secret,
+            public_subspace(experiment, method, start, prepared.training),
+            noise_on_counts(experiment, method, start),
+        ),
+    )
+
+
 def check_restored(federation: Federation, start: Tensors, folder: RunFolder) -> None:
     """Refuse tensors of a journal that are not those that the method makes."""
     role = federation.method.role
@@ -176,29 +209,15 @@ def run_rounds(
     The noise that hides clients is drawn from ``secret``, or from the seed in simulation. ``told``
     says what else the result holds, once the rounds are over.
     """
-    experiment, method = prepared.experiment, prepared.method
+    experiment = prepared.experiment
     torch.set_num_threads(experiment.federation.threads)
     memory.begin(prepared.device)
     judge = make_judge(prepared, engine)
     validator = make_validator(prepared, judge)
     tested = experiment.evaluation.test and len(prepared.test.samples) > 0
     zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
-    start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
-    federation = Federation(
-        method,
-        engine,
-        experiment.federation.model_copy(update={"withdrawn": experiment.absent}),
-        experiment.seed,
-        start,
-        journal=folder.journal,
-        device=prepared.device,
-        root=root_engine(experiment, method, prepared.training),
-        privacy=privacy_of(
-            experiment,
-            noise_seed(experiment) if secret is None else secret,
-            public_subspace(experiment, method, start, prepared.training),
-        ),
-    )
+    federation = make_federation(prepared, engine, folder.journal, secret)
+    start = federation.shared
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
     peaks = dict[int, memory.Peak]()  # until the end of each round that this process ran

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
+from fedvl.data.holdings import hold_out, of_newcomers, take_root, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
 from fedvl.data.missing import conditions_of, without_modalities
@@ -36,11 +37,12 @@ from fedvl.data.protocols import (
     with_client_shots,
 )
 from fedvl.data.stores import Dataset
+from fedvl.data.units import Units, units_of
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, Task
-from fedvl.methods.parts.losses import CLASS_LIST
+from fedvl.methods.parts.losses import CLASS_LIST, UNIT
 from fedvl.methods.parts.pseudo_labels import Rule, relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
@@ -53,7 +55,6 @@ from fedvl.requirements import (
     check_united,
     check_withdrawn,
 )
-from fedvl.seeding import numpy_generator
 from fedvl.tensors import pick_device
 
 Integers = NDArray[np.int64]
@@ -72,6 +73,14 @@ class Training:
     root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
     newcomers: list[Tensor] = field(default_factory=list)  # rows of clients that join when training is over
     validation: "Validation | None" = None
+    group: "Group | None" = None
+
+
+class Group(NamedTuple):
+    """Images that are of one unit, such as a patient, where the source says whose they are."""
+
+    column: str
+    largest: int  # images of one unit at a client
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,9 @@ class Prepared:
     skipped: list[dict[str, str]]
     notes: list[str]
     encode_seconds: float
+    sources: "Sources"
+    encoded: "Encoded"
+    assignment: Assignment
 
     @property
     def device(self) -> torch.device:
@@ -186,6 +198,9 @@ def prepare(
             *withdrawal_note(experiment),
         ],
         encode_seconds=encode_seconds,
+        sources=sources,
+        encoded=encoded,
+        assignment=assignment,
     )
 
 
@@ -241,7 +256,13 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
     found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
+    if experiment.data.unit and (units := training_units(sources, encoded, experiment)):
+        found = replace(found, clients=units.together(found.clients))
     return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
+
+
+def training_units(sources: Sources, encoded: Encoded, experiment: Experiment) -> Units | None:
+    return units_of(sources.dataset.splits["train"], encoded.read["train"].kept, experiment.data.unit)
 
 
 def make_methods(
@@ -302,7 +323,10 @@ def take_training(
     if "train" not in encoded.read:
         return Training(Samples({}, own), rows, own, counts, assignment.note)
     forms = encoded.read["train"].forms
-    samples = Samples({form: forms[form] for form in sources.inputs}, own)
+    units = training_units(sources, encoded, experiment)
+    group = Group(units.column, units.most(kept)) if units else None
+    numbers = {UNIT: torch.from_numpy(units.numbers).to(device)} if units and data.unit else {}
+    samples = Samples({form: forms[form] for form in sources.inputs} | numbers, own)
     if isinstance(sources.encoder, FusedEncoder):
         groups = None if data.missing_by == "all" else assignment.clients  # held-out images miss as much
         whole = data.missing_by == "whole-client"
@@ -328,7 +352,7 @@ def take_training(
     if experiment.federation.robust == "root" or experiment.privacy.subspace is not None:
         root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
     (root,) = without([root], left)
-    return Training(samples, without(rows, left), own, counts, assignment.note, root, newcomers, validation)
+    return Training(samples, without(rows, left), own, counts, assignment.note, root, newcomers, validation, group)
 
 
 def with_class_lists(samples: Samples, assignment: Assignment) -> Samples:
@@ -337,24 +361,6 @@ def with_class_lists(samples: Samples, assignment: Assignment) -> Samples:
     for rows, own in zip(assignment.clients, assignment.lists, strict=True):
         known[rows] = np.isin(assignment.trained_classes, own)
     return Samples({**samples.inputs, CLASS_LIST: torch.from_numpy(known).to(samples.labels.device)}, samples.labels)
-
-
-def of_newcomers(rows: list[Tensor], experiment: Experiment) -> list[Tensor]:
-    """Return what newcomers have, and nothing of the others; nothing at all if there are none."""
-    first = experiment.data.clients - experiment.data.newcomers
-    return [own if client >= first else own[:0] for client, own in enumerate(rows)] if experiment.data.newcomers else []
-
-
-def hold_out(clients: list[Integers], experiment: Experiment) -> tuple[list[Integers], list[Integers]]:
-    """Split each client's rows into those to train on and those to validate with."""
-    share = experiment.evaluation.validation
-    kept, held = list[Integers](), list[Integers]()
-    for client, rows in enumerate(clients):
-        count = min(max(1, round(share * len(rows))), max(0, len(rows) - 1)) if share else 0
-        drawn = numpy_generator(experiment.seed, "validation", client).permutation(len(rows))
-        kept.append(rows[np.sort(drawn[count:])] if count else rows)
-        held.append(rows[np.sort(drawn[:count])])
-    return kept, held
 
 
 def take_validation(samples: Samples, held: list[Integers], experiment: Experiment) -> Validation | None:
@@ -371,24 +377,6 @@ def take_validation(samples: Samples, held: list[Integers], experiment: Experime
         return Validation(chosen, [])
     places = np.split(np.arange(len(chosen)), np.cumsum([len(rows) for rows in present])[:-1])
     return Validation(chosen, [torch.from_numpy(part).to(chosen.labels.device) for part in places])
-
-
-def without(rows: list[Tensor], left: Tensor) -> list[Tensor]:
-    """Take the images of those who take no part out of everyone's rows."""
-    return [own[~torch.isin(own, left)] for own in rows] if len(left) else rows
-
-
-def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[Tensor, list[Tensor]]:
-    """Take the server's own images, of those that no client has if they suffice."""
-    held, wanted = torch.cat(rows), experiment.federation.root_images
-    everything = torch.arange(total, device=held.device)
-    free = everything[~torch.isin(everything, held)]
-    source = free if len(free) >= wanted else held
-    if len(source) <= wanted:
-        raise FedVLError(f"The server's own {wanted} images would be all there are; lower federation.root_images.")
-    chosen = numpy_generator(experiment.seed, "root").choice(len(source), wanted, replace=False)
-    root = source[torch.from_numpy(chosen).to(source.device)].sort().values
-    return root, [own[~torch.isin(own, root)] for own in rows]
 
 
 def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment) -> Test:

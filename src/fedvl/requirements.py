@@ -23,6 +23,7 @@ def check_settings(experiment: Experiment, simulated: bool) -> None:
     check_validation(experiment, simulated)
     check_subspace(experiment, simulated)
     check_private_choice(experiment, simulated)
+    check_unit(experiment)
 
 
 def check_method(method: Method, experiment: Experiment) -> None:
@@ -75,6 +76,12 @@ def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
         raise FedVLError(f"Pseudo-labels need a CLIP-like model; with '{model}' leave data.labels as it is.")
 
 
+def of_sums(name: str) -> str:
+    """Return what a server that learns sums alone can use: the method's own form of sums, or others."""
+    option = {"fed-mp": "merging=summed", "fed-prime": "matching=client", "fed-inter": "matching=client"}.get(name)
+    return f"--set method.{option}" if option else "a method that is averaged, such as linear, fst-cbdg or cachefl"
+
+
 def check_secure_sum(method: Method, experiment: Experiment) -> None:
     """Refuse secure sums where the server needs more than sums, and say what that is."""
     federation = experiment.federation
@@ -88,7 +95,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
     if single:
         raise FedVLError(
             f"Method '{name}' needs {', '.join(single)} of each client, so that a sum is not enough; "
-            "leave --secure-sum out, or use a method that is averaged, such as fst-cbdg, fedpp, cachefl or linear."
+            f"leave --secure-sum out, or use {of_sums(name)}."
         )
     if consultation is not None and not consultation.summed:
         raise FedVLError(
@@ -234,6 +241,20 @@ def check_private_choice(experiment: Experiment, simulated: bool) -> None:
         )
 
 
+def check_unit(experiment: Experiment) -> None:
+    """Refuse a unit of several images where nothing is counted by it, or classes are dealt."""
+    unit, protocol = experiment.data.unit, experiment.evaluation.protocol
+    if unit is None:
+        return
+    if experiment.privacy.unit != "record":
+        raise FedVLError(f"--unit {unit} is for record-level privacy: use --privacy record:eps=3, or leave it out.")
+    if protocol in ("open", "base-to-new"):
+        raise FedVLError(
+            f"The {protocol} protocol deals classes to clients, and images of one {unit} may be of several classes; use "
+            "--protocol closed, or leave --unit out."
+        )
+
+
 def check_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse differential privacy where something would leave that noise does not cover."""
     unit = experiment.privacy.unit
@@ -241,13 +262,16 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
         return
     name, role = experiment.method.name, method.role
     start = method.start(torch_generator(experiment.seed, "start"))
-    if method.scope == "pooled" or not start:
+    consultation = method.consultation() if unit == "client" else None
+    if method.scope == "pooled" or not (start or (consultation and consultation.report_shapes)):
         raise FedVLError(f"Method '{name}' sends no updates that noise could be added to; leave --privacy out.")
     if role.sent:
         raise FedVLError(
-            f"Method '{name}' sends {', '.join(role.sent)} besides its update, which noise does not cover; leave --privacy out."
+            f"Method '{name}' sends {', '.join(role.sent)} besides its update, which noise does not cover; leave --privacy "
+            f"out, or use {of_sums(name)}."
         )
-    if untrained := [shared for shared in start if not role.shared(shared).trained]:
+    untrained = [shared for shared in start if not role.shared(shared).trained]
+    if untrained and type(method).step is Method.step:
         raise FedVLError(
             f"Method '{name}' shares tensors that gradients do not move, such as {untrained[0]}, and noise would spoil "
             "them; leave --privacy out."
@@ -264,12 +288,13 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
     if single := [shared for shared in start if method.role.needs(shared) != "sum"]:
         raise FedVLError(
             f"Method '{name}' needs {', '.join(single)} of each client, and client-level privacy hides each client; "
-            "use a method that is averaged, such as linear, cachefl or promptfl."
+            f"use {of_sums(name)}."
         )
-    if consultation is not None and consultation.report_shapes:
+    reports = consultation is not None and consultation.report_shapes
+    if reports and getattr(consultation, "sensitivity", None) is None:  # a method in a file may not say it
         raise FedVLError(
-            f"Clients of method '{name}' report class counts before a round, which noise does not cover; let each "
-            "choose its labels alone, with --set method.selection=fpl."
+            f"Clients of method '{name}' report numbers of any size before a round, which noise does not cover; use "
+            "--set method.counts=shares, or let each choose its labels alone, with --set method.selection=fpl."
         )
     if experiment.data.labels == "cps":
         raise FedVLError(
@@ -327,7 +352,7 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
             f"--set method.{choice}" if (choice := next(found, "")) else "--privacy client:eps=3, or another method"
         )
         raise FedVLError(
-            f"Method '{name}' makes {made} of all images of a client, so that one image changes the gradients of others; "
+            f"Method '{name}' computes {made} from all images of a client, so that one image changes the gradients of others; "
             f"use {remedy}."
         )
 

@@ -19,6 +19,7 @@ from fedvl.evaluation.predict import represent_all
 from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.precision import used_precision
+from fedvl.federation.privacy import spent_on
 from fedvl.federation.released import released
 from fedvl.federation.round import Federation
 from fedvl.federation.state import best_round
@@ -126,7 +127,9 @@ def privacy_figures(prepared: Prepared, federation: Federation) -> dict[str, Any
     beside = released(prepared.method, prepared.experiment, simulated)
     return {
         **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
+        "of": spent_on(prepared.experiment),
         "simulated": simulated,
+        "group": prepared.training.group._asdict() if prepared.training.group else None,
         "released": [item._asdict() for item in beside],
     }
 
@@ -139,8 +142,8 @@ def needs_temperature(prepared: Prepared) -> bool:
 def temperature(prepared: Prepared, federation: Federation) -> float | None:
     """Return what scores are divided by to show shares; None where training images are elsewhere.
 
-    It is fitted to the pretrained model's own shares of training images, which need no labels. Under
-    differential privacy it is withheld.
+    It is fitted to the pretrained model's own shares of training images, which need no labels.
+    Under differential privacy it is withheld.
     """
     method, samples = prepared.method, prepared.training.samples
     if "features" not in samples.inputs or not len(samples) or prepared.experiment.privacy.unit != "none":
@@ -301,7 +304,7 @@ def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
 
 
 def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
-    """Return how many pseudo-labels are used and true; nothing with true labels, or under privacy."""
+    """Return how many pseudo-labels are used and true; nothing with true labels or privacy."""
     labels, truths = [], []
     if prepared.experiment.privacy.unit != "none":
         return {}

@@ -9,6 +9,7 @@ withdrawals.json   clients that withdrew, and what the run without each differs 
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvl.config import Experiment, read_toml, resolve
+from fedvl.config import MOST_TOML, Experiment, read_toml, resolve
 from fedvl.contents import Examples, Federation, Record, Result, Status, Withdrawals, checked, fits
 from fedvl.errors import FedVLError
 from fedvl.files import (
@@ -60,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, trust_method: bool = False) -> "RunFolder":
-        """Return the run in a folder, to query it; of a client's, the one that finished last."""
+        """Return the run in a folder, to query it; of a client's folder, the last that finished."""
         if not no_link(path / PARTY).is_file():
             return cls(path, trust_method, queried=True)
         state = no_link(path / STATE)
@@ -144,7 +145,7 @@ class RunFolder:
     @property
     def settings_sha256(self) -> str:
         """The SHA-256 of config.toml, which names that of a method's file."""
-        return file_sha256(self.file("config.toml"))
+        return hashlib.sha256(read_file(self.file("config.toml"), MOST_TOML)).hexdigest()
 
     @cached_property
     def settings(self) -> dict[str, Any]:

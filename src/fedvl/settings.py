@@ -86,6 +86,8 @@ def resume_key(experiment: Experiment) -> str:
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]
+    if experiment.data.unit is None:  # runs of before it was a setting go on
+        del settings["data"]["unit"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

@@ -189,7 +189,7 @@ def load(path: Path, sha256: str | None = None) -> Tensors:
         return dict(parse_safetensors(content))
     except SafetensorError as error:
         raise FedVLError(
-            f"{path} is not a whole safetensors file ({error}); restore it from a copy, or make it anew."
+            f"{path} is not a whole safetensors file ({str(error)[:200]}); restore it from a copy, or make it anew."
         ) from error
 
 

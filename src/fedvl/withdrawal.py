@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from fedvl.config import Experiment
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.metrics import paired_difference, proportion
 from fedvl.experiment import local_engine, make_judge
+from fedvl.federation.privacy import spent_on
 from fedvl.preparation import SPLITS, prepare
 from fedvl.run_folder import RunFolder
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, flatten
+from fedvl.uncertainty import paired_difference, wilson
 
 
 class Answers(NamedTuple):
@@ -93,18 +94,19 @@ def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, di
         "party": party,
         **difference(with_it, without_it),
         "same_draws": run.federation is None and run.experiment.privacy.unit == "none",
-        "privacy": joint_budget(run.result.get("privacy"), other.result.get("privacy")),
+        "privacy": joint_budget(run, other),
     }
     for folder in (run, other):
         folder.note_withdrawal(measured)
     return measured
 
 
-def joint_budget(one: dict[str, Any] | None, two: dict[str, Any] | None) -> dict[str, Any] | None:
+def joint_budget(run: RunFolder, other: RunFolder) -> dict[str, Any] | None:
     """Return what two runs spend together of each unit that is in both: epsilons and deltas add."""
+    one, two = run.result.get("privacy"), other.result.get("privacy")
     if not one or not two:
         return None
-    return {"unit": one["unit"], **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
+    return {"of": spent_on(run.experiment), **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
 
 
 def answers_of(folder: RunFolder, display: Display) -> Answers:
@@ -138,9 +140,9 @@ def difference(one: Answers, two: Answers) -> dict[str, Any]:
         "without": described(two.folder, then),
         "images": count,
         "difference": 100 * (gained - lost) / count,
-        "difference_interval": [100 * limit for limit in paired_difference(gained, lost, count)],
+        "difference_interval": list(paired_difference(gained, lost, count)),
         "changed": 100 * changed / count,
-        "changed_interval": [100 * limit for limit in proportion(changed, count)],
+        "changed_interval": list(wilson(100 * changed / count, count)),
         "distance": norm(by_tensor),
         "moved": norm(moved) if moved else None,
         "distance_by_tensor": by_tensor,
@@ -148,12 +150,12 @@ def difference(one: Answers, two: Answers) -> dict[str, Any]:
 
 
 def described(folder: RunFolder, right: NDArray[np.bool_]) -> dict[str, Any]:
-    interval = [100 * limit for limit in proportion(int(right.sum()), len(right))]
+    accuracy = 100 * float(right.mean())
     return {
         "folder": str(folder.path.absolute()),
         "state_sha256": folder.result.get("state_sha256"),
-        "accuracy": 100 * float(right.mean()),
-        "interval": interval,
+        "accuracy": accuracy,
+        "interval": list(wilson(accuracy, len(right))),
     }
 
 

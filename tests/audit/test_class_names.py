@@ -1,13 +1,15 @@
 """Class names: told from text vectors that are sent, and with the seed from their mean."""
 
+from dataclasses import replace
+
 import torch
 from helpers.audited import evidence_of
 from helpers.small import small_method
 from torch.nn.functional import normalize
 
 from fedvl.audit.class_names import attack, decode, guess_names, text_tensors
-from fedvl.audit.evidence import Message
 from fedvl.audit.finding import Unmeasured
+from fedvl.audit.messages import Message
 from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
 
@@ -32,7 +34,7 @@ def test_noise_names_no_class():
 def test_the_seed_decodes_the_mean_of_perturbed_texts():
     method = small_method("fed-mp")
     evidence = evidence_of(rounds=1)
-    evidence.method = method
+    evidence.prepared = replace(evidence.prepared, method=method)
     for client, held in ((0, [1]), (1, [0, 2]), (2, [1, 2, 3])):
         samples = Samples({}, torch.tensor(held))
         private = method.join(samples, torch_generator(evidence.experiment.seed, "join", client))
@@ -43,6 +45,6 @@ def test_the_seed_decodes_the_mean_of_perturbed_texts():
 
 
 def test_a_method_that_sends_no_texts_is_not_attacked():
-    (outcome,) = attack(evidence_of(rounds=1))
-    assert isinstance(outcome, Unmeasured)
-    assert "label histogram" in outcome.sentence
+    outcomes = attack(evidence_of(rounds=1))
+    assert [each.name for each in outcomes] == ["class-names", "class-names-by-seed"]
+    assert all(isinstance(each, Unmeasured) and "label histogram" in each.sentence for each in outcomes)

@@ -3,7 +3,21 @@
 import numpy as np
 import pytest
 
-from fedvl.audit.finding import SERVER, Finding, auc, bootstrap, correlation, hits_at, mean_of, of_100
+from fedvl.audit.finding import (
+    BELOW,
+    OPEN,
+    SERVER,
+    SHOWN,
+    Finding,
+    auc,
+    bootstrap,
+    correlation,
+    hits_at,
+    mean_of,
+    mean_of_few,
+    of_100,
+    share_of,
+)
 
 
 def test_auc_counts_pairs_and_half_of_ties_by_weight():
@@ -33,11 +47,45 @@ def test_intervals_hold_what_they_should():
     assert bootstrap(lambda generator: 3.0) == (3.0, 3.0)
 
 
-def test_a_finding_leaks_if_its_whole_interval_is_above_the_guess():
-    for interval, leaks in (((0.51, 0.9), True), ((0.5, 0.9), False), ((0.1, 0.4), False)):
-        assert Finding("membership", SERVER, "", 0.7, interval, 0.5, "").leaks is leaks
+@pytest.mark.parametrize(
+    ("interval", "verdict", "says"),
+    [
+        ((0.51, 0.9), SHOWN, "Shown: the interval lies above the chance level."),
+        ((0.51, 0.54), SHOWN, "Shown: the interval lies above the chance level."),
+        # detectable: 0.5 + (0.63 - 0.37) / (2 x 1.96) x (1.96 + 0.84)
+        (
+            (0.37, 0.63),
+            OPEN,
+            "Not shown, could be up to 0.63: with 3 clients, this attack shows a leak of 0.69 in 8 of 10",
+        ),
+        ((0.5, 0.55), OPEN, "Not shown, could be up to 0.55"),
+        ((0.46, 0.549), BELOW, "Shown to be below 0.55 for this attack."),
+        ((0.1, 0.4), BELOW, "Shown to be below 0.55 for this attack."),
+    ],
+)
+def test_there_are_three_verdicts(interval, verdict, says):
+    found = Finding("membership", SERVER, "", 0.5, interval, 0.5, "", counted="3 clients")
+    assert found.verdict == verdict
+    assert found.leaks is (verdict == SHOWN)
+    assert found.conclusion.startswith(says)
+    assert found.as_json()["verdict"] == verdict
 
 
-def test_a_share_of_100_is_rounded_as_its_figure_is():
+def test_the_goal_is_a_margin_above_the_chance_level_by_kind_of_measure():
+    for unit, goal in (("", 0.55), ("r", 0.6), (" dB", 1.5)):
+        assert Finding("membership", SERVER, "", 0.5, (0.4, 0.6), 0.5, "", unit).goal == pytest.approx(goal)
+
+
+def test_a_mean_over_few_clients_has_students_interval():
+    # mean 0.3, deviation 0.2, t of two degrees of freedom 4.303: 0.3 +- 4.303 x 0.2 / sqrt(3)
+    value, (low, high) = mean_of_few(np.array([0.1, 0.3, 0.5]))
+    assert (value, low, high) == pytest.approx((0.3, -0.1968, 0.7968), abs=1e-3)
+    assert mean_of_few(np.array([0.9]))[1] == (-1.0, 1.0)  # one client says nothing of others
+    low, high = mean_of_few(np.ones(10))[1]
+    assert low < 1.0 == high  # no interval has no width
+    assert share_of(10, 10)[1] == pytest.approx((0.6915, 1.0), abs=1e-4)
+
+
+def test_a_share_of_100_is_rounded_as_its_value_is():
     assert f"{0.975:.2f}" == "0.97"  # as a binary fraction it is below
     assert [of_100(share) for share in (0.975, 0.0, 1.0, 0.126)] == ["97", "0", "100", "13"]

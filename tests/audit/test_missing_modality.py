@@ -8,10 +8,10 @@ import torch
 from helpers.audited import evidence_of
 from helpers.small import RAGGED, small_federation, small_method
 
-from fedvl.audit.evidence import Message, Round, Seen
 from fedvl.audit.finding import SERVER, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
-from fedvl.audit.missing_modality import Kinds, attack, shares_of
+from fedvl.audit.messages import Message, Round, Seen
+from fedvl.audit.missing_modality import Kinds, attack, of_correlation, shares_of
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles, Shared
 from fedvl.preparation import Training
@@ -35,7 +35,7 @@ def clients(count=12):
     rows = list(torch.arange(count * size).split(size))
     labels = torch.zeros(count * size, dtype=torch.long)
     training = Training(Samples({"present": present}, labels), rows, labels, evidence.training.counts, "")
-    return replace(evidence, training=training), shares
+    return replace(evidence, prepared=replace(evidence.prepared, training=training)), shares
 
 
 def seen_of(changes):
@@ -44,7 +44,7 @@ def seen_of(changes):
 
 def test_shares_are_read_off_changes_that_mix_the_kinds():
     evidence, shares = clients()
-    found = shares_of(evidence, SERVER, seen_of(torch.tensor(shares).float() @ kinds().directions), {0: kinds()})
+    found = shares_of(evidence, SERVER, seen_of(torch.tensor(shares).float() @ kinds().directions), [kinds()])
     assert found.value > 0.95
     assert found.leaks
 
@@ -52,7 +52,7 @@ def test_shares_are_read_off_changes_that_mix_the_kinds():
 def test_noise_says_nothing():
     evidence, shares = clients()
     noise = torch.randn(len(shares), 30, generator=torch.Generator().manual_seed(1))
-    found = shares_of(evidence, SERVER, seen_of(noise), {0: kinds()})
+    found = shares_of(evidence, SERVER, seen_of(noise), [kinds()])
     assert found.interval[0] <= 0 <= found.interval[1]
 
 
@@ -66,8 +66,12 @@ def test_clients_are_told_apart_by_the_prompts_of_what_they_lack():
     rows = [part for part in torch.arange(sum(RAGGED)).split(RAGGED) if len(part)]
     evidence = replace(
         evidence,
-        method=method,
-        training=Training(data, rows, data.labels, evidence.training.counts, ""),
+        prepared=replace(
+            evidence.prepared,
+            method=method,
+            training=Training(data, rows, data.labels, evidence.training.counts, ""),
+        ),
+        kept={},
         complete=(complete, complete),
         rounds=[Round(start, start, 1.0, False)],
         messages=[
@@ -80,8 +84,13 @@ def test_clients_are_told_apart_by_the_prompts_of_what_they_lack():
 
 
 def test_images_alone_have_no_modality_to_miss():
-    (outcome,) = attack(evidence_of(rounds=1))
-    assert isinstance(outcome, Unmeasured)
+    assert all(isinstance(each, Unmeasured) for each in attack(evidence_of(rounds=1)))
+
+
+def test_a_correlation_over_clients_has_fishers_interval():
+    # atanh(0.5) = 0.5493, +- 1.96 / sqrt(9)
+    assert of_correlation(0.5, 12) == pytest.approx((-0.1039, 0.8339), abs=1e-3)
+    assert of_correlation(0.9, 3) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0, 0.0), (0.2, 0.3, 0.5)])

@@ -8,11 +8,24 @@ import torch
 from helpers.runs import prepare
 
 from fedvl.audit import own_update
-from fedvl.audit.evidence import Message, Round
-from fedvl.audit.own_update import ATTACKS, LEAST, audit_own, beside_chance, histogram, member, share_out, train_on_rest
+from fedvl.audit.messages import Message
+from fedvl.audit.own_update import (
+    ALONE,
+    ATTACKS,
+    LEAST,
+    PLAIN,
+    audit_own,
+    beside_chance,
+    histogram,
+    member,
+    share_out,
+    train_on_rest,
+    views,
+)
 from fedvl.methods.base import Update
 
 CLIENT, SECRET = 5, 12345
+SUM = "a sum with 2 imitated others"
 
 
 def settings(**rest):
@@ -42,9 +55,8 @@ def sent_by(prepared, evidence=None, secret=SECRET):
 
 def attacked(prepared, message):
     """Evidence of one message."""
-    _, evidence = evidence_of(prepared)
-    evidence.messages = [message]
-    evidence.rounds = [Round(message.before, message.before, message.update.weight, tailored=False)]
+    ((part, evidence),) = views(evidence_of(prepared)[1], message, prepared.experiment.federation)
+    assert part == PLAIN
     return evidence
 
 
@@ -64,6 +76,8 @@ def test_what_leaks_is_found_and_said(prepared):
     assert "feature-linking" in by_name
     assert {each["view"] for each in found["findings"]} == {"the server"}
     assert [each["name"] for each in found["unmeasured"]] == ["class-names"]
+    assert by_name["membership-replay"]["leaks"]
+    assert {each["of"] for each in found["findings"]} == {PLAIN}
     assert not any(name.startswith("one-image") for name in by_name)  # the party has more than one
 
 
@@ -83,9 +97,8 @@ def test_noise_gives_nothing_away(prepared):
     (shares,) = histogram(evidence)
     found = member(evidence)[0]
     for each in (shares, found):
-        assert each.interval[0] <= each.guess <= each.interval[1], each  # type: ignore[union-attr]
+        assert each.interval[0] <= each.chance <= each.interval[1], each  # type: ignore[union-attr]
         assert not each.leaks  # type: ignore[union-attr]
-    assert "cannot be told" in shares.sentence
 
 
 def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
@@ -105,8 +118,9 @@ def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
     found = audit_own(alone, CLIENT, None, SECRET)
     assert found["held_out"]
     assert {"label-histogram", "membership", "feature-recovery"} <= figures(found).keys()
-    (few,) = (each for each in found["unmeasured"] if each["name"] == "membership-at-1-percent")
-    assert few["sentence"].endswith(f"there are {len(evidence.outside)}.")
+    few = {each["name"]: each["sentence"] for each in found["unmeasured"]}
+    for name in ("membership-at-1-percent", "membership-replay-at-1-percent"):
+        assert few[name].endswith(f"there are {len(evidence.outside)}.")
 
 
 def test_too_few_labelled_images_and_too_little_time_are_said(prepared):
@@ -125,20 +139,61 @@ def test_too_few_labelled_images_and_too_little_time_are_said(prepared):
     assert {each["sentence"] for each in late["unmeasured"]} == {"Not tried: 0 seconds were over."}
 
 
+@pytest.fixture(scope="module")
+def summed(prepared):
+    """The same client under secure aggregation of three at least."""
+    federation = prepared.experiment.federation.model_copy(update={"secure_sum": True, "least_clients": 3})
+    experiment = prepared.experiment.model_copy(update={"federation": federation})
+    return replace(prepared, experiment=experiment)
+
+
+def test_under_secure_aggregation_the_update_alone_and_a_sum_are_attacked_and_never_zeros(prepared, summed):
+    found = audit_own(summed, CLIENT, sent_by(prepared), SECRET)
+    plain = figures(audit_own(prepared, CLIENT, sent_by(prepared), SECRET))
+    parts = {part: {each["name"]: each for each in found["findings"] if each["of"] == part} for part in (ALONE, SUM)}
+    assert {each["of"] for each in (*found["findings"], *found["unmeasured"])} == {ALONE, SUM}
+    for name in ("label-histogram", "membership", "membership-replay"):
+        # the worst case is what the server would learn without any mask
+        assert parts[ALONE][name]["value"] == pytest.approx(plain[name]["value"])
+        assert parts[ALONE][name]["leaks"]
+        assert parts[SUM][name]["value"] < parts[ALONE][name]["value"]
+    assert all(each["interval"][0] < each["interval"][1] for each in found["findings"])
+
+
+def test_a_sum_is_the_weighted_mean_with_imitated_others(prepared, summed):
+    sent = sent_by(prepared)
+    (_, alone), (part, in_sum) = views(evidence_of(summed)[1], sent, summed.experiment.federation)
+    assert part == SUM
+    (seen,), (own,) = in_sum.seen_by_server(), alone.seen_by_server()
+    weight = sent.update.weight
+    assert float(seen.items["weight in the mean"]) == 3 * weight  # two others of the same size
+    assert float(seen.items["number of examples"]) == 3
+    change, mine = seen.change["weight"].double(), own.change["weight"].double()
+    assert change.any()
+    likeness = float((change * mine).sum() / change.norm() / mine.norm())
+    assert 0.2 < likeness < 0.99
+    images = {tuple(row) for row in in_sum.own.inputs["features"].tolist()}
+    assert len(in_sum.own) < len(alone.own)  # the others are of images that the attacker does not compare with
+    assert images <= {tuple(row) for row in alone.own.inputs["features"].tolist()}
+
+
 def test_a_client_without_images_sends_nothing_to_attack(prepared):
     _, evidence = evidence_of(prepared)
-    evidence.training = replace(evidence.training, rows=[rows[:0] for rows in evidence.training.rows])
+    nothing = replace(evidence.training, rows=[rows[:0] for rows in evidence.training.rows])
+    evidence.prepared = replace(evidence.prepared, training=nothing)
     assert sent_by(prepared, evidence) is None
     found = audit_own(prepared, CLIENT, None, SECRET)
-    assert {each["sentence"] for each in found["unmeasured"]} == {"The party sends no update in the first round."}
+    assert {each["sentence"] for each in found["unmeasured"]} == {"The client sends no update in the first round."}
 
 
 def test_reports_and_names_are_attacked_too():
     options = {"name": "fedpp", "visual_prompts": False, "context": 2}
     fedpp = prepare(settings(method=options, training={"local_epochs": 1}))
     evidence = attacked(fedpp, sent_by(fedpp))
-    counts = own_update.reported(evidence)
-    assert counts is not None
+    found = own_update.reported(evidence)
+    assert found is not None
+    counts, items = found
+    assert items == ("report of counts",)
     truth = evidence.histogram(CLIENT)
     by_name = {each.name: each for each in histogram(evidence)}
     assert by_name["label-histogram-of-report"].value == pytest.approx(np.corrcoef(counts, truth)[0, 1])  # type: ignore[union-attr]

@@ -6,12 +6,17 @@ import math
 import pytest
 from helpers.runs import OPENER
 
-from fedvl.audit.perform import NAMES, audit, budget, exceeded, parse_limits, remedies
+from fedvl.audit.perform import NAMES, audit, check_measured, exceeded, parse_limits
+from fedvl.audit.words import budget, remedies
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.settings import resolve_experiment
 
-SMALL = {"data": {"clients": 3, "shots": 6}, "federation": {"rounds": 1, "threads": 1}, "training": {"local_epochs": 1}}
+SMALL = {
+    "data": {"clients": 3, "shots": 6, "test_shots": 20},
+    "federation": {"rounds": 1, "threads": 1},
+    "training": {"local_epochs": 1},
+}
 
 
 def audited(method, **data):
@@ -26,11 +31,13 @@ def test_an_audit_says_what_leaves_and_what_could_be_learned(method):
     assert {each["name"] for each in (*found["findings"], *found["unmeasured"])} <= set(NAMES)
     for each in found["findings"]:
         assert each["interval"][0] <= each["interval"][1]
-        assert all(map(math.isfinite, (each["value"], each["guess"], *each["interval"])))
+        assert all(map(math.isfinite, (each["value"], each["chance"], *each["interval"])))
         assert each["sentence"].endswith(".")
     names = [row["name"] for row in found["leaves"]]
     assert ("perturbed_texts" in names) is (method == "fed-mp")
-    assert names[-2:] == ["weight in the mean", "training loss"]
+    assert names[-3:] == ["weight in the mean", "training loss", "number of examples"]
+    assert all(row["examined"] or row["note"] for row in found["leaves"])
+    assert "membership-replay" in {each["name"] for each in found["findings"]}
     assert ("residuals" in found["known_seed"]) is (method == "fed-mp")
     assert ("class-names-by-seed" in {each["name"] for each in found["findings"]}) is (method == "fed-mp")
 
@@ -59,7 +66,7 @@ def test_class_lists_of_several_datasets_do_not_stop_an_audit():
 def test_where_nothing_is_sent_every_attack_says_so(method, reason):
     found = audited(method)
     assert found["findings"] == found["leaves"] == []
-    assert len(found["unmeasured"]) == 6
+    assert [each["name"] for each in found["unmeasured"]] == list(NAMES)
     assert all(reason in each["sentence"] for each in found["unmeasured"])
 
 
@@ -68,6 +75,16 @@ def test_a_figure_above_its_limit_is_named():
     assert exceeded(found, {"membership": 0.7, "picture": 0.0}) == []
     (sentence,) = exceeded(found, {"membership": 0.6})
     assert sentence == "membership from the view of the server is 0.7, above 0.6."
+
+
+def test_a_limit_of_an_attack_that_gave_no_value_is_not_kept():
+    why = {"name": "picture", "view": "the server", "sentence": "There is nothing to make a picture of."}
+    found = {"findings": [{"name": "membership", "view": "the server", "value": 0.7}], "unmeasured": [why]}
+    check_measured(found, {"membership": 0.1})
+    with pytest.raises(FedVLError, match=r"picture cannot be checked.* There is nothing to make a picture of"):
+        check_measured(found, {"membership": 0.1, "picture": 10.0})
+    with pytest.raises(FedVLError, match="class-names cannot be checked, since that attack was not made"):
+        check_measured(found, {"class-names": 0.1})
 
 
 @pytest.mark.parametrize("text", ["membership", "membership=", "membership=high", "membership=nan", "leak=0.5", ""])

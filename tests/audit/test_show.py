@@ -6,8 +6,10 @@ import pytest
 from helpers.audits import made_up_audit
 from rich.console import Console
 
-from fedvl.audit.perform import NAMES, NOT_CLAIMED
-from fedvl.audit.show import TITLES, audit_table, describe, interval, number, write_audit
+from fedvl.audit.finding import written
+from fedvl.audit.perform import NAMES
+from fedvl.audit.show import TITLES, audit_table, describe, interval, write_audit
+from fedvl.audit.words import NOT_CLAIMED
 
 
 def printed(found):
@@ -21,11 +23,19 @@ def test_every_attack_has_a_title():
     assert TITLES.keys() == set(NAMES)
 
 
-def test_the_terminal_has_figures_intervals_and_sentences():
+def test_the_terminal_has_values_intervals_verdicts_and_sentences():
     text = printed(made_up_audit())
-    assert re.search(r"the server +membership +0\.77 +0\.70 to 0\.84 +0\.50", text)
-    assert re.search(r"picture +14\.4 dB +13\.0 to 15\.0 dB +12\.7 dB", text)
-    assert "another client: It was not tried." in text
+    assert re.search(r"the server +membership +0\.77 +0\.70 to 0\.84 +0\.50 +shown", text)
+    assert re.search(r"picture +14\.4 dB +13\.0 to 15\.0 dB +12\.7 dB +shown", text)
+    assert re.search(r"a user who queries +membership +0\.50 +0\.45 to 0\.55 +0\.50 +not shown", text)
+    assert "another client, feature-recovery: It was not tried." in text
+    assert "Not shown, could be up to 0.55" in text
+    assert re.search(r"update +gist +4 +not examined", text)
+    assert "Use secure aggregation." in text
+    told = (
+        "With these messages the server could identify 38 of 100 training images at 1 % false alarms (chance: 1 of 100;"
+    )
+    assert told in text
 
 
 def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
@@ -39,6 +49,12 @@ def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
     ):
         assert words in page
     assert NOT_CLAIMED[0] in page
+    first = page.index("With these messages the server could identify 38 of 100 training images")
+    assert first < page.index('<p class="quiet">Audit of linear')
+    for term in ("Singling out", "Linkability", "Inference", "Recommended", "Date and signature"):
+        assert term in page
+    assert page.count('<td class="missing">not examined</td>') == 1
+    assert "<td>label-histogram, membership</td>" in page
     assert "<b>evil" not in page
     assert not re.search(r"(src|href)=[\"']?https?:", page)
 
@@ -58,18 +74,19 @@ def test_a_strip_ends_where_the_figure_is(value, place):
     assert f'width="{place}" height="12" class="loss"' in strip
 
 
-def test_an_interval_above_the_guess_is_not_shown_as_touching_it():
-    found = {"unit": "", "guess": 0.5, "interval": [0.5031, 0.61], "leaks": True}
+def test_an_interval_above_the_chance_level_is_not_shown_as_touching_it():
+    found = {"unit": "", "chance": 0.5, "interval": [0.5031, 0.61], "leaks": True}
     assert interval(found) == "0.503 to 0.61"
     assert interval({**found, "interval": [0.4969, 0.61], "leaks": False}) == "0.50 to 0.61"
+    assert interval({**found, "interval": [0.99986, 1.0]}) == "0.9999 to 1.0000"  # not as wide as nothing
 
 
 def test_a_small_chance_is_not_none_and_nothing_has_no_sign():
-    assert [number(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
+    assert [written(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
         "0.003",
         "0.00",
         "0.00",
         "-0.01",
         "0.97",
     ]
-    assert number(14.44, " dB") == "14.4 dB"
+    assert written(14.44, " dB") == "14.4 dB"

@@ -21,7 +21,7 @@ def test_the_page_fits_and_fetches_nothing(browser, tmp_path, width):
     browser.open(page.as_uri())
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.requests[before:] == [page.as_uri()]
-    assert browser.evaluate("document.querySelectorAll('.finding').length") == 3
+    assert browser.evaluate("document.querySelectorAll('.finding').length") == 4
     widths = browser.evaluate(
         "[...document.querySelectorAll('.strip')].map(part => part.getBoundingClientRect().width)"
     )

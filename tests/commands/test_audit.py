@@ -45,12 +45,20 @@ def test_a_finished_run_is_audited_with_its_model(call, performed, folder_of):
     assert sorted(performed[0][3][0]) == ["bias", "weight"]
 
 
-@pytest.mark.parametrize("limit, code", [("membership=0.6", 1), ("membership=0.77", 0), ("class-names=0", 0)])
+@pytest.mark.parametrize("limit, code", [("membership=0.6", 1), ("membership=0.77", 0)])
 def test_a_figure_above_its_limit_ends_with_code_1(call, performed, file, limit, code):
     done = call("audit", "mine.toml", "--quiet", "--json", "--fail-above", limit)
     assert done.exit_code == code
     assert ("Above the limit: membership" in done.stderr) is (code == 1)
     assert bool(json.loads(done.stdout)["above"]) is (code == 1)
+
+
+def test_a_limit_of_an_attack_that_was_not_made_ends_with_code_2(call, performed, file):
+    done = call("audit", "mine.toml", "--quiet", "--fail-above", "feature-recovery=0.1")
+    assert isinstance(done.exception, FedVLError)  # the command line ends with 2
+    assert "feature-recovery cannot be checked, since that attack was not made. It was not tried." in str(
+        done.exception
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 from fedvl.cli import app
+from fedvl.config import read_toml
 from fedvl.errors import FedVLError
+from fedvl.settings import resolve_experiment
 
 THREE = ["--clients", "north,south,west"]
 
@@ -55,6 +57,21 @@ def test_init_makes_a_folder_for_each_party_with_nothing_of_the_others(fedvl, tm
     assert len(set(keys)) == 3
     with pytest.raises(FedVLError, match="exists already"):
         fedvl("federation", "init", "clinic", *THREE)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule", "note"),
+    [
+        ([], "centred-clipping", "Updates are merged by centred-clipping, against hostile clients"),
+        (["--set", "federation.robust=mean"], "mean", "merged by the mean, which one hostile client can ruin"),
+        (["--secure-sum"], "mean", "so that no rule stops a hostile client"),
+    ],
+)
+def test_init_says_and_writes_how_updates_are_merged(fedvl, tmp_path, words, rule, note):
+    assert note in fedvl("federation", "init", "clinic", *THREE, "--method", "linear", *words)
+    for folder in (tmp_path / "clinic", tmp_path / "clinic" / "parties" / "south"):
+        written = resolve_experiment(read_toml(folder / "experiments" / "linear.toml"))  # as fedvl run reads it
+        assert written.federation.robust == rule
 
 
 @pytest.mark.parametrize(
@@ -112,7 +129,9 @@ def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
     said = fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")
     assert "10 x 256" in said
     assert "images and labels    6" in said
-    assert "takes 30 labelled images of this party's own, for testing or training; there are 6." in said
+    assert "takes 30 labelled images of this client's own, for testing or training; there are 6." in " ".join(
+        said.split()
+    )
     (tmp_path / "photos" / "Dog").rename(tmp_path / "photos" / "unicorn")
     with pytest.raises(FedVLError, match=r"does not know \(unicorn\)"):
         fedvl("client", "clinic/parties/west", "--data", "photos", "--dry-run", "--quiet")

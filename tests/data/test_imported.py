@@ -215,6 +215,11 @@ FILES = {
     "fewer numbers than its header says": (npy_header("(2, 4)") + bytes(16), r"cannot be read as \.npz"),
     "integers": (npy_header("(2, 4)", "<i4") + bytes(32), "floats of"),
     "three dimensions": (npy_header("(2, 4, 1)") + bytes(32), "floats of"),
+    "a header of brackets": (npy_header("(" * 9_000, length=10_000), r"cannot be read as \.npz"),
+    "a header of nested brackets": (npy_header("(" * 4_000 + ")" * 4_000, length=10_000), r"cannot be read as \.npz"),
+    "a header of another type": (npy_header("(2, 4)", "<f4', 'x': '1"), r"cannot be read as \.npz"),
+    "a header of many dimensions": (npy_header(f"({'1, ' * 3_000})", length=10_000), "floats of"),
+    "a header of half a text": (npy_header("(2, 4), 'x"), r"cannot be read as \.npz"),
     "no numpy at all": (b"PK", r"cannot be read as \.npz"),
     "a header that is a program": (npy_header("(__import__('os').getpid(), 4)"), r"cannot be read as \.npz"),
     "numbers that are not finite": (
@@ -233,6 +238,7 @@ def test_hostile_vectors_end_in_one_sentence(tmp_path: Path, case: str) -> None:
     with pytest.raises(FedVLError, match=reason) as caught:
         import_vectors(npz_of(tmp_path, content), tmp_path / "manifest.json")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
     assert not place_of("mine").exists()
 
 
@@ -282,3 +288,28 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(FedVLError, match="nested too deeply"):
         import_vectors(tmp_path / "vectors.npz", manifest)
+
+
+def tensors_of(header: Any, data: bytes = bytes(4)) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x" * 10**6: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        {f"x{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(10**4)}
+        | {"images": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        {"images": {"dtype": "F32", "shape": [1] * 10**4, "data_offsets": [0, 4]}},
+        {"images": {"dtype": "y" * 10**6, "shape": [1], "data_offsets": [0, 4]}},
+    ],
+    ids=["a long name", "many names", "many dimensions", "a long type"],
+)
+def test_a_long_header_of_safetensors_is_not_quoted(tmp_path: Path, header: dict[str, Any]) -> None:
+    _, manifest = write(tmp_path, {"name": "mine", "sha256": WEIGHTS, "normalised": False, "images": [WEIGHTS]})
+    (tmp_path / "vectors.safetensors").write_bytes(tensors_of(header))
+    with pytest.raises(FedVLError) as caught:
+        import_vectors(tmp_path / "vectors.safetensors", manifest)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600

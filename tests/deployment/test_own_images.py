@@ -54,6 +54,14 @@ def test_a_manifest_may_lack_some_labels(tmp_path):
     assert open_own(str(tmp_path / "list.csv"), CLASSES, TEMPLATES).splits["train"].labels.tolist() == [1, -1]
 
 
+def test_a_manifest_says_whose_images_are(tmp_path):
+    draw(tmp_path / "images", 3)
+    lines = ["path,label,split,patient", *(f"images/{n}.png,melanoma,{s},p{n // 2}" for n, s in enumerate("aat"))]
+    (tmp_path / "list.csv").write_text("\n".join(lines).replace(",a,", ",train,").replace(",t,", ",test,"))
+    own = open_own(str(tmp_path / "list.csv"), CLASSES, TEMPLATES)
+    assert [own.splits[part].units for part in ("train", "test")] == [{"patient": ("p0", "p0")}, {"patient": ("p1",)}]
+
+
 def test_a_dataset_of_the_catalogue_is_renumbered():
     known = open_dataset("cifar10-mini")
     own = open_own("cifar10-mini", known.class_names[::-1], known.templates)

@@ -30,7 +30,7 @@ def page_of(name):
 
 @cache
 def functions_of(path):
-    tree = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -68,5 +68,5 @@ def test_every_promise_has_a_test(name):
         named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", row.split("|")[-2])
         assert named, f"no test in: {row}"
         for path, test in named:
-            assert (ROOT / "tests" / path).is_file(), path
+            assert (ROOT / path).is_file(), path
             assert not test or test in functions_of(path), f"{path} has no {test}"

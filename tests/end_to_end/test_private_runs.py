@@ -35,7 +35,16 @@ def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling,
     assert spent["sampling"].startswith(sampling)
     assert 0.98 * ceiling < spent["epsilon"] <= ceiling
     page = (tmp_path / "run" / "report.html").read_text()
-    assert f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {unit}; {spent['sampling']}" in page
+    of = "image" if unit == "record" else unit
+    assert f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {of}; {spent['sampling']}" in page
+    assert spent["simulated"]
+    assert "Epsilon assumes that the noise is secret; in this simulation the seed is published" in page
+    assert "Neighbouring datasets: with" in page
+    assert ("Add --secure-sum" in page) == (unit == "record")
+    listed = {item["name"]: item["state"] for item in spent["released"]}
+    assert listed["class counts, names of images"] == "not covered"
+    for name, state in listed.items():
+        assert f"<td>{name}</td><td>{state}</td>" in page
     assert result["per_round_loss"] == [None, None]
     assert "privacy.unit" in result["command"]
     again = fedvl.run(out=str(tmp_path / "again"), privacy=flag, **SMALL)

@@ -21,6 +21,15 @@ def test_the_calibration_error_is_the_mean_gap_of_the_bins() -> None:
     assert calibration_error(np.array([1.0, 1.0]), np.array([True, True])) == 0
 
 
+def test_there_are_fifteen_bins() -> None:
+    shares, right = np.array([0.61, 0.69]), np.array([True, False])
+    # 0.61 x 15 = 9.15 and 0.69 x 15 = 10.35: two bins, whose gaps are 0.39 and 0.69. In ten bins they would share one,
+    # where the accuracy of 0.5 is near the mean share of 0.65.
+    assert calibration_error(shares, right) == pytest.approx(100 * (0.39 + 0.69) / 2)
+    # 0.601 x 15 = 9.015 and 0.66 x 15 = 9.9: one bin; sixteen or twenty would part them
+    assert calibration_error(np.array([0.601, 0.66]), right) == pytest.approx(100 * abs(1 - 0.601 - 0.66) / 2)
+
+
 def test_shares_that_are_true_have_a_small_error_and_an_interval_around_it() -> None:
     generator = np.random.default_rng(0)
     shares = generator.uniform(0.2, 1, 20_000)

@@ -10,8 +10,6 @@ from fedvl.evaluation.metrics import (
     accuracy_by_mix,
     confusion_matrix,
     fairness,
-    paired_difference,
-    proportion,
     recall_by_class,
     summary,
 )
@@ -62,18 +60,3 @@ def test_equals_scikit_learn(theirs, pairs):
     precision, recall, f1, _ = macro
     expected = [theirs.accuracy_score(labels, predictions), precision, recall, f1]
     np.testing.assert_allclose(list(ours.values()), 100 * np.array(expected), atol=1e-9)
-
-
-def test_an_exact_interval_of_a_share():
-    assert proportion(0, 8) == pytest.approx((0.0, 1 - 0.025 ** (1 / 8)))
-    assert proportion(8, 8) == pytest.approx((0.025 ** (1 / 8), 1.0))
-
-
-@pytest.mark.parametrize(("gained", "lost"), [(0.1, 0.1), (0.02, 0.05), (0.3, 0.1)])
-def test_a_paired_interval_holds_the_true_difference_in_95_of_100_cases(gained, lost):
-    draws = np.random.default_rng(0).multinomial(200, [gained, lost, 1 - gained - lost], size=2000)
-    intervals = [paired_difference(int(up), int(down), 200) for up, down, _ in draws]
-    held = np.mean([low <= gained - lost <= high for low, high in intervals])
-    assert 0.93 < held < 0.985
-    low, high = paired_difference(10, 4, 100)
-    assert (low + high) / 2 == pytest.approx(6 / 102)  # half a pair more in each of four cells

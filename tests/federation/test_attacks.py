@@ -159,6 +159,17 @@ def test_an_overstating_client_declares_the_most_that_is_let_through():
     assert overstated([9], ten_results(), True, limits)[9].update.weight == 1
 
 
+@pytest.mark.parametrize("attack", ["scaled", "adaptive", "overstated"])
+def test_one_client_of_four_ruins_the_mean_and_not_the_rule_of_federations(attack):
+    def accuracy(rule):
+        settings = {"method": {"name": "linear"}, "data": {"partition": "dirichlet:0.5", "clients": 4}}
+        federation = {"rounds": 10, "threads": 1, "robust": rule, "attack": f"{attack}:0.25"}
+        return run({**settings, "federation": federation}).accuracy
+
+    assert accuracy("mean") < 30  # 70.1 without an attacker
+    assert accuracy(RULE_BETWEEN_MACHINES) > 60
+
+
 @pytest.mark.parametrize("attack", ["adaptive", "overstated"])
 def test_one_client_of_ten_ruins_the_mean_and_not_the_rule_of_federations(attack):
     def accuracy(**federation):

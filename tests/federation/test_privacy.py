@@ -21,8 +21,10 @@ from fedvl.experiment import local_engine, public_subspace
 from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
+from fedvl.federation.chunks import Chunk
 from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, from_whole, no_update, to_whole
 from fedvl.federation.journal import Journal
+from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import (
     ClientPrivacy,
     RecordPrivacy,
@@ -36,7 +38,8 @@ from fedvl.federation.privacy import (
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Rows
 from fedvl.methods import method_names
-from fedvl.methods.base import Batch, Update
+from fedvl.methods.base import Batch, Samples, Update
+from fedvl.methods.parts.losses import UNIT
 from fedvl.requirements import check_privacy
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
@@ -440,6 +443,54 @@ def test_each_image_is_cut_by_itself_over_all_tensors():
     total = row_gradients(gradients, torch.tensor([1.0, 1.0, 0.0]), 1.0)
     torch.testing.assert_close(total["w"], torch.tensor([0.6 + 0.3, 0.0]))
     torch.testing.assert_close(total["b"], torch.tensor(0.8 + 0.4))
+
+
+def test_the_mean_of_a_units_images_is_cut_as_one():
+    """By hand: of two rows of one unit the mean is (3, 4) and is cut to 1; the other's is (0.6, 0), and stays."""
+    gradients = {"w": torch.tensor([[6.0, 0.0], [0.6, 0.0], [9.0, 9.0], [0.0, 8.0]])}
+    units = torch.tensor([7, 2, 7, 7])  # the third row is padding
+    total = row_gradients(gradients, torch.tensor([1.0, 1.0, 0.0, 1.0]), 1.0, units)
+    torch.testing.assert_close(total["w"], torch.tensor([0.6 + 0.6, 0.8]))
+    alone = row_gradients(gradients, torch.ones(4), 1.0, torch.arange(4))
+    torch.testing.assert_close(alone, row_gradients(gradients, torch.ones(4), 1.0))
+
+
+def by_unit(method, batch_size=2):
+    """A federation whose client 3 has twelve images of four units, three each, and the others one image a unit."""
+    config = settings("record", 3.0, 1.0)
+    federation = small_federation(method, {"batch_size": batch_size}, config)
+    plain = federation.engine
+    units = torch.arange(100, 100 + len(plain.data))
+    units[plain.rows[3]] = torch.arange(4).repeat(3)
+    data = Samples({**plain.data.inputs, UNIT: units}, plain.data.labels)
+    federation.engine = LocalEngine(method, data, plain.rows, plain.training, plain.federation, 0, config)
+    return federation
+
+
+def test_images_of_a_unit_are_drawn_together_and_counted_as_one():
+    federation = by_unit(small_method("linear"))
+    engine = federation.engine
+    assert engine.sizes == [7, 0, 1, 4, 5]
+    chunk = Chunk([3], [12], {}, [federation.shared])
+    drawn = [engine._orders(index, chunk, torch.tensor([3]), 12) for index in range(300)]
+    assert {tuple(orders.steps) for orders in drawn} == {(4,)}  # two epochs of two batches of two units
+    steps = [step[step < 12] for orders in drawn for step in orders.positions[0]]
+    for step in steps:
+        assert torch.bincount(step % 4, minlength=4).tolist() == [
+            3 * bool((step % 4 == unit).any()) for unit in range(4)
+        ]
+    share = torch.tensor([len(step) for step in steps]).double().mean() / 12
+    assert abs(float(share) - 0.5) < 0.03
+
+
+def test_the_budget_of_units_follows_from_their_number():
+    federation = run_quietly(by_unit(small_method("linear")))
+    hidden = federation.engine.hidden
+    sigma = hidden.sigma(4, 3)
+    assert epsilon_of({Step(0.5, sigma): 3 * 4}, 1e-5) == pytest.approx(3.0, rel=0.005)
+    assert "each unit in a step" in hidden.spend([], federation.engine.sizes)["sampling"]
+    noise = hidden.noisy_mean({"w": torch.zeros(50_000)}, federation.engine.sizes[3], 0, 0, 3, 0)["w"]
+    assert float(noise.std()) == pytest.approx(sigma / 2, rel=0.02)  # two units are expected in a step
 
 
 class Quiet(RecordPrivacy):

@@ -58,3 +58,19 @@ def test_what_is_read_of_a_store_does_not_change_with_it():
     before = store[3]
     store[3] = {"t": torch.ones(2)}
     assert before["t"].tolist() == [0, 0]
+
+
+def test_all_are_looked_at_again_after_one_is_gone():
+    store = PrivateTensors()
+    store[1] = {"t": torch.zeros(2)}
+    store[3] = {"t": torch.zeros(2)}
+    assert store.changed() is None  # the first look is at all
+    store[3] = {"t": torch.ones(2)}
+    assert store.changed() == {3}
+    assert store.changed() == set()
+    store[1] = {"t": torch.ones(2)}
+    del store[3]
+    assert store.changed() is None
+    assert store.changed() == set()
+    store.clear()
+    assert store.changed() is None

@@ -40,7 +40,7 @@ def test_a_hook_that_reads_samples_is_named(hook):
     method = Curious(Options(), small_task())
     method.reads = hook
     made = made_of_samples(method, method.start(torch.Generator()))
-    assert made == ("what a client joins with" if hook == "join" else "'own'")
+    assert made == ("a client's private tensors" if hook == "join" else "'own'")
 
 
 def test_hooks_that_count_samples_or_read_tensors_are_not():
@@ -59,7 +59,7 @@ def test_sealed_samples_are_counted_and_nothing_else():
 def test_an_option_that_helps_is_among_the_alternatives():
     method = small_method("fedtpg")
     start = method.start(torch_generator(0, "start"))
-    assert made_of_samples(method, start) == "what a client joins with"
+    assert made_of_samples(method, start) == "a client's private tensors"
     assert [choice for choice, other in alternatives(method) if made_of_samples(other, start) is None] == [
         "classes=all"
     ]

@@ -6,6 +6,7 @@ numbers, as the account of several steps assumes. Whatever else differs has left
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -27,7 +28,7 @@ from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Update
-from fedvl.models.clip import Clip
+from fedvl.models.clip import Clip, DualEncoder
 from fedvl.preparation import Prepared, prepare
 from fedvl.seeding import torch_generator
 from fedvl.settings import resolve_experiment
@@ -41,9 +42,11 @@ PROTOCOLS: tuple[str, ...] = get_args(EvaluationConfig.model_fields["protocol"].
 SEVERAL = "one+two"  # datasets
 CHANGES = ("adds a new class", "adds to a class", "removes the last of a class")
 CLASSES, ROUNDS = 8, 2
+PATIENT = 3  # images of one patient
 TARGET = "target"  # the domain that leave-one-domain-out gives to no client
 KEPT = {"shots": 10**9, "missing": "both:0"}  # in place of what presets draw among all images of a simulation
 ROUNDING = 5e-6  # of sums in 32 bits, which clients trained in one kernel may add in another order
+TRACES = 20  # times as much in a sum of so many images
 CLIP = 1e-3  # shorter than gradients and updates are, so that all are cut to it
 
 
@@ -55,6 +58,7 @@ class Setting(NamedTuple):
     protocol: str = "closed"
     several: bool = False
     secure: bool = False
+    unit_column: bool = False  # whether all images of a patient are the unit
     options: tuple[tuple[str, Any], ...] = ()
     data: tuple[tuple[str, Any], ...] = ()
 
@@ -71,17 +75,19 @@ class Setting(NamedTuple):
     def words(self) -> str:
         chosen = ", ".join(f"{key}={value}" for key, value in (*self.options, *self.data))
         several = ", several datasets" if self.several else ""
-        return f"{self.method}, {self.unit}, {self.protocol}{several}{', secure' * self.secure}{', ' * bool(chosen)}{chosen}"
+        further = f"{several}{', secure' * self.secure}{', by patient' * self.unit_column}{', ' * bool(chosen)}{chosen}"
+        return f"{self.method}, {self.unit}, {self.protocol}{further}"
 
 
 # --- neighbouring datasets
 
 
 class Extra(NamedTuple):
-    """The image in which two datasets differ: its class, and whether it is the first of the rows or the last."""
+    """The patient in whose images two datasets differ: the class of the first, and whether they are the first rows."""
 
     label: int
     first: bool = False
+    images: int = 1  # each of the next class
 
 
 @cache
@@ -95,20 +101,24 @@ def part_of(name: str, classes: range, held: tuple[str, ...], extra: Extra | Non
 
     def split(part: str) -> Split:
         whole = source.splits[part]
-        rows, labels, domains = list[int](), list[int](), list[str]()
+        rows, labels, domains, patients = list[int](), list[int](), list[str](), list[str]()
         for label in classes:
             if part == "train" and label == absent:
                 continue
             rows += np.flatnonzero(whole.labels == label)[:count].tolist()
             labels += [label - classes.start] * count
             domains += held
+            patients += [f"{label} {domain}" for domain in held]
         if part == "train" and extra is not None and extra.label in classes:
             place = 0 if extra.first else len(rows)
-            rows.insert(place, int(np.flatnonzero(whole.labels == extra.label)[count]))
-            labels.insert(place, extra.label - classes.start)
-            domains.insert(place, held[0])
+            for label in [(extra.label + image) % len(classes) for image in range(extra.images)]:
+                rows.insert(place, int(np.flatnonzero(whole.labels == label)[count]))
+                labels.insert(place, label - classes.start)
+                domains.insert(place, held[0])
+                patients.insert(place, "the same")
         texts = tuple((whole.texts or ())[row] for row in rows)
-        return Split(whole.store, whole.rows[rows], np.array(labels, np.int64), texts, tuple(domains))
+        units = {"patient": tuple(patients)}
+        return Split(whole.store, whole.rows[rows], np.array(labels, np.int64), texts, tuple(domains), units=units)
 
     names = tuple(source.class_names[label] for label in classes)
     return Dataset(name, names, source.templates, {part: split(part) for part in ("train", "test")})
@@ -122,12 +132,20 @@ def dataset(several: bool, held: tuple[str, ...], extra: Extra | None, absent: i
     return unite([part_of(name, classes, held, extra, absent) for name, classes in parts.items()])
 
 
+@cache
+def flat_encoder() -> DualEncoder:
+    """An encoder of a low logit scale: where a class has no share of the softmax, nothing that it changes is seen."""
+    encoder = deepcopy(small_encoder(16, 16, Clip))
+    encoder.log_scale.fill_(math.log(3))
+    return encoder
+
+
 def prepared(setting: Setting, extra: Extra | None, absent: int | None, withdrawn: tuple[int, ...] = ()) -> Prepared:
     experiment = experiment_of(setting, withdrawn)
     fused = "tokens" in load_method(setting.method).inputs
     opener = Opener(
         lambda name, root: dataset(setting.several, setting.domains, extra, absent),
-        lambda name, device: small_fused_encoder() if fused else small_encoder(kind=Clip),
+        lambda name, device: small_fused_encoder() if fused else flat_encoder(),
     )
     return prepare(experiment, Silent(), opener)
 
@@ -147,9 +165,10 @@ def experiment_of(setting: Setting, withdrawn: tuple[int, ...]) -> Experiment:
                 "minimum": 0,
                 "target_domain": TARGET,
                 **{key: value for key, value in KEPT.items() if key in method.presets["paper"].get("data", {})},
+                **({"unit": "patient"} if setting.unit_column else {}),
                 **dict(setting.data),
             },
-            "training": {"batch_size": 100, "local_epochs": 1},
+            "training": {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1},
             "federation": {**federation, **({"secure_sum": True, "least_clients": 2} if setting.secure else {})},
             "privacy": {"unit": setting.unit, "clip": CLIP},
             "evaluation": {"protocol": setting.protocol},
@@ -196,7 +215,14 @@ class Seen:
 
 
 class Watched(RecordPrivacy):
-    """Record-level privacy without noise, which notes each step's sum."""
+    """Record-level privacy without noise, which notes each step's sum; ``left_out`` is a record that no step draws."""
+
+    def draw(self, images: int, seed: int, *purpose: str | int) -> list[torch.Tensor]:
+        left_out: Drawn | None = self.__dict__.get("left_out")
+        drawn = super().draw(images, seed, *purpose)
+        if left_out is None or purpose[1] != left_out.client:
+            return drawn
+        return [step[step != left_out.record % images] for step in drawn]
 
     def noisy_mean(self, total: Tensors, images: int, seed: int, *purpose: str | int) -> Tensors:
         seen: Seen = self.__dict__["seen"]
@@ -205,6 +231,13 @@ class Watched(RecordPrivacy):
 
     def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
         return budget(self.config.unit, 1.0, 1e-5, "no noise")
+
+
+class Drawn(NamedTuple):
+    """A record of a client: the first, or -1, the last."""
+
+    client: int
+    record: int
 
 
 class WatchedClients(ClientPrivacy):
@@ -222,10 +255,12 @@ class WatchedClients(ClientPrivacy):
         return budget(self.config.unit, 1.0, 1e-5, "no noise")
 
 
-def observe(found: Prepared, released: dict[Any, Any]) -> Seen:
-    """Run the rounds, and note what leaves."""
+def observe(found: Prepared, released: dict[Any, Any], left_out: Drawn | None = None) -> Seen:
+    """Run the rounds, and note what leaves; a record that is ``left_out`` is there and takes no part in any step."""
     experiment, engine = found.experiment, local_engine(found)
+    engine.private_seed = experiment.seed  # a run without a client would draw anew
     hidden, seen = without_noise(engine, experiment, released)
+    hidden.__dict__["left_out"] = left_out
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
     federation.run(lambda shared, last, number: {}, seen.records.append)
@@ -288,32 +323,51 @@ class Sensitivity(NamedTuple):
 
 
 def sensitivity(setting: Setting, change: str) -> Sensitivity:
-    """Measure neighbours: with and without an image, or with and without the client that has it."""
+    """Measure neighbours: with and without an image, or with and without the client that has it.
+
+    An image that is there and in no step must leave no trace: the sum of the others is then as without it.
+    """
     found, released = pair(setting.protocol, setting.several, setting.secure, change), dict[Any, Any]()
-    record = setting.unit == "record"
-    fewer = prepared(setting, None, found.absent) if record else prepared(setting, *found[1:], (found.client,))
+    if setting.unit_column:
+        found = found._replace(extra=found.extra._replace(images=PATIENT))
     more = prepared(setting, *found[1:])
-    return compared(observe(fewer, released), observe(more, released), set() if record else {found.client})
+    if setting.unit == "client":
+        alone = observe(prepared(setting, *found[1:], (found.client,)), released)
+        both = observe(more, released)
+        return Sensitivity(farthest(alone, both), different(alone, both, {found.client}))
+    fewer, both = observe(prepared(setting, None, found.absent), released), observe(more, released)
+    # rows are in order, and the name of the patient comes after all others
+    record = 0 if found.extra.first and not setting.unit_column else -1
+    undrawn = observe(more, released, Drawn(found.client, record))
+    trace = farthest(fewer, undrawn)
+    traces = [f"what it changes of others: {trace:.3g} clips"] if trace > ROUNDING * TRACES else []
+    moved = max(farthest(fewer, both), farthest(undrawn, both))
+    return Sensitivity(moved, [*traces, *different(fewer, both, set())])
 
 
-def compared(one: Seen, two: Seen, own: set[int]) -> Sensitivity:
-    """Compare two runs; updates of clients other than ``own`` are made of nothing but what was released."""
+def farthest(one: Seen, two: Seen) -> float:
+    """Return how far a sum that noise covers lies apart in two runs, at most, in clips."""
     assert two.covered, "nothing was trained"
-    moved = 0.0
+    found = 0.0
     for key, total in two.covered.items():
         before = one.covered.get(key, {})
         moves = [total[name] - before[name] if before else total[name] for name in total]
-        moved = max(moved, math.hypot(*(float(torch.linalg.vector_norm(move)) for move in moves)) / CLIP)
-    uncovered = []
+        found = max(found, math.hypot(*(float(torch.linalg.vector_norm(move)) for move in moves)) / CLIP)
+    return found
+
+
+def different(one: Seen, two: Seen, own: set[int]) -> list[str]:
+    """Name tensors in updates of clients other than ``own`` that differ, though the noisy sums are the same."""
+    found = []
     for round_number, (first, second) in enumerate(zip(one.updates, two.updates, strict=True), 1):
         for client in second.keys() - own:
             left, right = first[client].tensors, second[client].tensors
-            uncovered += [
+            found += [
                 f"'{name}' of client {client} in round {round_number}"
                 for name in right
                 if name not in left or not torch.allclose(left[name], right[name], rtol=ROUNDING, atol=ROUNDING)
             ]
-    return Sensitivity(moved, uncovered)
+    return found
 
 
 # --- what is to be measured
@@ -327,6 +381,7 @@ def settings_of(method: str, unit: Unit) -> Iterator[Setting]:
     plain = Setting(method, unit)
     yield from in_protocols(plain)
     yield plain._replace(secure=True)
+    yield plain._replace(unit_column=True)
     for key, value in choices(method):
         other = plain._replace(options=((key, value),))
         yield from in_protocols(other) if refusal(plain) and not refusal(other) else [other]

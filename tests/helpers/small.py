@@ -10,6 +10,7 @@ import torch
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.draws import keys_of
+from fedvl.federation.count_noise import count_noise
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.round import Federation
@@ -179,7 +180,9 @@ def small_federation(
     engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0, privacy=privacy)
     found = SmallFederation(method, engine, config, 0, method.start(torch_generator(0, "start")))
     if privacy and privacy.unit == "client":
-        found.privacy = ClientPrivacy(privacy, config.rounds, len(RAGGED), config.per_round or len(RAGGED), 0)
+        counts = count_noise(method, found.shared, config.rounds, config.least_clients if config.secure_sum else 1)
+        expected = config.per_round or len(RAGGED)
+        found.privacy = ClientPrivacy(privacy, config.rounds, len(RAGGED), expected, 0, counts=counts)
     elif privacy and privacy.unit == "record":
         found.privacy = RecordPrivacy(privacy, steps, config.rounds)
     return found

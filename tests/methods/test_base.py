@@ -28,9 +28,9 @@ def public(kind):
     return {name: value for name, value in vars(kind).items() if not name.startswith("_") and name not in HELPERS}
 
 
-def test_there_are_at_most_fifteen_hooks_and_nine_declarations():
+def test_there_are_at_most_sixteen_hooks_and_nine_declarations():
     hooks = {name for name, value in public(Method).items() if callable(value) or isinstance(value, classmethod)}
-    assert len(hooks) <= 15, sorted(hooks)
+    assert len(hooks) <= 16, sorted(hooks)
     assert len(public(Method).keys() - hooks) <= 9, sorted(public(Method).keys() - hooks)
 
 

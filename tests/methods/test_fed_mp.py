@@ -9,16 +9,20 @@ from helpers.runs import run_experiment
 from helpers.small import RAGGED, encoder_of, run_quietly, small_federation, small_method, small_samples, small_task
 from torch.nn.functional import normalize
 
+from fedvl.config import PrivacyConfig
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.metrics import summary
 from fedvl.evaluation.predict import answer_all, confusion
 from fedvl.experiment import local_engine, make_judge
-from fedvl.federation.merging import last_updates
+from fedvl.federation.merging import last_updates, merge
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
-from fedvl.methods.fed_mp import FedMP, FedMPOptions
+from fedvl.methods.fed_mp import GATE, FedMP, FedMPOptions
+from fedvl.methods.parts import query_sums
+from fedvl.methods.parts.adapters import gated
 from fedvl.preparation import prepare
+from fedvl.requirements import check_privacy, check_secure_sum
 from fedvl.seeding import torch_generator
 from fedvl.settings import command_for, resolve_experiment
 from fedvl.tensors import Tensors, count_bytes, count_elements, load, unflatten
@@ -210,6 +214,95 @@ def test_released_residuals_are_the_same_noise_for_all_and_do_not_last():
     assert not torch.equal(other_seed["residuals"], drawn[0])
     federation = run_quietly(small_federation(method))
     assert federation.engine.private == {}
+
+
+# --- eq. 9 from sums
+
+
+def summed(**federation):
+    return run_quietly(small_federation(small_method("fed-mp", merging="summed"), **federation))
+
+
+def test_sums_over_clients_answer_each_user_with_a_model_of_its_own():
+    """What a server has of a secure sum alone merges gates nearly as eq. 9 does with every client's."""
+    quiet = {"residual_range": 0.2, "query_directions": 6}
+    found = [
+        run_quietly(small_federation(small_method("fed-mp", merging=merging, **quiet), rounds=1, secure_sum=secure))
+        for merging, secure in (("kept", False), ("summed", True))
+    ]
+    kept, sums = found
+    assert sums.last == {}
+    images = sums.engine.data.inputs["embeddings"]
+    models = []
+    for texts in sums.method.task.text_embeddings.split(2):
+        task = replace(sums.method.task, text_embeddings=texts)
+        exact = FedMP(FedMPOptions(**quiet), task).tailor(kept.shared, kept.last)
+        user = FedMP(FedMPOptions(merging="summed", **quiet), task)
+        assert user.tailor(sums.shared, {}) is sums.shared
+        gate = query_sums.tailored(sums.shared, task.text_features.mean(0))
+        wanted, got = (
+            torch.cat([(merged[name] - kept.shared[name]).flatten() for name in GATE]) for merged in (exact, gate)
+        )
+        assert float(torch.cosine_similarity(wanted, got, dim=0)) > 0.9
+        assert 0.5 < float(got.norm() / wanted.norm()) < 1.5
+        adapted = user.adapted(sums.shared, {"embeddings": images})
+        torch.testing.assert_close(adapted, normalize(gated(gate, images), dim=-1))
+        models.append(adapted)
+    assert not torch.allclose(models[0], models[1], atol=1e-6)
+
+
+def test_a_summed_update_holds_no_texts_and_rounds_go_on_from_the_mean_gate():
+    sums, kept = summed(), run_quietly(small_federation(small_method("fed-mp")))
+    for name in kept.shared:
+        torch.testing.assert_close(sums.shared[name], kept.shared[name])
+    (result,) = sums.engine.train(0, [0], sums.shared)
+    assert result.update.tensors.keys() == sums.shared.keys()
+    assert not any("texts" in name or "residuals" in name or "received" in name for name in result.update.tensors)
+    assert sums.engine.private[0].keys() == {"residuals"}
+
+
+def test_sums_of_rounds_are_covariances_of_texts_and_moves():
+    """T after two rounds: of each round the covariance of a client's place and its move, added up."""
+    federation = small_federation(small_method("fed-mp", merging="summed"), rounds=2)
+    method, directions = federation.method, federation.shared["directions"].double()
+    expected = torch.zeros_like(federation.shared["tilt.gate.1.bias"], dtype=torch.float64)
+    for index in range(2):
+        trained, before = federation.engine.train(index, range(5), federation.shared), federation.shared
+        samples = [federation.engine.data.take(federation.engine.rows[result.update.client]) for result in trained]
+        texts = [method.perturbed_texts(r.private, own)[0].double() for r, own in zip(trained, samples, strict=True)]
+        moves = [result.update.tensors["gate.1.bias"].double() - before["gate.1.bias"] for result in trained]
+        places = torch.stack(texts) @ directions.T
+        expected += (places - places.mean(0)).T @ torch.stack(moves) / len(moves)
+        federation.engine.keep(trained)
+        federation.shared = method.step(before, merge(method, before, [result.update for result in trained]))
+    torch.testing.assert_close(federation.shared["tilt.gate.1.bias"].double(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_noise_leaves_the_directions_alone():
+    hidden = PrivacyConfig(unit="client", epsilon=3.0, clip=0.1)
+    for sums in ({}, {"secure_sum": True}):
+        federation = small_federation(small_method("fed-mp", merging="summed"), privacy=hidden, **sums)
+        before = federation.shared["directions"].clone()
+        run_quietly(federation)
+        assert torch.equal(federation.shared["directions"], before)
+        assert float(federation.shared["tilt.gate.0.weight"].std()) > 0.01  # where noise is
+
+
+def test_sums_are_accepted_where_single_clients_are_hidden():
+    settings = {"federation": {"secure_sum": True}, "privacy": {"unit": "client", "clip": 0.1}}
+    for options in ({"merging": "summed"}, {"merging": "summed", "adaptive": False}):
+        method = small_method("fed-mp", **options)
+        experiment = resolve_experiment({"method": {"name": "fed-mp", **options}, "data": {"clients": 5}, **settings})
+        check_secure_sum(method, experiment)
+        check_privacy(method, experiment)
+    assert set(method.start(torch.Generator())) == set(GATE)  # the mean gate needs no sums beside it
+    kept = resolve_experiment({"method": {"name": "fed-mp"}, **settings})
+    with pytest.raises(FedVLError, match=r"method\.merging=summed"):
+        check_secure_sum(small_method("fed-mp"), kept)
+    with pytest.raises(FedVLError, match=r"method\.merging=summed"):
+        check_privacy(small_method("fed-mp"), kept)
+    with pytest.raises(FedVLError, match=r'method\.weights="exp"'):
+        small_method("fed-mp", merging="summed", weights="linear")
 
 
 @pytest.mark.parametrize(("width", "numbers"), [(768, 1_181_184), (512, 525_312), (1024, 2_099_200)])

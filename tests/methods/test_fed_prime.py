@@ -7,10 +7,13 @@ import torch
 from helpers.small import run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
 
+from fedvl.errors import FedVLError
 from fedvl.federation.merging import merge
 from fedvl.methods.base import Update
-from fedvl.methods.fed_prime import Choice, FedPrimeOptions
+from fedvl.methods.fed_prime import USE, Choice, FedPrimeOptions
 from fedvl.methods.parts.fused import Seen, embed
+from fedvl.requirements import check_privacy, check_secure_sum
+from fedvl.settings import resolve_experiment
 
 
 def seen(*maxima):
@@ -253,3 +256,65 @@ def test_a_pool_is_drawn_under_its_name_whatever_else_there_is():
         assert torch.equal(both[name], alone[name])
         assert torch.equal(both[f"projection.{name}"], alone[f"projection.{name}"])
     assert not torch.equal(inter["inter"], intra["intra"])
+
+
+# --- matching at the client
+
+
+def test_a_client_sends_its_prompts_in_the_places_of_the_nearest_received_ones():
+    """Prompts 0 and 1 have changed places, prompt 3 stayed, and no sample chose prompt 2."""
+    method, received = small_method("fed-prime", matching="client"), 3 * torch.eye(8)[:4]
+    trained = received[[1, 0, 2, 3]] + 0.1
+    tensors = {"inter": trained, "received.inter": received, "uses": torch.tensor([0.5, 0.1, 0.0, 2.0])}
+    sent = method.placed_prompts(tensors, small_samples(method))
+    torch.testing.assert_close(sent, received + torch.tensor([0.1, 0.1, 0.0, 0.1])[:, None])
+    uses = method.placed_uses(tensors, small_samples(method))
+    torch.testing.assert_close(uses, USE * torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    none = {**tensors, "uses": torch.zeros(4)}
+    assert torch.equal(method.placed_prompts(none, small_samples(method)), received)
+    assert not method.placed_uses(none, small_samples(method)).any()
+
+
+def test_a_prompt_is_the_mean_of_those_who_sent_one():
+    """Of five clients two of weights 1 and 3 fill place 0, all fill place 1, and nobody fills place 2."""
+    method = small_method("fed-prime", matching="client")
+    shared = {"inter": torch.ones(3, 8), "uses": torch.zeros(3), "classes.bias": torch.zeros(4)}
+    weights, moves = [1.0, 3.0, 2.0, 2.0, 2.0], [4.0, 8.0, 0.0, 0.0, 0.0]
+    updates = []
+    for client, (weight, move) in enumerate(zip(weights, moves, strict=True)):
+        inter = shared["inter"] + torch.tensor([move, 1.0, 0.0])[:, None]
+        uses = USE * torch.tensor([float(move > 0), 1.0, 0.0])
+        updates.append(Update(client, {"inter": inter, "uses": uses, "classes.bias": torch.ones(4)}, weight))
+    found = method.step(shared, merge(method, shared, updates))
+    torch.testing.assert_close(found["inter"], torch.tensor([1 + (4 + 3 * 8) / 4, 2.0, 1.0])[:, None].expand(3, 8))
+    assert not found["uses"].any()
+    assert torch.equal(found["classes.bias"], torch.ones(4))
+    noisy = method.step(shared, {**shared, "inter": 1.1 * shared["inter"], "uses": torch.tensor([-1.0, 0.0, 1e-9])})
+    torch.testing.assert_close(noisy["inter"], torch.full((3, 8), 1.5))  # by one client of five, not by nobody
+
+
+@pytest.mark.parametrize("name", ["fed-prime", "fed-inter", "fed-intra"])
+def test_rounds_of_sums_alone_learn_and_keep_the_size_of_the_pool(name):
+    method = small_method(name, matching="client")
+    settings = {"federation": {"secure_sum": True}, "privacy": {"unit": "client", "clip": 0.1}, "data": {"clients": 5}}
+    experiment = resolve_experiment({"method": {"name": name, "matching": "client"}, **settings})
+    check_secure_sum(method, experiment)
+    check_privacy(method, experiment)
+    runs = [
+        run_quietly(small_federation(method, {"learning_rate": 0.3, "batch_size": 4}, rounds=4, secure_sum=secure))
+        for secure in (False, True)
+    ]
+    for tensor, in_sum in zip(*(run.shared.values() for run in runs), strict=True):
+        torch.testing.assert_close(tensor, in_sum, rtol=0, atol=1e-4)
+    assert runs[1].records[-1]["loss"] < runs[1].records[0]["loss"] - 0.03
+    if "inter" in runs[1].shared:
+        assert len(runs[1].shared["inter"]) == 20
+        moved = (runs[1].shared["inter"] - method.start(torch.Generator())["inter"]).norm(dim=1) > 0
+        assert 0 < int(moved.sum()) < 20  # those that samples chose
+    assert not any("received" in kept for private in runs[1].engine.private.values() for kept in private)
+
+
+def test_the_server_that_matches_needs_each_client_and_says_what_does_not():
+    experiment = resolve_experiment({"method": {"name": "fed-prime"}, "federation": {"secure_sum": True}})
+    with pytest.raises(FedVLError, match=r"needs inter, uses of each client.*--set method\.matching=client"):
+        check_secure_sum(small_method("fed-prime"), experiment)

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 import pytest
-from scipy.stats import beta
+from scipy.stats import binomtest
 
 from fedvl.config import Experiment
 from fedvl.report.card import card_text, lineage
@@ -64,17 +64,17 @@ def card(folder, classes=("cat", "dog"), client=None):
     return found, text, rows
 
 
-def exact(hits, images):
-    """Clopper and Pearson, by quantiles of the beta distribution."""
-    return [100 * beta.ppf(0.025, hits, images - hits + 1), 100 * beta.ppf(0.975, hits + 1, images - hits)]
+def wilson(hits, images):
+    low, high = binomtest(hits, images).proportion_ci(method="wilson")
+    return [100 * low, 100 * high]
 
 
 def test_a_simulation(run):
     found, text, rows = card(run())
     assert found["accuracy"]["percent"] == 75.0
-    assert found["accuracy"]["interval"] == pytest.approx(exact(6, 8))
+    assert found["accuracy"]["interval"] == pytest.approx(wilson(6, 8))
     assert found["accuracy"]["zero_shot"]["percent"] == 62.5
-    assert found["accuracy"]["zero_shot"]["interval"] == pytest.approx(exact(5, 8))
+    assert found["accuracy"]["zero_shot"]["interval"] == pytest.approx(wilson(5, 8))
     assert found["data"]["training_images"] == 21
     assert found["federation"]["answered"] == {"0": 2, "1": 1, "2": 1}
     assert rows["Rounds missed"] == "2: 1"
@@ -95,14 +95,16 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
         {"secure_sum": True, "least_clients": 3, "robust": "median"},
         {"dataset": "/home/somebody/skin"},
         {"parties": ["north", "south", "west"]},
-        privacy=BUDGET,
+        privacy={**BUDGET, "simulated": False},
         partition_counts=[[0, 0]] * 3,
     )
     found, text, rows = card(folder)
     assert rows["Clients"] == "north, south, west"
     assert rows["Answers"] == "north: 2, south: 1, west: 1"
     assert rows["Rounds missed"] == "west: 1"
-    assert rows["Privacy budget"] == "epsilon 2.5, delta 1e-05, of each client; every client in every round"
+    assert rows["Privacy budget"].startswith(
+        "epsilon 2.50, delta 1e-05, of each client; every client in every round. Neighbouring datasets: with all images of "
+    )
     assert rows["Secure sums"] == "on: the server learned sums over at least 3 clients"
     assert rows["Rule of merging"] == "median"
     assert rows["Data"] == "skin; how many training images, the parties know"
@@ -111,7 +113,13 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
 
 
 def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
-    assert card(run(privacy=BUDGET))[2]["Privacy budget"].endswith("it hides nothing")
+    told = "Epsilon assumes that the noise is secret; in this simulation the seed is published"
+    item = {"name": "class counts", "keys": ["partition_counts"], "state": "not covered", "why": "It is a simulation."}
+    for budget in (BUDGET, {**BUDGET, "simulated": True, "released": [item]}):
+        found, text, rows = card(run(privacy=budget))
+        assert told in rows["Privacy budget"]
+        assert found["privacy"]["not_covered"] == ["class counts"] * ("released" in budget)
+    assert "Privacy for what the budget does not cover: class counts." in text
 
 
 def test_other_classes_or_a_personal_model_were_not_tested(run):

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 
 from fedvl.errors import FedVLError
 from fedvl.serve.askers import Shares
-from fedvl.serve.guard import Body, check_token, place
+from fedvl.serve.guard import Body, Guard, check_token, place
 from fedvl.serve.limits import LIMITS
 
 
@@ -32,6 +32,43 @@ def test_a_token_that_protects_nothing_is_refused():
     for token in ("", "abc", "fifteen letters"):
         with pytest.raises(FedVLError, match=f"has {len(token)} characters, fewer than 16, and can be guessed"):
             check_token(token)
+
+
+def answered(guard, path, *headers):
+    """The status with which a request is answered; 200 if it gets through."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    named = [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers)]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": named, "client": ("127.0.0.1", 1)}
+    asyncio.run(guard(scope, receive, send))
+    return sent[0]["status"]
+
+
+async def admits(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secret2", "Bearer SECRET", "Basic secret"],
+)
+def test_a_request_without_the_token_is_refused(given):
+    guard = Guard(admits, "secret", LIMITS)
+    headers = [] if given is None else [("authorization", given)]
+    assert answered(guard, "/images", *headers) == 401
+    assert answered(guard, "/health", *headers) == 200  # it reveals nothing
+    assert answered(Guard(admits, None, LIMITS), "/images", *headers) == 200  # where there is no token
+
+
+@pytest.mark.parametrize("given", ["Bearer secret", "bearer secret"])
+def test_a_request_with_the_token_gets_through(given):
+    assert answered(Guard(admits, "secret", LIMITS), "/images", ("authorization", given)) == 200
 
 
 def body_of(parts, most=100, held=1000, **limits):

@@ -6,13 +6,16 @@ Who knows the seed of a simulation also knows what clients draw when they join, 
 the federation's own classes until the vector that they would send is the one that was sent.
 """
 
+from collections import Counter
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.audit.evidence import Evidence, Message
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, mean_of, of_100
+from fedvl.audit.evidence import Evidence
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, of_100, share_of
+from fedvl.audit.messages import Message
 from fedvl.data.catalogue import catalogue
 from fedvl.data.inputs import embed_names
 from fedvl.methods.base import Samples
@@ -27,10 +30,10 @@ def attack(evidence: Evidence) -> list[Outcome]:
     sent = text_tensors(evidence)
     if not sent:
         reason = (
-            "No tensor that only one client makes lies in the space of texts. All parties know the list of classes; "
-            "which of them a client holds is what the label histogram tells."
+            "No tensor that only one client makes is as wide as a text embedding, so that this attack does not apply. All "
+            "participants know the list of classes; the label histogram tells which of them a client holds."
         )
-        return [Unmeasured(NAMES[0], SERVER, reason)]
+        return [Unmeasured(name, SERVER, reason) for name in NAMES]
     first = {message.client: message for message in reversed(evidence.messages)}
     found: list[Outcome] = [by_dictionary(evidence, sent[0], first), by_seed(evidence, sent[0], first)]
     return [*found, Unmeasured(NAMES[0], CLIENT, "The server does not hand these vectors to other clients.")]
@@ -45,26 +48,27 @@ def text_tensors(evidence: Evidence) -> list[str]:
 def dictionary(evidence: Evidence) -> list[str]:
     """Return candidate names: those of the dataset and of every dataset of the catalogue."""
     known = [name for entry in catalogue().values() for name in entry.class_names]
-    return list(dict.fromkeys([*evidence.sources.dataset.class_names, *known]))
+    return list(dict.fromkeys([*evidence.prepared.sources.dataset.class_names, *known]))
 
 
 def by_dictionary(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Finding:
-    names, sources = dictionary(evidence), evidence.sources
+    names, sources = dictionary(evidence), evidence.prepared.sources
     templates = sources.dataset.templates[evidence.experiment.data.templates]
     texts = normalize(embed_names(names, templates, evidence.method.task.clip, sources.device), dim=-1).double().cpu()
-    right, sizes = [], []
+    right, sizes = 0, []
     for client, message in messages.items():
         held = true_names(evidence, client)
         guessed = guess_names(message.update.tensors[tensor].double().cpu(), texts, len(held))
-        right.append(len(held & {names[place] for place in guessed}) / len(held))
+        right += len(held & {names[place] for place in guessed})
         sizes.append(len(held))
-    value, interval = mean_of(np.array(right))
-    guess = float(np.mean(sizes)) / len(names)
+    value, interval = share_of(right, sum(sizes))
+    chance = float(np.mean(sizes)) / len(names)
     sentence = (
         f"Of the names of a client's classes, {of_100(value)} of 100 are found among {len(names)} candidate names from "
-        f"what it sends (by chance {100 * guess:.2g})."
+        f"what it sends (chance level {100 * chance:.2g})."
     )
-    return Finding(NAMES[0], SERVER, MEASURE, value, interval, guess, sentence)
+    counted = f"{len(messages)} clients and {sum(sizes)} names"
+    return Finding(NAMES[0], SERVER, MEASURE, value, interval, chance, sentence, "", (tensor,), counted)
 
 
 def true_names(evidence: Evidence, client: int) -> set[str]:
@@ -73,9 +77,10 @@ def true_names(evidence: Evidence, client: int) -> set[str]:
 
 
 def guess_names(sent: Tensor, texts: Tensor, count: int) -> list[int]:
-    """Return the names nearest to the vectors or, of one vector, those that add to it best."""
+    """Return the names most often nearest to the vectors or, of one vector, those that add to it best."""
     if len(sent) > 1:
-        return (normalize(sent, dim=-1) @ texts.T).argmax(1).tolist()
+        nearest = Counter((normalize(sent, dim=-1) @ texts.T).argmax(1).tolist())
+        return [place for place, _ in nearest.most_common(count)]
     wanted, chosen = sent[0], list[int]()
     rest = wanted
     for _ in range(count):
@@ -87,28 +92,38 @@ def guess_names(sent: Tensor, texts: Tensor, count: int) -> list[int]:
     return chosen
 
 
-def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Finding:
+def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Outcome:
     """Decode what was sent with the seed, by the method's own functions."""
-    right = []
+    right = total = 0
     for client, message in messages.items():
         held = true_names(evidence, client)
-        guessed = {evidence.method.task.class_names[c] for c in decode(evidence, tensor, message)}
-        right.append(len(held & guessed) / max(len(held | guessed), 1))
-    value, interval = mean_of(np.array(right))
+        decoded = decode(evidence, tensor, message)
+        if decoded is None:
+            reason = (
+                f"'{tensor}' is made of images, not of labels and the seed alone, so that this attack does not apply."
+            )
+            return Unmeasured(NAMES[1], SERVER, reason)
+        guessed = {evidence.method.task.class_names[c] for c in decoded}
+        right += len(held & guessed)
+        total += max(len(held | guessed), 1)
+    value, interval = share_of(right, total)
     classes = evidence.classes
-    guess = float(np.mean([len(true_names(evidence, client)) for client in messages])) / classes
+    chance = float(np.mean([len(true_names(evidence, client)) for client in messages])) / classes
     sentence = (
-        f"Who also knows the seed of the simulation knows what clients drew when they joined, and finds which of the "
-        f"federation's {classes} classes a client has: {of_100(value)} % agreement (all of them: {of_100(guess)} %). "
-        f"Between machines clients must not draw from a seed that the server has."
+        f"An attacker who also knows the seed of the simulation knows what clients drew when they joined, and finds which of "
+        f"the federation's {classes} classes a client has: {of_100(value)} % agreement (all of them: {of_100(chance)} %). "
+        f"Between machines, each client draws from a secret of its own."
     )
-    return Finding(
-        NAMES[1], SERVER, "agreement of the guessed and the true set of classes", value, interval, guess, sentence
-    )
+    measured = "agreement of the guessed and the true set of classes"
+    counted = f"{len(messages)} clients"
+    return Finding(NAMES[1], SERVER, measured, value, interval, chance, sentence, "", (tensor,), counted)
 
 
-def decode(evidence: Evidence, tensor: str, message: Message) -> list[int]:
-    """Return the classes whose vector, with what the seed gives, is nearest to what was sent."""
+def decode(evidence: Evidence, tensor: str, message: Message) -> list[int] | None:
+    """Return the classes whose vector, with what the seed gives, is nearest to what was sent.
+
+    None if the vector cannot be made of classes and the seed alone.
+    """
     method, seed = evidence.method, evidence.experiment.seed
     sent = message.update.tensors[tensor].double()
     device = sent.device
@@ -122,6 +137,10 @@ def decode(evidence: Evidence, tensor: str, message: Message) -> list[int]:
         return float((made - sent).norm()) if made.shape == sent.shape else float("inf")
 
     everything = range(evidence.classes)
+    try:
+        distance(frozenset(everything))
+    except (KeyError, IndexError, RuntimeError):  # it reads inputs of images, which are not there
+        return None
     best: frozenset[int] = frozenset()
     if len(sent) > 1:  # one vector for each class: their number is known
         best = frozenset(range(len(sent)))

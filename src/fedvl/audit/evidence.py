@@ -1,101 +1,68 @@
-"""What an attacker has: messages of a few clients in the first rounds, and images of its own.
+"""What an attacker has: the messages of the first rounds of a run, and images of its own.
 
-The rounds are those of the run itself: same method, data, settings and seed. Beside the evidence
-lies the truth (the clients' rows and labels), which no attack reads but to measure itself.
+The rounds are those of ``fedvl run``: one preparation, one engine, one federation. Beside the
+evidence lies the truth (the clients' rows and labels), which attacks read only to measure themselves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedvl.audit.messages import Message, Recorder, Round, Seen, seen_in, seen_in_sum, subtract
 from fedvl.config import Experiment
 from fedvl.data.missing import without_modalities
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.protocols import renumbered
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.experiment import public_subspace, root_engine
-from fedvl.federation.checks import Refusal, Report, sum_of_reports
-from fedvl.federation.local import LocalEngine
-from fedvl.federation.privacy import privacy_of
+from fedvl.experiment import local_engine, make_federation, make_judge, make_validator
 from fedvl.federation.round import Federation
-from fedvl.federation.stacks import Trained
-from fedvl.methods.base import Method, Samples, Update
+from fedvl.methods.base import Method, Samples
 from fedvl.methods.parts.losses import CLASS_LIST
 from fedvl.models.vilt import FusedEncoder
-from fedvl.preparation import (
-    SPLITS,
-    Encoded,
-    Sources,
-    Training,
-    assign,
-    encode,
-    make_methods,
-    open_sources,
-    take_training,
-)
-from fedvl.requirements import check_privacy, check_robust, check_secure_sum
-from fedvl.seeding import numpy_generator, torch_generator
+from fedvl.preparation import Prepared, Training, prepare
+from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors
 
 MOST_OWN, MOST_OUTSIDE = 600, 300  # images of the attacker, and images that nobody trained on
-# of methods that run a whole encoder in each step
-FEW_OWN, FEW_OUTSIDE = 90, 45
-
-
+FEW_OWN, FEW_OUTSIDE = 90, 45  # the same for methods that run an encoder in each step
+ENOUGH_OUTSIDE = 100  # unused training images, below which test images are taken instead
 ENCODED = {"features", "embeddings", "patches", "candidates", CLASS_LIST}  # inputs that are computed once
-
-
-class Message(NamedTuple):
-    """What one client sent in one round, and what it was handed before."""
-
-    client: int
-    round_index: int
-    before: Tensors
-    update: Update
-    loss: float
-    report: Tensors  # of the consultation before the round; empty without one
-
-
-class Round(NamedTuple):
-    """What every client sees of a round: the shared tensors before and after."""
-
-    before: Tensors
-    after: Tensors
-    weight: float  # of all clients whose updates were merged
-    tailored: bool  # whether clients were handed tensors of their own
-
-
-class Seen(NamedTuple):
-    """A change of the shared tensors that says something about one client's images."""
-
-    client: int
-    round_index: int
-    before: Tensors
-    change: Tensors
 
 
 @dataclass
 class Evidence:
-    experiment: Experiment
-    method: Method
-    sources: Sources
-    encoded: Encoded
-    training: Training
-    slow: bool  # whether each step of training runs a whole encoder
+    prepared: Prepared
+    slow: bool  # whether each step of training runs an encoder
     own: Samples  # labelled images of the attacker
     outside: Samples  # images of the same kind that nobody trained on and the attacker does not have
-    complete: tuple[Samples, Samples]  # both, with no modality left out
+    complete: tuple[Samples, Samples]  # both, with all modalities
     own_rows: Tensor  # of the test split
     outside_rows: Tensor
+    outside_split: str = "test"
+    summed: bool = False  # whether the server sees sums of updates and reports alone
+    summands: int | None = None  # clients of a sum; None: all that have images
     messages: list[Message] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     answering: tuple[Tensors, ByClient] = ({}, {})  # the model that users query: shared tensors and last updates
+    kept: dict[Any, Any] = field(default_factory=dict)  # imitated clients, which several attacks share
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.prepared.experiment
+
+    @property
+    def method(self) -> Method:
+        return self.prepared.method
+
+    @property
+    def training(self) -> Training:
+        return self.prepared.training
 
     @property
     def clients(self) -> list[int]:
@@ -115,10 +82,7 @@ class Evidence:
 
     def histogram(self, client: int) -> NDArray[np.float64]:
         """Return the true share of each class among a client's images."""
-        labels = self.labels(self.rows(client)).cpu().numpy()
-        counts = np.bincount(labels[labels >= 0], minlength=self.classes)
-        shares: NDArray[np.float64] = counts / max(counts.sum(), 1)
-        return shares
+        return shares_of(self.labels(self.rows(client)), self.classes)
 
     @property
     def typical_size(self) -> int:
@@ -126,20 +90,14 @@ class Evidence:
         return int(np.median([len(self.rows(client)) for client in self.clients]))
 
     @property
-    def summed(self) -> bool:
-        """Whether the server sees sums of updates and reports alone."""
-        return self.experiment.federation.secure_sum
-
-    @property
     def what_server_sees(self) -> str:
         return "the mean of all clients' updates" if self.summed else "one client's updates"
 
     def seen_by_server(self) -> list[Seen]:
-        """Return what each client sends or, with secure sums, the mean of all that says of it."""
+        """Return what each client sends or, under secure aggregation, the sum that it is part of."""
         if self.summed:
-            means = [(happened.before, subtract(happened.after, happened.before)) for happened in self.rounds]
-            return [Seen(m.client, m.round_index, *means[m.round_index]) for m in self.messages]
-        return [Seen(m.client, m.round_index, m.before, subtract(m.update.tensors, m.before)) for m in self.messages]
+            return [seen_in_sum(message, self.rounds[message.round_index]) for message in self.messages]
+        return [seen_in(message) for message in self.messages]
 
     def seen_by_client(self) -> list[Seen]:
         """Return the mean change of all but the observer: the next of the audited clients.
@@ -171,124 +129,113 @@ class Evidence:
         return method.role.needs(name) == "sum" or type(method).merge is Method.merge
 
 
-def subtract(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> Tensors:
-    """Return the changes of the tensors that both have in one shape."""
-    return {
-        name: after[name].float() - tensor.float()
-        for name, tensor in before.items()
-        if name in after and after[name].shape == tensor.shape
-    }
-
-
-class Watched(LocalEngine):
-    """The engine of the run; it keeps what the first few clients send."""
-
-    def __init__(self, limit: int, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.limit = limit
-        self.kept: dict[int, list[Message]] = {}
-        self.reported: dict[int, Tensors] = {}
-        self.weight, self.tailored = 0.0, False
-
-    def train(
-        self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> Sequence[Trained]:
-        trained = super().train(round_index, cohort, shared, own)
-        self.weight, self.tailored = sum(result.update.weight for result in trained), own is not None
-        for update, _, loss, _ in trained:
-            if update.client in self.kept or len(self.kept) < self.limit:
-                before = own[update.client] if own else shared
-                report = self.reported.get(update.client, {})
-                kept = [m for m in self.kept.get(update.client, []) if m.round_index != round_index]
-                self.kept[update.client] = [*kept, Message(update.client, round_index, before, update, loss, report)]
-        self.reported = {}
-        return trained
-
-    def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
-        """Keep what the server receives: each client's report, or their sum alone."""
-        good, refusals = super().reports(round_index, shared)
-        total = sum_of_reports(good).tensors if good else {}
-        for report in good:
-            if report.client is not None and (report.client in self.kept or len(self.reported) < self.limit):
-                self.reported[report.client] = total if self.federation.secure_sum else report.tensors
-        return good, refusals
+def shares_of(labels: Tensor, classes: int) -> NDArray[np.float64]:
+    """Return the share of each class; unlabelled images do not count."""
+    known = labels.cpu().numpy()
+    counts = np.bincount(known[known >= 0], minlength=classes)
+    shares: NDArray[np.float64] = counts / max(counts.sum(), 1)
+    return shares
 
 
 def gather(experiment: Experiment, clients: int, rounds: int, display: Display, opener: Opener = OPEN_ANEW) -> Evidence:
-    """Prepare a run, run its first rounds and keep what is sent."""
-    return watch(prepare_evidence(experiment, display, opener), clients, rounds, display)
+    """Prepare a run as ``fedvl run`` does, run its first rounds and keep what is sent."""
+    return watch(share_out(prepare(experiment, display, opener)), clients, rounds, display)
 
 
 def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Evidence:
     """Run the first rounds and keep what the first few clients send."""
-    experiment, training, method = evidence.experiment, evidence.training, evidence.method
-    engine = Watched(
-        clients,
-        method,
-        training.samples,
-        training.rows,
-        experiment.training,
-        experiment.federation,
-        experiment.seed,
-        experiment.privacy,
-    )
-    # the engine keeps the run's own number of rounds, on which its learning rates depend
-    config = experiment.federation.model_copy(update={"rounds": min(rounds, experiment.federation.rounds)})
-    start = method.start(torch_generator(experiment.seed, "start"))
-    privacy = privacy_of(experiment, experiment.seed, public_subspace(experiment, method, start, training))
-    root = root_engine(experiment, method, training)
-    federation = Federation(method, engine, config, experiment.seed, start, root=root, privacy=privacy)
-    if not federation.trains or method.scope == "pooled":
+    prepared = evidence.prepared
+    engine = local_engine(prepared)
+    federation = make_federation(prepared, engine)
+    if not federation.trains or prepared.method.scope == "pooled":
         return evidence
+    recorder = Recorder(engine, clients)
+    validator = make_validator(prepared, make_judge(prepared, engine))
+    # the engine keeps the run's own number of rounds, on which its learning rates depend
+    federation.config = only_first(federation, rounds)
     shown = display.stage("Rounds")
-    before = start
 
     def evaluate(shared: Tensors, last: ByClient, number: int) -> dict[str, Any]:
-        nonlocal before
-        evidence.rounds.append(Round(before, shared, engine.weight, engine.tailored))
-        before, evidence.answering = shared, (shared, last)
-        shown(number, config.rounds)
-        return {}
+        evidence.rounds.append(recorder.end_round(federation.shared, shared))
+        evidence.answering = shared, last
+        shown(number, federation.config.rounds)
+        return {"validation": validator.judge(shared, last).figures["accuracy"]} if validator else {}
 
     federation.run(evaluate, lambda record: None)
-    evidence.messages += [message for kept in engine.kept.values() for message in kept]
+    evidence.messages += [message for kept in recorder.messages.values() for message in kept]
     return evidence
 
 
-def prepare_evidence(experiment: Experiment, display: Display, opener: Opener) -> Evidence:
-    """Prepare the run, and share the test images of its classes among attacker and outside."""
-    sources = open_sources(experiment, opener)
-    encoded = encode(sources, experiment, SPLITS, display)
-    assignment = assign(sources, encoded, experiment)
-    method, *_ = make_methods(sources, encoded, assignment, experiment, display)
-    for check in (check_secure_sum, check_robust, check_privacy):
-        check(method, experiment)
-    training = take_training(sources, encoded, assignment, experiment, method)
-    labels = renumbered(encoded.labels_of("test"), assignment.trained_classes)
-    usable = numpy_generator(0, "audit").permutation(np.flatnonzero(labels >= 0))
-    if len(usable) < 2 * len(method.task.class_names):
+def only_first(federation: Federation, rounds: int) -> Any:
+    """Return the settings of the first rounds; a mean of single steps is taken of the updates of each client."""
+    config = federation.config
+    return config.model_copy(update={"rounds": min(rounds, config.rounds), "one_step": False})
+
+
+def share_out(prepared: Prepared) -> Evidence:
+    """Share labelled images of the trained classes among the attacker and outside."""
+    slow = not ENCODED.issuperset(prepared.training.samples.inputs)
+    most_own, most_outside = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
+    complete, as_trained = labelled(prepared, "test")
+    usable = shuffled(torch.nonzero(complete.labels >= 0)[:, 0])
+    classes = len(prepared.method.task.class_names)
+    if len(usable) < 2 * classes:
         raise FedVLError(
             f"An audit needs labelled test images of the trained classes, two of each at least, but there are "
-            f"{len(usable)} for {len(method.task.class_names)} classes; add some to the test split."
+            f"{len(usable)} for {classes} classes; add some to the test split."
         )
-    inputs = {form: encoded.read["test"].forms[form] for form in sources.inputs}
-    known = torch.from_numpy(labels).to(sources.device)
-    complete = Samples(inputs, known)
+    unused = unused_rows(prepared, min(most_outside, max(ENOUGH_OUTSIDE, len(usable) // 2)))
+    share = min(1.0, len(usable) / (most_own + (0 if len(unused) else most_outside)))
+    cut = int(share * most_own)
+    own_rows, rest = usable[:cut], usable[cut : cut + int(share * most_outside)]
+    split, outside_rows, wholly, outside = "test", rest, complete, as_trained
+    if len(unused):
+        split, outside_rows = "train", unused
+        wholly, outside = labelled(prepared, "train")
+    return Evidence(
+        prepared,
+        slow,
+        as_trained.take(own_rows),
+        outside.take(outside_rows),
+        (complete.take(own_rows), wholly.take(outside_rows)),
+        own_rows,
+        outside_rows,
+        split,
+        prepared.experiment.federation.secure_sum,
+    )
+
+
+def shuffled(rows: Tensor) -> Tensor:
+    order = numpy_generator(0, "audit").permutation(len(rows))
+    return rows[torch.from_numpy(order).to(rows.device)]
+
+
+def unused_rows(prepared: Prepared, most: int) -> Tensor:
+    """Return labelled training images that nobody trains on; none if they are few or lack a class."""
+    training = prepared.training
+    taken = torch.cat([*training.rows, training.root.to(training.true_labels.device)])
+    free = torch.nonzero(training.true_labels >= 0)[:, 0]
+    free = shuffled(free[~torch.isin(free, taken)])[:most]
+    covered = len(torch.unique(training.true_labels[free])) == len(prepared.method.task.class_names)
+    return free if covered and len(free) >= min(ENOUGH_OUTSIDE, most) else free[:0]
+
+
+def labelled(prepared: Prepared, split: str) -> tuple[Samples, Samples]:
+    """Return the images of a split with all modalities, and as clients would train on them."""
+    sources, experiment, encoded = prepared.sources, prepared.experiment, prepared.encoded
+    classes = len(prepared.method.task.class_names)
+    known = torch.from_numpy(renumbered(encoded.labels_of(split), prepared.assignment.trained_classes))
+    known = known.to(sources.device)
+    inputs = {form: encoded.read[split].forms[form] for form in sources.inputs}
+    complete, wanted = Samples(inputs, known), prepared.training.samples.inputs
     if isinstance(sources.encoder, FusedEncoder):
         inputs = without_modalities(inputs, experiment.data.missing, "audit", sources.encoder, experiment.seed)
-    if "candidates" in training.samples.inputs:
-        one_hot = torch.nn.functional.one_hot(known.clamp(min=0), len(method.task.class_names))
-        inputs["candidates"] = one_hot.to(training.samples.inputs["candidates"])
-    if CLASS_LIST in training.samples.inputs:
-        inputs[CLASS_LIST] = torch.ones(len(known), len(method.task.class_names), dtype=torch.bool, device=known.device)
-    slow = not ENCODED.issuperset(training.samples.inputs)
-    limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
-    share = min(1.0, len(usable) / sum(limits))
-    rows = torch.from_numpy(usable[: int(share * sum(limits))]).to(sources.device)
-    cut = int(share * limits[0])
-    own, outside = (Samples(inputs, known).take(part) for part in (rows[:cut], rows[cut:]))
-    whole = (complete.take(rows[:cut]), complete.take(rows[cut:]))
-    return Evidence(experiment, method, sources, encoded, training, slow, own, outside, whole, rows[:cut], rows[cut:])
+    if "candidates" in wanted:
+        one_hot = torch.nn.functional.one_hot(known.clamp(min=0), classes)
+        inputs = {**inputs, "candidates": one_hot.to(wanted["candidates"])}
+    if CLASS_LIST in wanted:
+        inputs = {**inputs, CLASS_LIST: torch.ones(len(known), classes, dtype=torch.bool, device=known.device)}
+    return complete, Samples(inputs, known)
 
 
 def begun_alike(evidence: Evidence, seen: Sequence[Seen]) -> Iterator[tuple[int, Tensors, list[Seen]]]:

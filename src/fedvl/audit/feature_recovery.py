@@ -1,71 +1,156 @@
-"""Feature recovery: the encoded images of a client, from the change of a layer that reads them.
+"""Feature recovery: the encoded images of a client, from any tensor that is as wide as a feature.
 
-Such a layer (a trained tensor whose rows are as wide as a feature) changes by sums of features. Of
-one image each row is the feature itself. Of several, single rows are often nearly one feature, and
-independent components of the rows separate some more. A recovered feature is linked if the image it
-is nearest to, among the client's and many others, is the right one.
+A layer that reads features changes by sums of them. Of one image each row is the feature itself. Of
+several, single rows are often nearly one feature, and independent components of the rows separate some
+more. Any other tensor whose numbers can be put into rows as wide as a feature is read in the same way.
+The tensor and round that give most on imitated clients are taken. A recovered feature is linked if the
+image it is nearest to, among the client's and many others, is the right one.
 """
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedvl.audit.candidates import Shadow, began_of, shadows_of, together
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100, share_of
 from fedvl.audit.imitation import draw_rows, imitate
+from fedvl.audit.messages import LOW_BITS, NUMBERS, Seen
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors
 
 NAMES = ("feature-recovery", "feature-linking", "one-image-recovery", "one-image-linking")
 FORMS = ("features", "embeddings")
 MOST_COMPONENTS = 64  # independent components are sought among
+MOST_ROWS = 512  # of a tensor, and of features that are compared with each other at once
 FAINT = 1e-4  # singular values below this share of the largest are rounding
-EXACT = 0.9  # cosine from which on a feature counts as read off
 SINGLE = 40  # imitated clients of one image
+TRIALS = 6  # imitated clients by which a tensor is chosen
 ALONE = "A client of a single image was not tried: the server sees its update in a sum with the others' alone."
+
+
+class Source(NamedTuple):
+    """Where features are read: in which round, in which tensors."""
+
+    round_index: int
+    names: tuple[str, ...]
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
     elsewhere: list[Outcome] = [
-        Unmeasured(
-            name, view, "It was tried from the server's view only, which sees most; others see sums of what it sees."
-        )
+        Unmeasured(name, view, "It was tried from the server's view only; others see sums of what it sees.")
         for view in (CLIENT, USER)
         for name in NAMES[:1]
     ]
-    if reason := not_applicable(evidence):
-        return [Unmeasured(name, SERVER, reason) for name in NAMES[::2]]
-    first = {each.client: each for each in reversed(evidence.seen_by_server())}
-    known = own_features(evidence)
-    truths = [features_of(evidence, evidence.rows(client)) for client in first]
-    recovered = [
-        separate(layers_of(evidence, each.before, each.change, len(truth)), len(truth), known)
-        for each, truth in zip(first.values(), truths, strict=True)
-    ]
-    seen = "the mean of all updates" if evidence.summed else "the updates"
-    found = judged(evidence, NAMES[:2], truths, recovered, f"From {seen} of this run")
+    sources = sources_of(evidence)
+    if isinstance(sources, str):
+        return [Unmeasured(name, SERVER, sources) for name in NAMES]
+    source = choose(evidence, sources)
+    seen = [each for each in evidence.seen_by_server() if each.round_index == source.round_index]
+    truths = [features_of(evidence, evidence.rows(each.client)) for each in seen]
+    recovered = [read(evidence, each, source, len(truth)) for each, truth in zip(seen, truths, strict=True)]
+    items = tuple(sorted({name for each in sources for name in each.names}))
+    where = "the mean of all updates" if evidence.summed else "a client's message"
+    found = judged(evidence, NAMES[:2], truths, recovered, f"From {where} ({', '.join(source.names)})", items)
     if evidence.summed:
-        return [*found, Unmeasured(NAMES[2], SERVER, ALONE), *elsewhere]
+        return [*found, *(Unmeasured(name, SERVER, ALONE) for name in NAMES[2:]), *elsewhere]
     rows, recovered = recover_singles(evidence)
     singles = [features_of(evidence, row) for row in torch.split(rows, 1)]
-    one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image")
+    one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image", items)
     return [*found, *one, *elsewhere]
 
 
-def not_applicable(evidence: Evidence) -> str | None:
-    """Return why no layer that reads features is sent, or None."""
-    if form_of(evidence) is None:
-        return "The method reads no feature of an image that is computed once, so none can be read off an update."
-    if not layers(evidence, evidence.messages[0].before):
-        return "No tensor of an update has rows as wide as a feature, so none can be read off it."
-    return None
+# --- where features are read
 
 
 def form_of(evidence: Evidence) -> str | None:
     return next((form for form in FORMS if form in evidence.training.samples.inputs), None)
+
+
+def width_of(evidence: Evidence) -> int:
+    form = form_of(evidence)
+    return evidence.training.samples.inputs[form].shape[-1] if form else 0
+
+
+def sources_of(evidence: Evidence) -> list[Source] | str:
+    """Return all places where features could be read, the layers that read them first; or why there is none."""
+    width = width_of(evidence)
+    if not width:
+        return "The method reads no features that are computed once, so that this attack does not apply."
+    found = []
+    for each in {each.round_index: each for each in reversed(evidence.seen_by_server())}.values():
+        layers = tuple(name for name in each.change if is_layer(evidence, name, each.change[name]))
+        others = [name for name in each.items if name not in layers and readable(name, each.items[name], width)]
+        found += [Source(each.round_index, names) for names in (layers, *((name,) for name in others)) if names]
+    found.sort(key=lambda source: source.round_index)
+    return found or f"No tensor that leaves can be put into rows as wide as a feature ({width} numbers)."
+
+
+def is_layer(evidence: Evidence, name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is trained, with rows as wide as a feature."""
+    trained = evidence.method.role.shared(name).trained
+    return trained and tensor.dim() == 2 and tensor.shape[1] == width_of(evidence)
+
+
+def readable(name: str, tensor: Tensor, width: int) -> bool:
+    return name not in NUMBERS and not name.startswith(LOW_BITS) and tensor.numel() > 0 and tensor.numel() % width == 0
+
+
+def choose(evidence: Evidence, sources: list[Source]) -> Source:
+    """Return the source that links most images of imitated clients."""
+    if len({source.names for source in sources}) == 1:
+        return sources[0]
+    shadows = shadows_of(evidence, None)[:TRIALS]
+    if evidence.summed:
+        shadows = together(evidence, shadows)
+
+    def success(source: Source) -> float:
+        return float(np.mean([linked_of(evidence, shadow, source) for shadow in shadows]))
+
+    return max(sources, key=success)
+
+
+def linked_of(evidence: Evidence, shadow: Shadow, source: Source) -> float:
+    """Return the share of an imitated client's images that its message points to."""
+    form, seen = form_of(evidence) or "", shadow.seen[source.round_index]
+    if not seen.items.keys() >= set(source.names):
+        return 0.0
+    found = normalize(rows_in(evidence, seen, source, len(shadow.rows)), dim=1)
+    among = normalize(evidence.own.inputs[form].double().cpu(), dim=1)
+    nearest = (found @ among.T).abs().argmax(1)
+    right = float(torch.isin(shadow.rows, nearest).double().mean())
+    return right - len(found) / len(among)  # many guesses link some by chance
+
+
+def read(evidence: Evidence, seen: Seen, source: Source, images: int) -> Tensor:
+    """Return the features that a message gives away, as unit vectors."""
+    return separate(rows_in(evidence, seen, source, images), images, own_features(evidence))
+
+
+def rows_in(evidence: Evidence, seen: Seen, source: Source, images: int) -> Tensor:
+    """Return tensors of a message as rows as wide as a feature.
+
+    What weight decay did to trained layers in this many steps is undone: its settings are known.
+    """
+    training, width = evidence.experiment.training, width_of(evidence)
+    steps = training.local_epochs * -(-images // training.batch_size)
+    decay = 0.0 if training.optimiser == "adam" else training.weight_decay
+    rows = []
+    for name in source.names:
+        tensor = seen.items[name].double()
+        if name in seen.change and is_layer(evidence, name, tensor):
+            rows.append(tensor + steps * decay * training.learning_rate * seen.before[name].double())
+        elif tensor.dim() == 2 and tensor.shape[1] != width == tensor.shape[0]:
+            rows.append(tensor.T)
+        else:
+            rows.append(tensor.reshape(-1, width))
+    return torch.cat(rows).cpu()[:MOST_ROWS]
+
+
+# --- recovery
 
 
 def features_of(evidence: Evidence, rows: Tensor) -> Tensor:
@@ -81,26 +166,6 @@ def own_features(evidence: Evidence) -> Tensor:
     assert form is not None
     both = torch.cat([evidence.own.inputs[form], evidence.outside.inputs[form]])
     return normalize(both.double().cpu(), dim=1)
-
-
-def layers(evidence: Evidence, tensors: Tensors) -> list[str]:
-    """Return the trained tensors whose rows are as wide as a feature."""
-    form, role = form_of(evidence), evidence.method.role
-    width = evidence.training.samples.inputs[form].shape[-1] if form else 0
-    return [name for name, t in tensors.items() if role.shared(name).trained and t.dim() == 2 and t.shape[1] == width]
-
-
-def layers_of(evidence: Evidence, before: Tensors, change: Tensors, images: int) -> Tensor:
-    """Return the change of the layers that read features, their rows below each other.
-
-    What weight decay did to them in this many steps is undone: its settings are known.
-    """
-    training = evidence.experiment.training
-    steps = training.local_epochs * -(-images // training.batch_size)
-    decay = 0.0 if training.optimiser == "adam" else training.weight_decay
-    factor = steps * decay * training.learning_rate
-    rows = [change[name].double() + factor * before[name].double() for name in layers(evidence, change)]
-    return torch.cat(rows).cpu()
 
 
 def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
@@ -127,15 +192,29 @@ def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
 
 def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     """Return rows, and what is recovered from clients that have one of them each."""
-    everything = torch.cat([evidence.rows(client) for client in evidence.clients])
-    rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
-    before = evidence.rounds[0].before
-    changes = imitate(evidence, evidence.training.samples, torch.split(rows, 1), before, 0, as_run=True)
-    return rows, [separate(layers_of(evidence, before, change, 1), 1, own_features(evidence)) for change in changes]
+    if "singles" not in evidence.kept:
+        sources = sources_of(evidence)
+        assert not isinstance(sources, str), "there is something to read"
+        source = choose(evidence, sources)
+        everything = torch.cat([evidence.rows(client) for client in evidence.clients])
+        rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
+        began = began_of(evidence, None)[: source.round_index + 1]
+        found = imitate(evidence, evidence.training.samples, torch.split(rows, 1), began, as_run=True)
+        evidence.kept["singles"] = rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
+    singles: tuple[Tensor, list[Tensor]] = evidence.kept["singles"]
+    return singles
+
+
+# --- how well
 
 
 def judged(
-    evidence: Evidence, names: tuple[str, ...], truths: list[Tensor], recovered: list[Tensor], when: str
+    evidence: Evidence,
+    names: tuple[str, ...],
+    truths: list[Tensor],
+    recovered: list[Tensor],
+    when: str,
+    items: tuple[str, ...],
 ) -> list[Finding]:
     """Compare what was recovered with the truth, and with as many images drawn from elsewhere."""
     others, own = own_features(evidence), evidence.own.labels.cpu()
@@ -151,12 +230,10 @@ def judged(
         linked.append(torch.isin(torch.arange(len(truth)), nearest).double())
         chance.append(1 - (1 - 1 / (len(truth) + len(others))) ** len(found))
     cosine, interval = mean_of(torch.cat(cosines).numpy())
-    guess = float(torch.cat(guesses).mean())
-    share, between = mean_of(torch.cat(linked).numpy())
+    usual, hits = float(torch.cat(guesses).mean()), torch.cat(linked)
+    share, between = share_of(float(hits.sum()), len(hits))
     by_chance = float(np.mean(chance))
-    told = "are not recovered by this attack"
-    if interval[0] > guess:
-        told = "can be read off an update" if cosine > EXACT else "come back in part"
+    counted = f"{len(truths)} clients and {len(hits)} of their images"
     return [
         Finding(
             names[0],
@@ -164,9 +241,11 @@ def judged(
             "cosine of an image's feature and the nearest recovered one",
             cosine,
             interval,
-            guess,
-            f"{when}, the encoded images {told}: a recovered feature has a cosine of {cosine:.2f} to the true one "
-            f"(1 is exact; features of other images and means of classes reach {guess:.2f}).",
+            usual,
+            f"{when}, a recovered feature has a cosine of {cosine:.2f} to the true one (1 is exact; features of other "
+            f"images and means of classes reach {usual:.2f}).",
+            items=items,
+            counted=counted,
         ),
         Finding(
             names[1],
@@ -175,7 +254,9 @@ def judged(
             share,
             between,
             by_chance,
-            f"{when}, {of_100(share)} of 100 images are picked out by a recovered feature among {len(others):,} "
-            f"others (by chance {100 * by_chance:.2g}).",
+            f"{when}, {of_100(share)} of 100 images are picked out by a recovered feature among {len(others):,} others "
+            f"(chance level {100 * by_chance:.2g}).",
+            items=items,
+            counted=counted,
         ),
     ]

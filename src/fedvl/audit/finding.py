@@ -1,4 +1,4 @@
-"""What an attack finds: a figure with its interval and guess level, and a sentence about it."""
+"""What an attack finds: a value with its interval, its chance level and one of three verdicts."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -8,35 +8,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.seeding import numpy_generator
+from fedvl.uncertainty import Z, proportion
 
 SERVER, CLIENT, USER = "the server", "another client", "a user who queries"
 VIEWS = (SERVER, CLIENT, USER)
+SHOWN, OPEN, BELOW = "shown", "not shown", "shown to be below"
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float]
 RESAMPLES = 500
 LIKELY = 0.95  # coverage of the intervals
+POWER = 0.8416212335729143  # of the normal distribution: what is found in 8 of 10 cases
+ROUNDED = 0.01  # as values are shown: clients are not taken to differ by less
+MARGINS = {"": 0.05, "r": 0.1, " dB": 1.0}  # above the chance level, up to which a leak counts as negligible
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured figure; larger always means that more leaks."""
+    """One measured value; larger always means that more leaks."""
 
     name: str  # as in --fail-above
     view: str
     measure: str
     value: float
     interval: Interval
-    guess: float  # what somebody reaches who sees nothing
+    chance: float  # what is reached without seeing a message
     sentence: str
-    unit: str = ""
+    unit: str = ""  # "r": a correlation; " dB": decibels
+    items: tuple[str, ...] = ()  # what was examined, of what leaves
+    counted: str = ""  # clients and images that it was measured on
+    of: str = ""  # what was attacked, where there are several
+
+    @property
+    def goal(self) -> float:
+        """The level below which a leak counts as negligible."""
+        return self.chance + MARGINS[self.unit]
+
+    @property
+    def verdict(self) -> str:
+        """Say which of three is so: above chance, below the goal (tested as equivalence), or neither."""
+        if self.interval[0] > self.chance:
+            return SHOWN
+        return BELOW if self.interval[1] < self.goal else OPEN
 
     @property
     def leaks(self) -> bool:
-        """Whether guessing does not explain the figure."""
-        return self.interval[0] > self.guess
+        return self.verdict == SHOWN
+
+    @property
+    def detectable(self) -> float:
+        """The value that would be shown in 8 of 10 cases."""
+        return self.chance + (self.interval[1] - self.interval[0]) / (2 * Z) * (Z + POWER)
+
+    @property
+    def conclusion(self) -> str:
+        high, goal = written(self.interval[1], self.unit), written(self.goal, self.unit)
+        if self.verdict == SHOWN:
+            return "Shown: the interval lies above the chance level."
+        if self.verdict == BELOW:
+            return f"Shown to be below {goal} for this attack."
+        found = written(self.detectable, self.unit)
+        return (
+            f"Not shown, could be up to {high}: with {self.counted or 'these images'}, this attack shows a leak of {found} "
+            "in 8 of 10 cases."
+        )
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "interval": list(self.interval), "leaks": self.leaks}
+        more = {"verdict": self.verdict, "leaks": self.leaks, "goal": self.goal, "conclusion": self.conclusion}
+        return {**asdict(self), "interval": list(self.interval), "items": list(self.items), **more}
 
 
 @dataclass(frozen=True)
@@ -46,6 +84,7 @@ class Unmeasured:
     name: str
     view: str
     sentence: str
+    of: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,16 +93,40 @@ class Unmeasured:
 Outcome = Finding | Unmeasured
 
 
+def written(value: float, unit: str) -> str:
+    """Return a value as it is shown; a small chance does not become 0."""
+    if unit == " dB":
+        return f"{value:.1f}{unit}"
+    return f"{value:.1g}" if 0 < value < 0.005 else f"{value:z.2f}"
+
+
 def bootstrap(measure: Callable[[np.random.Generator], float]) -> Interval:
     """Return the interval of a measure that draws its clients or images anew each time."""
     generator = numpy_generator(0, "bootstrap")
-    low, high = np.quantile([measure(generator) for _ in range(RESAMPLES)], [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
+    low, high = np.nanquantile([measure(generator) for _ in range(RESAMPLES)], [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
     return float(low), float(high)
 
 
 def mean_of(values: Numbers) -> tuple[float, Interval]:
-    """Return the mean over clients or images, and its interval."""
+    """Return the mean over images, and its interval."""
     return float(values.mean()), bootstrap(lambda generator: float(generator.choice(values, len(values)).mean()))
+
+
+def mean_of_few(values: Numbers, bounds: Interval = (-1.0, 1.0)) -> tuple[float, Interval]:
+    """Return the mean over clients, and Student's interval: a bootstrap of few clients is too narrow."""
+    from scipy.stats import t
+
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return mean, bounds
+    spread = max(float(values.std(ddof=1)), ROUNDED)
+    half = float(t.ppf((1 + LIKELY) / 2, count - 1)) * spread / count**0.5
+    return mean, (max(mean - half, bounds[0]), min(mean + half, bounds[1]))
+
+
+def share_of(right: float, total: int) -> tuple[float, Interval]:
+    """Return a share of so many trials, and its exact interval."""
+    return right / total, proportion(round(right), total)
 
 
 def correlation(left: Numbers, right: Numbers) -> float:
@@ -74,12 +137,14 @@ def correlation(left: Numbers, right: Numbers) -> float:
 
 
 def of_100(share: float) -> str:
-    """Return a share as so many of 100, rounded as its figure is."""
+    """Return a share as so many of 100, rounded as its value is."""
     return f"{100 * float(f'{share:.2f}'):.0f}"
 
 
 def auc(inside: Numbers, outside: Numbers, weights: Numbers) -> float:
     """Return the chance that a record from inside scores above a weighted one from outside."""
+    if not (len(inside) and weights.any()):
+        return float("nan")
     order = np.argsort(outside)
     below = np.concatenate([[0.0], np.cumsum(weights[order])])
     left, right = (np.searchsorted(outside[order], inside, side=side) for side in ("left", "right"))
@@ -88,6 +153,8 @@ def auc(inside: Numbers, outside: Numbers, weights: Numbers) -> float:
 
 def hits_at(inside: Numbers, outside: Numbers, weights: Numbers, false_alarms: float) -> float:
     """Return the share of records found at a threshold that few outside pass (TPR at an FPR)."""
+    if not (len(inside) and weights.any()):
+        return float("nan")
     order = np.argsort(-outside)
     passed = np.cumsum(weights[order]) / weights.sum()
     threshold = outside[order][np.searchsorted(passed, false_alarms)]

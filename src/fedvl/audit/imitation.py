@@ -1,4 +1,4 @@
-"""Imitate clients: train the attacker's own images as a client would, and compare the changes."""
+"""Imitate clients: compute, with the method's own code, what a client of given images would send."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -8,23 +8,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedvl.audit.evidence import Evidence, subtract
+from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import Numbers
+from fedvl.audit.messages import Message, Seen, seen_in
 from fedvl.config import TrainingConfig
+from fedvl.federation.checks import sum_of_reports
 from fedvl.federation.chunks import LABELS
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.training import LEAST_CHUNK
-from fedvl.methods.base import Samples
+from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, count_elements
+from fedvl.tensors import ByClient, Tensors, count_elements
 
 SEED = 2**31 - 1  # the attacker's own: it imitates without the seed of the run
-MOST_NUMBERS = 2**15  # of a change that are compared
 AT_ONCE, STACKED = 64, 2**24  # imitated clients, and their numbers, in one kernel
-COMPANY, LITTLE_COMPANY = 15, 3  # images beside a candidate where a loss needs a batch
+MOST_NUMBERS = 2**15  # of a change that are compared
 ONE_STEP = TrainingConfig(
     optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, batch_size=2**20, local_epochs=1
 )
+
+Began = tuple[int, Tensors]  # a round, and the tensors that it begins with
 
 
 class Coordinates:
@@ -45,52 +48,70 @@ class Coordinates:
         return torch.cat([flat[name] if at is None else flat[name][at] for name, at in self.places.items()])
 
 
-def moved_names(evidence: Evidence, change: Tensors, trained: bool = False) -> list[str]:
-    """Return the shared tensors that clients change; ``trained``: by gradients alone."""
-    shared = evidence.method.role.shared
-    return [name for name in change if not trained or shared(name).trained]
-
-
 def imitate(
     evidence: Evidence,
     samples: Samples,
     rows: Iterable[Tensor],
-    before: Tensors,
-    round_index: int,
+    began: Sequence[Began],
     training: TrainingConfig | None = None,
     as_run: bool = False,
-) -> Iterator[Tensors]:
-    """Yield how each imitated client changes the tensors; one that does not train changes none.
+    every_image: bool = False,
+) -> Iterator[list[Seen]]:
+    """Yield what a server would see of each imitated client in each of these rounds.
 
-    ``as_run``: it is a client to attack, with the run's own noise on its images.
+    A client keeps its private tensors from one round to the next. ``as_run``: with the run's own noise
+    on its images. ``every_image``: it trains on all images, also where the method would choose some.
     """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
     most = (federation.chunk or LEAST_CHUNK) if evidence.slow else AT_ONCE
-    chunk = max(1, min(most, STACKED // max(count_elements(before), 1)))
-    engine = LocalEngine(
-        method,
-        samples,
-        all_rows,
-        training or evidence.experiment.training,
-        federation.model_copy(update={"chunk": chunk}),
-        SEED,
-        evidence.experiment.privacy if as_run else None,
-    )
-    handed = before
-    if not method.role.given.keys() <= before.keys():  # what a method gives in a client's first round
-        handed = {**method.hand_out(before, {}, 0), **before}
+    chunk = max(1, min(most, STACKED // max(count_elements(began[0][1]), 1)))
+    privacy = evidence.experiment.privacy if as_run else None
+    settings = federation.model_copy(update={"chunk": chunk, "attack": None, "secure_sum": False})
     for first in range(0, len(all_rows), chunk):
-        cohort = range(first, min(first + chunk, len(all_rows)))
-        for client in cohort:
+        some = all_rows[first : first + chunk]
+        engine = LocalEngine(
+            method, samples, some, training or evidence.experiment.training, settings, SEED + first, privacy
+        )
+        found: list[list[Seen]] = [[] for _ in some]
+        for index, before in began:
+            handed = before
+            if not method.role.given.keys() <= before.keys():  # what a method gives in a client's first round
+                handed = {**method.hand_out(before, {}, 0), **before}
+            reports = consult(evidence, engine, index, handed, every_image)
+            trained = engine.train(index, range(len(some)), handed)
+            engine.keep(trained)
+            answers = {result.update.client: result for result in trained}
+            for client in range(len(some)):
+                report, result = reports.get(client, {}), answers.get(client)
+                if result is None:
+                    still = Update(client, {name: before[name] for name in engine.start if name in before}, 0.0)
+                    message = Message(client, index, before, still, 0.0, report)
+                else:
+                    message = Message(client, index, before, result.update, result.loss, report, result.examples)
+                found[client].append(seen_in(message))
+        yield from found
+
+
+def consult(evidence: Evidence, engine: LocalEngine, index: int, shared: Tensors, every_image: bool) -> ByClient:
+    """Hold the consultation before a round as the server held it; return the clients' reports."""
+    consultation, reports = evidence.method.consultation(), list[tuple[int, Tensors]]()
+    if consultation is not None and consultation.due(index):
+        good, _ = engine.reports(index, shared)
+        reports = [(report.client, report.tensors) for report in good if report.client is not None]
+        happened = evidence.rounds[index]
+        total = happened.report or (sum_of_reports(good).tensors if good else {})
+        if total and consultation.summed:
+            engine.adopt(happened.settlements or {None: consultation.settle(index, total, None)})
+        elif total:
+            engine.adopt({client: consultation.settle(index, total, own) for client, own in reports})
+    if every_image:
+        for client in range(engine.clients):
             private = engine.private_of(client)
-            if LABELS in private:  # made in a consultation that the attacker skips
-                labels = guessed_labels(evidence, samples.take(all_rows[client]))
+            if LABELS in private:
+                labels = guessed_labels(evidence, engine.data.take(engine.rows[client]))
                 engine.private[client] = {**private, LABELS: labels}
-        trained = {result.update.client: result.update.tensors for result in engine.train(round_index, cohort, handed)}
-        for client in cohort:
-            yield subtract(trained.get(client, before), before)
-            engine.private.pop(client, None)
+    return dict(reports)
 
 
 def guessed_labels(evidence: Evidence, samples: Samples) -> Tensor:
@@ -100,51 +121,17 @@ def guessed_labels(evidence: Evidence, samples: Samples) -> Tensor:
     return (samples.inputs["features"] @ evidence.method.task.text_features.T).argmax(-1)
 
 
-def gradients(
-    evidence: Evidence, samples: Samples, before: Tensors, round_index: int, coordinates: Coordinates
-) -> Tensor:
-    """Return the gradient of each sample (rows x numbers), alone or in the same company."""
-    found = torch.zeros(0, 0)
-    if evidence.method.scope == "row":
-        found = gradients_beside(evidence, samples, False, before, round_index, coordinates)
-    if found.any():
-        return found
-    # alone, a client of one class may have no loss at all
-    return gradients_beside(evidence, samples, True, before, round_index, coordinates)
-
-
-def gradients_beside(
-    evidence: Evidence,
-    samples: Samples,
-    accompanied: bool,
-    before: Tensors,
-    round_index: int,
-    coordinates: Coordinates,
-) -> Tensor:
-    """Return the gradient of each sample, alone or in a batch with the attacker's images."""
-    count = len(samples)
-    company = torch.arange(0)
-    if accompanied:
-        size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own))
-        beside = evidence.own.take(torch.arange(size, device=evidence.own.labels.device))
-        samples = joined(evidence, samples, beside)
-        company = torch.arange(count, len(samples))
-    rows = (torch.cat([torch.tensor([row]), company]) for row in range(count))
-    changes = imitate(evidence, samples, rows, before, round_index, ONE_STEP)
-    return torch.stack([-coordinates.of(change) for change in changes])
-
-
-def joined(evidence: Evidence, first: Samples, second: Samples) -> Samples:
-    """Return the rows of both; texts of different splits are padded to the same length."""
+def joined(evidence: Evidence, *parts: Samples) -> Samples:
+    """Return the rows of all parts; texts of different splits are padded to the same length."""
     inputs = {}
-    for name, tensor in first.inputs.items():
-        parts = [tensor, second.inputs[name]]
+    for name in parts[0].inputs:
+        tensors = [part.inputs[name] for part in parts]
         if name == "tokens":
             end = int(evidence.method.task.fused.tokenise([""])[0, -1])
-            longest = max(part.shape[1] for part in parts)
-            parts = [pad(part, (0, longest - part.shape[1]), value=end) for part in parts]
-        inputs[name] = torch.cat(parts)
-    return Samples(inputs, torch.cat([first.labels, second.labels]))
+            longest = max(tensor.shape[1] for tensor in tensors)
+            tensors = [pad(tensor, (0, longest - tensor.shape[1]), value=end) for tensor in tensors]
+        inputs[name] = torch.cat(tensors)
+    return Samples(inputs, torch.cat([part.labels for part in parts]))
 
 
 def draw_rows(of: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -154,10 +141,15 @@ def draw_rows(of: Tensor, size: int, generator: torch.Generator) -> Tensor:
     return of[torch.randint(len(of), (size,), generator=generator)]
 
 
-def mixture(directions: Tensor, change: Tensor) -> Numbers:
-    """Return non-negative shares of the directions (kinds x numbers) that best add to a change."""
-    from scipy.optimize import nnls
+class Mixture:
+    """Take a message apart into non-negative shares of directions (kinds x numbers)."""
 
-    basis, corner = torch.linalg.qr(directions.double().T)
-    found: NDArray[np.float64] = nnls(corner.numpy(), (basis.T @ change.double()).numpy())[0]
-    return found / total if (total := found.sum()) > 0 else found
+    def __init__(self, directions: Tensor) -> None:
+        self.basis, corner = torch.linalg.qr(directions.double().T)
+        self.corner = corner.numpy()
+
+    def of(self, message: Tensor) -> Numbers:
+        from scipy.optimize import nnls
+
+        found: NDArray[np.float64] = nnls(self.corner, (self.basis.T @ message.double()).numpy())[0]
+        return found / total if (total := found.sum()) > 0 else found

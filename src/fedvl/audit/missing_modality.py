@@ -6,14 +6,15 @@ which tensors tell kinds apart and which only differ from client to client; the 
 Tensors that are counted and not trained (Fed-PRIME's uses) are taken alone.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvl.audit.evidence import Evidence, Seen
+from fedvl.audit.candidates import began_of
+from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import (
     CLIENT,
     SERVER,
@@ -21,16 +22,17 @@ from fedvl.audit.finding import (
     Numbers,
     Outcome,
     Unmeasured,
-    bootstrap,
     correlation,
+    share_of,
 )
-from fedvl.audit.imitation import Coordinates, draw_rows, imitate, mixture
+from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
+from fedvl.audit.messages import Seen
 from fedvl.data.missing import without_modalities
-from fedvl.evaluation.metrics import proportion
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+from fedvl.uncertainty import Z
 
 NAMES = ("missing-modality", "missing-modality-kind")
 KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
@@ -42,11 +44,15 @@ PLANTED = 3  # clients of each kind that are told apart
 
 def attack(evidence: Evidence) -> list[Outcome]:
     if "present" not in evidence.training.samples.inputs:
-        return [Unmeasured(NAMES[0], SERVER, "Samples are single images, so that no modality can be missing.")]
-    kinds = {index: imitate_kinds(evidence, index) for index in range(len(evidence.rounds))}
+        sentence = "Samples are single images, so that no modality can be missing."
+        return [Unmeasured(name, SERVER, sentence) for name in NAMES]
+    if not evidence.rounds[0].before:
+        return [
+            Unmeasured(name, SERVER, "No shared tensor leaves, so that this attack does not apply.") for name in NAMES
+        ]
+    kinds = imitate_kinds(evidence)
     found: list[Outcome] = [tell_kinds(evidence, kinds[0])]
-    seen = evidence.seen_by_server()
-    found.append(shares_of(evidence, SERVER, seen, kinds))
+    found.append(shares_of(evidence, SERVER, evidence.seen_by_server(), kinds))
     return [*found, Unmeasured(NAMES[0], CLIENT, "It was tried from the server's view only, which sees each update.")]
 
 
@@ -59,20 +65,21 @@ class Kinds(NamedTuple):
     role: Roles
 
     def shares(self, change: Tensors) -> Numbers:
-        return mixture(self.directions, self.scale * self.coordinates.of(telling(change, self.role)))
+        return Mixture(self.directions).of(self.scale * self.coordinates.of(telling(change, self.role)))
 
 
-def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
-    own, before = evidence.complete[0], evidence.rounds[index].before
+def imitate_kinds(evidence: Evidence) -> list[Kinds]:
+    """Return how clients of each kind change the tensors, by round."""
+    own, began = evidence.complete[0], began_of(evidence, None)
     size, generator = min(evidence.typical_size, MOST_IMITATED), torch_generator(0, "imitated kinds")
     rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
-    changes = [
-        [
-            telling(change, evidence.method.role)
-            for change in imitate(evidence, left_out(evidence, own, kind), rows, before, index)
-        ]
-        for kind in KINDS
-    ]
+    seen = [list(imitate(evidence, left_out(evidence, own, kind), rows, began)) for kind in KINDS]
+    return [kinds_in([[twin[index] for twin in twins] for twins in seen], evidence.method.role) for index, _ in began]
+
+
+def kinds_in(seen: list[list[Seen]], role: Roles) -> Kinds:
+    """Weigh the tensors of one round by what they tell of kinds."""
+    changes = [[telling(each.change, role) for each in twins] for twins in seen]
     names = list(changes[0][0])
     coordinates = Coordinates(names, changes[0][0])
     factors = {name: told_by([torch.stack([c[name] for c in twins]) for twins in changes]) for name in names}
@@ -80,7 +87,7 @@ def imitate_kinds(evidence: Evidence, index: int) -> Kinds:
         factors = dict.fromkeys(factors, 1.0)
     scale = coordinates.of({name: torch.full_like(tensor, factors[name]) for name, tensor in changes[0][0].items()})
     means = [torch.stack([coordinates.of(change) for change in twins]).mean(0) for twins in changes]
-    return Kinds(coordinates, scale, scale * torch.stack(means), evidence.method.role)
+    return Kinds(coordinates, scale, scale * torch.stack(means), role)
 
 
 def telling(change: Tensors, role: Roles) -> Tensors:
@@ -107,7 +114,7 @@ def left_out(evidence: Evidence, samples: Samples, kind: str) -> Samples:
     return Samples(without_modalities(samples.inputs, KINDS[kind], "audit", encoder, 0), samples.labels)
 
 
-def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: dict[int, Kinds]) -> Finding:
+def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: list[Kinds]) -> Finding:
     """Correlate the estimated and the true shares without text and without image over clients."""
     clients = sorted({each.client for each in seen})
     estimates = np.array(
@@ -118,21 +125,26 @@ def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: dict[int, 
     )
     truths = np.array([true_shares(evidence, client) for client in clients])
 
-    def measure(drawn: NDArray[np.int64]) -> float:
-        left, right = estimates[drawn], truths[drawn]
-        return correlation((left - left.mean(0)).ravel(), (right - right.mean(0)).ravel())
-
     count = len(clients)
-    value = measure(np.arange(count))
-    interval = bootstrap(lambda generator: measure(generator.integers(count, size=count)))
-    told = "can be told" if interval[0] > 0 else "cannot be told by this attack"
+    left, right = estimates - estimates.mean(0), truths - truths.mean(0)
+    value = correlation(left.ravel(), right.ravel())
     where = evidence.what_server_sees if view == SERVER else "the mean of the others' updates"
     sentence = (
-        f"How many of a client's samples lack their text or their image {told} from {where}: over {count} clients, the "
-        f"estimate correlates with the truth by {value:z.2f} (guessing: 0)."
+        f"How many of a client's samples lack their text or their image, estimated from {where}, correlates with the truth "
+        f"by {value:z.2f} over {count} clients (chance level 0)."
     )
     measured = "correlation of the estimated and the true shares without text and without image"
-    return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence)
+    items = tuple(sorted(kinds[0].coordinates.places.keys() & seen[0].items.keys()))
+    interval = of_correlation(value, count)
+    return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence, "r", items, f"{count} clients")
+
+
+def of_correlation(value: float, count: int) -> tuple[float, float]:
+    """Return Fisher's interval of a correlation over clients."""
+    if count <= 3:
+        return -1.0, 1.0
+    centre, half = math.atanh(min(max(value, -0.9999), 0.9999)), Z / math.sqrt(count - 3)
+    return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def true_shares(evidence: Evidence, client: int) -> Numbers:
@@ -144,18 +156,22 @@ def true_shares(evidence: Evidence, client: int) -> Numbers:
 
 def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
     """Plant clients that lack one modality altogether, or none, and tell them apart."""
-    outside, before = evidence.complete[1], evidence.rounds[0].before
+    outside = evidence.complete[1]
     generator = torch_generator(0, "planted kinds")
     size = min(evidence.typical_size, MOST_IMITATED, len(outside))
     hits = 0
     for number, kind in enumerate(KINDS):
         rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]
-        for change in imitate(evidence, left_out(evidence, outside, kind), rows, before, 0, as_run=True):
-            hits += int(kinds.shares(change).argmax()) == number
+        began = began_of(evidence, None)[:1]
+        for (seen,) in imitate(evidence, left_out(evidence, outside, kind), rows, began, as_run=True):
+            hits += int(kinds.shares(seen.change).argmax()) == number
     planted = PLANTED * len(KINDS)
     sentence = (
-        f"Of clients that lack all texts, all images or nothing, the server tells {hits} of {planted} right from one "
-        f"update (guessing: {planted // len(KINDS)})."
+        f"Of imitated clients that lack all texts, all images or nothing, the server tells {hits} of {planted} right from "
+        f"one update (chance level {planted // len(KINDS)})."
     )
     measured = "share of planted clients whose missing modality is told right"
-    return Finding(NAMES[1], SERVER, measured, hits / planted, proportion(hits, planted), 1 / len(KINDS), sentence)
+    value, interval = share_of(hits, planted)
+    items = tuple(kinds.coordinates.places.keys() & evidence.rounds[0].before.keys())
+    counted = f"{planted} imitated clients"
+    return Finding(NAMES[1], SERVER, measured, value, interval, 1 / len(KINDS), sentence, "", items, counted)

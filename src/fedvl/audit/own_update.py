@@ -1,7 +1,8 @@
-"""A party's own figures: attacks on the update that it would send first, before anything leaves.
+"""A client's own values: attacks on the message that it would send first, before anything leaves.
 
-The attacker is the server. Its images are the party's own test images, or a third of its training
-images where it has no test: then the update is of the rest. Both have the party's own classes.
+The attacker is the server. Its images are the client's own test images, or a third of its training
+images where it has no test: then the update is of the rest. Both have the client's own classes. Under
+secure aggregation the update alone is attacked as the worst case, and a sum with imitated others.
 """
 
 import time
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedvl.audit import class_names, feature_recovery, label_histogram, membership
+from fedvl.audit import class_names, feature_recovery, label_histogram, membership, membership_replay
+from fedvl.audit.candidates import Shadow, sum_of
 from fedvl.audit.evidence import (
     ENCODED,
     FEW_OUTSIDE,
@@ -21,29 +22,30 @@ from fedvl.audit.evidence import (
     MOST_OUTSIDE,
     MOST_OWN,
     Evidence,
-    Message,
-    Round,
+    shuffled,
 )
 from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured, correlation
-from fedvl.audit.imitation import moved_names
-from fedvl.audit.perform import budget, remedies
-from fedvl.data.stores import Dataset
-from fedvl.evaluation.metrics import proportion
+from fedvl.audit.imitation import draw_rows, imitate
+from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
+from fedvl.audit.words import budget, remedies
 from fedvl.experiment import local_engine
+from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.methods.base import Samples
-from fedvl.preparation import Encoded, Prepared, Sources
+from fedvl.preparation import Prepared
 from fedvl.seeding import numpy_generator, torch_generator
 
 MOST_SECONDS = 120.0  # after which no further attack is begun
 LEAST = 30  # labelled images, without which an attacker cannot be played
 ORDERS = 1000  # of the classes, by which chance is measured
 HELD_OUT = 3  # one image of so many is the attacker's, where there is no test
+OTHERS = 4  # one of so many of the attacker's images is for imitated others in a sum
+PLAIN, ALONE = "this update", "this update alone, the worst case"
 
 
 def audit_own(
     prepared: Prepared, client: int, first: Message | None, secret: int, seconds: float = MOST_SECONDS
 ) -> dict[str, Any]:
-    """Return what a server could learn of a party from its first message, as measured figures.
+    """Return what a server could learn of a client from its first message, as measured values.
 
     An update of fewer images, if one is needed, is drawn from ``secret``, as between machines.
     """
@@ -55,16 +57,15 @@ def audit_own(
     else:
         held_out, evidence = shared_out
         sent = train_on_rest(evidence, prepared, client, secret) if held_out else first
-        if sent is not None:
-            evidence.messages.append(sent)
-            evidence.rounds.append(Round(sent.before, sent.before, sent.update.weight, tailored=False))
-        for name, attack in ATTACKS.items():
-            if not evidence.messages:
-                found.append(Unmeasured(name, SERVER, "The party sends no update in the first round."))
-            elif time.monotonic() - began >= seconds:
-                found.append(Unmeasured(name, SERVER, f"Not tried: {seconds:g} seconds were over."))
-            else:
-                found += [each for each in attack(evidence) if each.view == SERVER]
+        if sent is None:
+            found = [Unmeasured(name, SERVER, "The client sends no update in the first round.") for name in ATTACKS]
+        else:
+            for part, each in views(evidence, sent, prepared.experiment.federation):
+                for name, attack in ATTACKS.items():
+                    if time.monotonic() - began >= seconds:
+                        found.append(Unmeasured(name, SERVER, f"Not tried: {seconds:g} seconds were over.", part))
+                    else:
+                        found += [replace(one, of=part) for one in attack(each) if one.view == SERVER]
     return {
         "findings": [each.as_json() for each in found if isinstance(each, Finding)],
         "unmeasured": [each.as_json() for each in found if isinstance(each, Unmeasured)],
@@ -77,8 +78,50 @@ def audit_own(
     }
 
 
+def views(evidence: Evidence, sent: Message, federation: Any) -> list[tuple[str, Evidence]]:
+    """Return what is attacked: the update, and under secure aggregation a sum with imitated others too."""
+    alone = replace(
+        evidence,
+        summed=False,
+        messages=[sent],
+        rounds=[Round(sent.before, sent.before, sent.update.weight, tailored=False, report=sent.report)],
+        kept={},
+    )
+    if not federation.secure_sum:
+        return [(PLAIN, alone)]
+    others = max(federation.least_clients - 1, 1)
+    return [(ALONE, alone), (f"a sum with {others} imitated others", in_sum(alone, sent, others))]
+
+
+def in_sum(evidence: Evidence, sent: Message, others: int) -> Evidence:
+    """Return evidence of a sum of the message and those of imitated clients of its size."""
+    cut = len(evidence.own) - len(evidence.own) // OTHERS
+    places = torch.arange(len(evidence.own), device=evidence.own.labels.device)
+    reserve, own = evidence.own.take(places[cut:]), evidence.own.take(places[:cut])
+    size, generator = len(evidence.rows(sent.client)), torch_generator(0, "others of a sum")
+    rows = [draw_rows(torch.arange(len(reserve)), size, generator) for _ in range(others)]
+    imitated = imitate(evidence, reserve, rows, [(sent.round_index, sent.before)], as_run=True)
+    total = sum_of([Shadow(rows[0], each) for each in ([seen_in(sent)], *imitated)]).seen[0]
+    after = {name: sent.before[name] + change for name, change in total.change.items()}
+    report = {name.removeprefix(REPORTED): tensor for name, tensor in total.beside.items() if name.startswith(REPORTED)}
+    weight, loss, _ = (float(total.beside[name]) for name in NUMBERS)
+    summed = SumOfUpdates({}, weight, loss, float(others + 1))
+    happened = Round(sent.before, after, weight, tailored=False, total=summed, report=report)
+    complete = (evidence.complete[0].take(places[:cut]), evidence.complete[1])
+    return replace(
+        evidence,
+        own=own,
+        own_rows=evidence.own_rows[:cut],
+        complete=complete,
+        summed=True,
+        summands=others + 1,
+        rounds=[happened],
+        kept={},
+    )
+
+
 def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
-    """Share labelled images among attacker, outside and party; say why if there are too few."""
+    """Share labelled images among attacker, outside and client; say why if there are too few."""
     training, test = prepared.training, prepared.test.samples
     slow = not ENCODED.issuperset(training.samples.inputs)
     rows = training.rows[client]
@@ -96,7 +139,7 @@ def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
         mine, pool = with_candidates(test, training.samples), shuffled(labelled)
     if len(labelled) < LEAST or not len(rows):
         return (
-            f"To play the attacker takes {LEAST} labelled images of this party's own, for testing or training; "
+            f"To play the attacker takes {LEAST} labelled images of this client's own, for testing or training; "
             f"there are {len(labelled)}."
         )
     limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
@@ -104,25 +147,16 @@ def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
     cut = int(share * limits[0])
     own, outside = (mine.take(part) for part in (pool[:cut], pool[cut : int(share * sum(limits))]))
     everyone = [rows if number == client else each[:0] for number, each in enumerate(training.rows)]
-    nothing = Encoded({}, {})
     return held_out, Evidence(
-        experiment=prepared.experiment,
-        method=prepared.method,
-        sources=sources_of(prepared),
-        encoded=nothing,
-        training=replace(training, rows=everyone),
+        prepared=replace(prepared, training=replace(training, rows=everyone)),
         slow=slow,
         own=own,
         outside=outside,
         complete=(own, outside),
         own_rows=pool[:cut],
-        outside_rows=pool[cut:],
+        outside_rows=pool[cut : int(share * sum(limits))],
+        outside_split="train" if held_out else "test",
     )
-
-
-def shuffled(rows: Tensor) -> Tensor:
-    order = numpy_generator(0, "audit").permutation(len(rows))
-    return rows[torch.from_numpy(order).to(rows.device)]
 
 
 def with_candidates(test: Samples, training: Samples) -> Samples:
@@ -135,18 +169,11 @@ def with_candidates(test: Samples, training: Samples) -> Samples:
     return Samples(inputs, test.labels)
 
 
-def sources_of(prepared: Prepared) -> Sources:
-    """Return what attacks ask of the sources: names, templates, the encoder."""
-    method = prepared.method
-    templates: dict[str, tuple[str, ...]] = {prepared.experiment.data.templates: tuple(prepared.templates)}
-    dataset = Dataset(prepared.experiment.data.dataset, tuple(prepared.class_names), templates, {}, ())
-    inputs = list(prepared.training.samples.inputs)
-    return Sources(dataset, method.task.encoder, type(method), method.options, inputs, str(prepared.device))
-
-
 def train_on_rest(evidence: Evidence, prepared: Prepared, client: int, secret: int) -> Message | None:
-    """Return what the party would send in its first round without the images of the attacker."""
-    engine = local_engine(replace(prepared, training=evidence.training))
+    """Return what the client would send in its first round without the images of the attacker."""
+    federation = prepared.experiment.federation.model_copy(update={"secure_sum": False})
+    experiment = prepared.experiment.model_copy(update={"federation": federation})
+    engine = local_engine(replace(prepared, training=evidence.training, experiment=experiment))
     engine.private_seed = secret
     shared = prepared.method.start(torch_generator(prepared.experiment.seed, "start"))
     consultation, report = prepared.method.consultation(), {}
@@ -157,10 +184,12 @@ def train_on_rest(evidence: Evidence, prepared: Prepared, client: int, secret: i
             engine.adopt({client: consultation.settle(0, report, None if consultation.summed else report)})
     handed = prepared.method.hand_out(shared, {}, client)
     trained = engine.train(0, [client], handed)
-    return Message(client, 0, handed, trained[0].update, trained[0].loss, report) if trained else None
+    if not trained:
+        return None
+    return Message(client, 0, handed, trained[0].update, trained[0].loss, report, trained[0].examples)
 
 
-# --- attacks of which one client gives a figure of its own
+# --- attacks of which one client gives a value of its own
 
 
 def histogram(evidence: Evidence) -> list[Outcome]:
@@ -169,36 +198,36 @@ def histogram(evidence: Evidence) -> list[Outcome]:
     (client,) = evidence.clients
     known = torch.unique(evidence.own.labels).cpu().numpy()
     truth = evidence.histogram(client)[known]
-    estimates: dict[str, Numbers] = {}
+    if not np.ptp(truth):
+        sentence = "This client has as many images of each class, so that there is nothing to tell."
+        return [Unmeasured(name, SERVER, sentence)]
+    estimates: dict[str, tuple[Numbers, tuple[str, ...]]] = {}
     if (counts := reported(evidence)) is not None:
         estimates[label_histogram.NAMES[1]] = counts
-    if any(each.change for each in seen):
-        estimates[name] = label_histogram.estimate(evidence, seen)[client]
-    if not estimates:
-        return [Unmeasured(name, SERVER, label_histogram.not_seen(SERVER))]
-    if not np.ptp(truth):
-        return [
-            Unmeasured(name, SERVER, "This party has as many images of each class, so that there is nothing to tell.")
-        ]
+    if (estimated := label_histogram.estimate(evidence, seen, evidence.summed)) is not None:
+        estimates[name] = estimated.shares[client], estimated.items
     found: list[Outcome] = []
-    for which, estimated in estimates.items():
-        value = correlation(estimated[known], truth)
-        interval = beside_chance(estimated[known], truth, value)
-        told = "can be told" if interval[0] > 0 else "cannot be told"
-        where = "the counts that it reports" if which != name else "its update"
+    for which, (shares, items) in estimates.items():
+        value = correlation(shares[known], truth)
+        interval = beside_chance(shares[known], truth, value)
+        where = "the counts that it reports" if which != name else "what it sends"
         sentence = (
-            f"How this party's images are distributed over {len(known)} classes {told} from {where}: the estimate "
-            f"correlates with the truth by {value:.2f} (1 is exact, guessing 0)."
+            f"The shares of {len(known)} classes among this client's images, estimated from {where}, correlate with the true "
+            f"ones by {value:.2f} (1 is exact, chance level 0)."
         )
-        found.append(Finding(which, SERVER, label_histogram.MEASURE, value, interval, 0.0, sentence))
-    return found
+        counted = f"one client and {len(known)} classes"
+        found.append(
+            Finding(which, SERVER, label_histogram.MEASURE, value, interval, 0.0, sentence, "r", items, counted)
+        )
+    return found or [Unmeasured(name, SERVER, label_histogram.not_seen(SERVER))]
 
 
-def reported(evidence: Evidence) -> Numbers | None:
+def reported(evidence: Evidence) -> tuple[Numbers, tuple[str, ...]] | None:
     """Return a number for each class of a report, if it has them."""
-    for tensor in evidence.messages[0].report.values():
+    report = evidence.rounds[0].report if evidence.summed else evidence.messages[0].report
+    for name, tensor in report.items():
         if tensor.shape == (evidence.classes,):
-            return tensor.double().cpu().numpy()
+            return tensor.double().cpu().numpy(), (f"{REPORTED}{name}",)
     return None
 
 
@@ -210,49 +239,53 @@ def beside_chance(estimated: Numbers, truth: Numbers, value: float) -> tuple[flo
     generator = numpy_generator(0, "order of classes")
     orders = generator.permuted(np.tile(estimated - estimated.mean(), (ORDERS, 1)), axis=1)
     sizes = float(np.linalg.norm(orders[0]) * np.linalg.norm(truth - truth.mean()))
-    width = float(np.quantile(orders @ (truth - truth.mean()), 0.975)) / max(sizes, 1e-12)
+    if sizes < 1e-12:  # the estimate is constant, and says nothing either way
+        return -1.0, 1.0
+    width = float(np.quantile(orders @ (truth - truth.mean()), 0.975)) / sizes
     return max(value - width, -1.0), min(value + width, 1.0)
 
 
 def called(evidence: Evidence) -> list[Outcome]:
-    """Guess what the party's classes are called."""
+    """Guess what the client's classes are called."""
     sent = class_names.text_tensors(evidence)
-    if not sent:
-        return class_names.attack(evidence)  # which says why not
+    if not sent or evidence.summed:
+        return class_names.attack(evidence)[:1]  # which says why not
     (message,) = evidence.messages
-    found = class_names.by_dictionary(evidence, sent[0], {message.client: message})
-    held = len(class_names.true_names(evidence, message.client))
-    return [replace(found, interval=proportion(round(found.value * held), held))]
+    return [class_names.by_dictionary(evidence, sent[0], {message.client: message})]
 
 
 def member(evidence: Evidence) -> list[Outcome]:
-    """Look for single images of the party in its update."""
+    """Look for single images of the client in what gradients moved."""
     seen = evidence.seen_by_server()
-    names = moved_names(evidence, seen[0].change, trained=True)
+    names = membership.trained_names(evidence, seen[0])
     if not names:
-        return [Unmeasured(membership.NAMES[0], SERVER, label_histogram.not_seen(SERVER))]
-    found, at_few_alarms = membership.judged(evidence, SERVER, membership.score_updates(evidence, seen, names))
-    needed, there = round(1 / membership.FALSE_ALARMS), len(evidence.outside)
-    if there >= needed:
-        return [found, at_few_alarms]
-    reason = f"One false alarm of {needed} takes {needed} images that nobody trained on; there are {there}."
-    return [found, Unmeasured(at_few_alarms.name, SERVER, reason)]
+        return [Unmeasured(name, SERVER, membership.not_seen(SERVER)) for name in membership.NAMES]
+    return membership.judge_view(evidence, membership.NAMES, SERVER, seen, names)
+
+
+def replayed(evidence: Evidence) -> list[Outcome]:
+    """Look for single images of the client in everything that it sends."""
+    return membership.judge_view(evidence, membership_replay.NAMES, SERVER, evidence.seen_by_server(), None)
 
 
 def recovered(evidence: Evidence) -> list[Outcome]:
-    """Read the party's encoded images off its update."""
-    if reason := feature_recovery.not_applicable(evidence):
-        return [Unmeasured(feature_recovery.NAMES[0], SERVER, reason)]
+    """Read the client's encoded images off what it sends."""
+    sources = feature_recovery.sources_of(evidence)
+    if isinstance(sources, str):
+        return [Unmeasured(name, SERVER, sources) for name in feature_recovery.NAMES[:2]]
+    source = feature_recovery.choose(evidence, sources)
     (seen,) = evidence.seen_by_server()
     truth = feature_recovery.features_of(evidence, evidence.rows(seen.client))
-    rows = feature_recovery.layers_of(evidence, seen.before, seen.change, len(truth))
-    found = feature_recovery.separate(rows, len(truth), feature_recovery.own_features(evidence))
-    return list(feature_recovery.judged(evidence, feature_recovery.NAMES[:2], [truth], [found], "From this update"))
+    found = feature_recovery.read(evidence, seen, source, len(truth))
+    items = tuple(sorted({name for each in sources for name in each.names}))
+    names = feature_recovery.NAMES[:2]
+    return list(feature_recovery.judged(evidence, names, [truth], [found], "From this message", items))
 
 
 ATTACKS: dict[str, Callable[[Evidence], list[Outcome]]] = {
     label_histogram.NAME: histogram,
     class_names.NAMES[0]: called,
     membership.NAMES[0]: member,
+    membership_replay.NAMES[0]: replayed,
     feature_recovery.NAMES[0]: recovered,
 }

@@ -1,38 +1,38 @@
-"""Perform an audit: gather the evidence, make every attack, and describe what leaves."""
+"""Perform an audit: gather the evidence, make every attack, and say what examined each thing that leaves."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from fedvl.audit import class_names, feature_recovery, label_histogram, membership, missing_modality, picture
+from fedvl.audit import (
+    class_names,
+    feature_recovery,
+    label_histogram,
+    membership,
+    membership_replay,
+    missing_modality,
+    picture,
+)
+from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import Evidence, gather
 from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
+from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
+from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
 from fedvl.config import Experiment
 from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.federation.fixed_point import FIGURES
 from fedvl.seeding import torch_generator
-from fedvl.tensors import ByClient, Tensors, count_bytes, count_elements
+from fedvl.tensors import ByClient, Tensors, count_bytes
 from fedvl.version import __version__
 
-SCHEMA = 1
-ATTACKS = (label_histogram, class_names, membership, feature_recovery, picture, missing_modality)
+SCHEMA = 2
+ATTACKS = (label_histogram, class_names, membership, membership_replay, feature_recovery, picture, missing_modality)
 NAMES = tuple(name for module in ATTACKS for name in module.NAMES)
 CLIENTS, ROUNDS = 10, 2
-MASKED = "all numbers, which say nothing but in a sum"
 EXAMPLE = 4  # numbers of a tensor that are shown
-NOT_CLAIMED = (
-    "These are attacks that were tried, not all that there are. A figure at the guess level says that this attack "
-    "found nothing; it is no proof that nothing can be found.",
-    "The figures are for these data, settings and rounds. More rounds, fewer images a client or smaller batches "
-    "usually leak more.",
-    "The attacker follows the protocol. A server that hands out tensors made to make images leak, or clients that "
-    "work together, were not tried.",
-    "What the pretrained model itself reveals of the images that it was once trained on is not part of this.",
-)
 
 
 def audit(
@@ -54,6 +54,8 @@ def audit(
     if trained is not None:
         evidence.answering = placed(trained, evidence.own.labels.device)
     found = make_attacks(evidence, display)
+    findings = [each.as_json() for each in found if isinstance(each, Finding)]
+    leaving = leaves(evidence, findings)
     return {
         "schema": SCHEMA,
         "fedvl_version": __version__,
@@ -69,13 +71,17 @@ def audit(
         "rounds": len(evidence.rounds),
         "seed": experiment.seed,
         "attackers_images": len(evidence.own),
-        "leaves": leaves(evidence),
+        "headline": headline(findings) if evidence.messages else "",
+        "risks": by_risk(findings) if evidence.messages else [],
+        "recommendations": recommend(findings, unexamined(leaving), experiment) if evidence.messages else [],
+        "leaves": leaving,
         "stays": stays(evidence),
-        "findings": [each.as_json() for each in found if isinstance(each, Finding)],
+        "findings": findings,
         "unmeasured": [each.as_json() for each in found if isinstance(each, Unmeasured)],
         "known_seed": known_seed(evidence),
         "remedies": remedies(evidence.experiment),
         "budget": budget(evidence.experiment),
+        "epsilon": None,
         "not_claimed": list(NOT_CLAIMED),
         "seconds": time.perf_counter() - began,
     }
@@ -93,7 +99,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
         reason = "Nothing is trained, so no client sends anything."
         if evidence.method.scope == "pooled":
             reason = "All images are pooled in one place: whoever holds that place has them, and no attack is needed."
-        return [Unmeasured(module.NAMES[0], SERVER, reason) for module in ATTACKS]
+        return [Unmeasured(name, SERVER, reason) for name in NAMES]
     shown = display.stage("Attacks")
     found: list[Outcome] = []
     for number, module in enumerate(ATTACKS):
@@ -103,37 +109,59 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     return found
 
 
-def leaves(evidence: Evidence) -> list[dict[str, Any]]:
-    """Describe what one client sends in one round, tensor by tensor."""
+def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Describe what one client sends in one round, item by item, with the attacks that examined each."""
     if not evidence.messages:
         return []
     message = evidence.messages[0]
-    if evidence.summed:
-        sums = {
-            "update, masked": count_elements(message.update.tensors) + FIGURES,
-            "report, masked": count_elements(message.report),
-        }
-        return [
-            {"in": part, "name": MASKED, "shape": [count], "bytes": 8 * count, "example": []}
-            for part, count in sums.items()
-            if count
-        ]
-    described = [
-        {
-            "in": part,
-            "name": name,
-            "shape": list(tensor.shape),
-            "bytes": count_bytes({name: tensor}),
-            "example": [round(float(number), 5) for number in tensor.flatten()[:EXAMPLE]],
-        }
-        for part, tensors in (("update", message.update.tensors), ("report", message.report))
-        for name, tensor in tensors.items()
-    ]
-    numbers = [("weight in the mean", message.update.weight), ("training loss", message.loss)]
-    return [
-        *described,
-        *({"in": "update", "name": n, "shape": [], "bytes": 8, "example": [round(v, 5)]} for n, v in numbers),
-    ]
+    items = evidence.seen_by_server()[0].items
+    sent = {**message.update.tensors, **{f"{REPORTED}{name}": tensor for name, tensor in message.report.items()}}
+    described = []
+    for name in items:
+        if name.startswith(LOW_BITS):
+            continue
+        tensor = items[name] if name in NUMBERS else sent[name]
+        by = {each["name"] for each in findings if each["view"] == SERVER and name in each["items"]}
+        examined = [module.NAMES[0] for module in ATTACKS if by.intersection(module.NAMES)]
+        described.append(
+            {
+                "in": "report" if name.startswith(REPORTED) else "update",
+                "name": name.removeprefix(REPORTED),
+                "shape": list(tensor.shape),
+                "bytes": 8 * max(tensor.numel(), 1) if evidence.summed else count_bytes({name: tensor}),
+                "masked": evidence.summed,
+                "example": [] if evidence.summed else [round(float(each), 5) for each in tensor.flatten()[:EXAMPLE]],
+                "examined": examined,
+                "note": "" if examined else constant(evidence, name),
+            }
+        )
+    return described
+
+
+def constant(evidence: Evidence, name: str) -> str:
+    """Say if an item does not depend on which images a client has, as seen in messages and imitated clients."""
+    sent = {each.client: each.items[name] for each in evidence.seen_by_server() if name in each.items}
+    if not evidence.summed and len(sent) > 1 and len({bytes_of(tensor) for tensor in sent.values()}) == 1:
+        return "the same for all clients"
+    if name not in NUMBERS:
+        return ""
+    by_size: dict[int, set[float]] = {}
+    for shadow in shadows_of(evidence, None):
+        for each in shadow.seen:
+            by_size.setdefault(len(shadow.rows), set()).add(float(each.items[name]))
+    if not evidence.summed:
+        for client, number in sent.items():
+            by_size.setdefault(len(evidence.rows(client)), set()).add(float(number))
+    return "the number of images alone" if all(len(values) == 1 for values in by_size.values()) else ""
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
+
+
+def unexamined(leaving: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what leaves and no attack examined."""
+    return [row["name"] for row in leaving if not row["examined"] and not row["note"]]
 
 
 def stays(evidence: Evidence) -> list[str]:
@@ -165,12 +193,22 @@ def first_private(evidence: Evidence, seed: int) -> Tensors:
 
 
 def exceeded(found: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
-    """Return a sentence for each figure that is above its limit."""
+    """Return a sentence for each value that is above its limit."""
     return [
         f"{each['name']} from the view of {each['view']} is {each['value']:.3g}, above {limits[each['name']]:g}."
         for each in found["findings"]
         if each["value"] > limits.get(each["name"], float("inf"))
     ]
+
+
+def check_measured(found: Mapping[str, Any], limits: Mapping[str, float]) -> None:
+    """Raise if an attack that has a limit gave no value: it would pass without being measured."""
+    measured = {each["name"] for each in found["findings"]}
+    for name in limits:
+        if name not in measured:
+            reasons = [each["sentence"] for each in found["unmeasured"] if each["name"] == name]
+            why = f" {reasons[0]}" if reasons else ""
+            raise FedVLError(f"--fail-above {name} cannot be checked, since that attack was not made.{why}")
 
 
 def parse_limits(given: list[str]) -> dict[str, float]:
@@ -187,43 +225,3 @@ def parse_limits(given: list[str]) -> dict[str, float]:
                 f"--fail-above takes ATTACK=VALUE, for example membership=0.6, not '{text}'; attacks are {', '.join(NAMES)}."
             )
     return limits
-
-
-def remedies(experiment: Experiment) -> list[str]:
-    """Say what is switched on, and how the figures are to be read with it."""
-    federation, privacy, found = experiment.federation, experiment.privacy, []
-    if federation.secure_sum:
-        found.append(
-            f"Secure sums: the server sees sums over all clients of a round, {federation.least_clients} at least. The figures of "
-            "its view are of the sum of all who trained; one over fewer clients would say more of each."
-        )
-    if privacy.unit == "client":
-        found.append(
-            "Noise on the mean of the updates, which hides whether a client took part from all who see the model. "
-            + (
-                "Each client adds its share of it before it is summed, so that the server sees it in the sum too."
-                if federation.secure_sum
-                else "The server adds it, so that the figures of its view are without it."
-            )
-        )
-    if privacy.unit == "record":
-        found.append(
-            "Noise in each client's own training, which hides single images; the figures are of what it sends with it."
-        )
-    return found
-
-
-def budget(experiment: Experiment) -> str | None:
-    """Say what the planned rounds may spend."""
-    privacy = experiment.privacy
-    if privacy.unit == "none":
-        return None
-    whose, sampled = "image", "each image is in a step by a secret chance (Poisson sampling)"
-    if privacy.unit == "client":
-        whose, sampled = "client", "every client takes part in every round"
-        if (experiment.federation.per_round or experiment.data.clients) < experiment.data.clients:
-            sampled = "each client takes part in a round by a secret chance (Poisson sampling)"
-    return (
-        f"At most epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each {whose}, over all planned rounds; "
-        f"{sampled}."
-    )

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.feature_recovery import ALONE, form_of, not_applicable, recover_singles
-from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of
+from fedvl.audit.feature_recovery import ALONE, form_of, recover_singles, sources_of
+from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of, share_of
 from fedvl.evaluation.leakage import psnr
-from fedvl.evaluation.metrics import proportion
 
 NAMES = ("picture", "picture-linking")
 SIDE = 64  # pixels at which images are compared
@@ -20,10 +19,10 @@ RIDGES = (0.01, 0.1, 1.0, 10.0)  # of which the one is taken that predicts own i
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
-    if reason := not_applicable(evidence):
-        return [Unmeasured(NAMES[0], SERVER, f"{reason} So there is no feature to make a picture of.")]
-    if evidence.summed:
-        return [Unmeasured(NAMES[0], SERVER, ALONE)]
+    sources = sources_of(evidence)
+    if isinstance(sources, str) or evidence.summed:
+        reason = sources if isinstance(sources, str) else ALONE
+        return [Unmeasured(name, SERVER, reason) for name in NAMES]
     rows, recovered = recover_singles(evidence)
     form = form_of(evidence) or ""
     known = normalize(evidence.own.inputs[form].cpu().double(), dim=1)
@@ -31,8 +30,8 @@ def attack(evidence: Evidence) -> list[Outcome]:
     own = pixels(evidence, "test", evidence.own_rows.tolist())
     found = Decoder(known, own).pictures(features).clamp(0, 1)
     originals = pixels(evidence, "train", rows.tolist())
-    others = pixels(evidence, "test", evidence.outside_rows.tolist())
-    return judged(found, originals, others, own.mean(0))
+    others = pixels(evidence, evidence.outside_split, evidence.outside_rows.tolist())
+    return judged(found, originals, others, own.mean(0), tuple(sorted({n for each in sources for n in each.names})))
 
 
 def upright(found: Tensor, known: Tensor) -> Tensor:
@@ -43,7 +42,8 @@ def upright(found: Tensor, known: Tensor) -> Tensor:
 
 def pixels(evidence: Evidence, split: str, rows: list[int]) -> Tensor:
     """Return images as the encoder sees them, 0 to 1, but small."""
-    read, images = evidence.sources.dataset.splits[split], evidence.encoded.read[split].kept
+    prepared = evidence.prepared
+    read, images = prepared.sources.dataset.splits[split], prepared.encoded.read[split].kept
     preprocess = evidence.method.task.clip.preprocess
     whole = (preprocess(read.read(int(images[row]))).double()[None] / 255 for row in rows)
     return torch.cat(
@@ -74,11 +74,13 @@ class Decoder:
         return self.mean + torch.unflatten(moved, 1, self.mean.shape)
 
 
-def judged(found: Tensor, originals: Tensor, others: Tensor, mean: Tensor) -> list[Outcome]:
+def judged(
+    found: Tensor, originals: Tensor, others: Tensor, mean: Tensor, items: tuple[str, ...] = ()
+) -> list[Outcome]:
     """Compare pictures with their originals, and look for these among other images."""
     near = [psnr(picture, original) for picture, original in zip(found, originals, strict=True)]
     value, interval = mean_of(torch.tensor(near).double().numpy())
-    guess = sum(psnr(mean, original) for original in originals) / len(originals)
+    usual = sum(psnr(mean, original) for original in originals) / len(originals)
     among = torch.cat([originals, others])
 
     def shape(images: Tensor) -> Tensor:
@@ -86,6 +88,8 @@ def judged(found: Tensor, originals: Tensor, others: Tensor, mean: Tensor) -> li
 
     nearest = (shape(found) @ shape(among).T).argmax(1)
     hits, chance = int((nearest == torch.arange(len(found))).sum()), 1 / len(among)
+    share, between = share_of(hits, len(found))
+    counted = f"{len(found)} clients of one image"
     return [
         Finding(
             NAMES[0],
@@ -93,19 +97,23 @@ def judged(found: Tensor, originals: Tensor, others: Tensor, mean: Tensor) -> li
             "PSNR of the picture made from a recovered feature",
             value,
             interval,
-            guess,
+            usual,
             f"If a client trains on a single image, a picture made from its feature is within {value:.1f} dB of the "
-            f"original (the mean of other images: {guess:.1f} dB; a good copy has more than 30).",
-            unit=" dB",
+            f"original (the mean of other images: {usual:.1f} dB; a good copy has more than 30).",
+            " dB",
+            items,
+            counted,
         ),
         Finding(
             NAMES[1],
             SERVER,
             "share of the pictures whose original is found by its pixels",
-            hits / len(found),
-            proportion(hits, len(found)),
+            share,
+            between,
             chance,
             f"If a client trains on a single image, its original is found by the picture's pixels among {len(among)} "
-            f"images in {hits} of {len(found)} cases (by chance {100 * chance:.2g} %).",
+            f"images in {hits} of {len(found)} cases (chance level {100 * chance:.2g} %).",
+            items=items,
+            counted=counted,
         ),
     ]

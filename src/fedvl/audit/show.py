@@ -1,6 +1,6 @@
-"""Show an audit: a table with a sentence for each attack, and a page for an officer."""
+"""Show an audit: a table with a sentence for each attack, and a page for a data protection officer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedvl.audit.finding import VIEWS
+from fedvl.audit.finding import BELOW, SHOWN, VIEWS, written
+from fedvl.audit.words import headline, risk_of
 from fedvl.display import duration
 from fedvl.report.page import write_page
 from fedvl.report.svg import element, scale
@@ -20,8 +21,10 @@ TITLES = {
     "label-histogram-of-report": "How many images of each class, from the report",
     "class-names": "What the classes are called",
     "class-names-by-seed": "Which classes, with the seed known",
-    "membership": "Whether an image was trained on",
-    "membership-at-1-percent": "Training images named at 1 % false alarms",
+    "membership": "Whether an image was trained on, from gradients",
+    "membership-at-1-percent": "The same: training images identified at 1 % false alarms",
+    "membership-replay": "Whether an image was trained on, from everything that leaves",
+    "membership-replay-at-1-percent": "The same: training images identified at 1 % false alarms",
     "feature-recovery": "Encoded images",
     "feature-linking": "Encoded images, linked to images",
     "one-image-recovery": "Encoded image of a client with one",
@@ -31,46 +34,106 @@ TITLES = {
     "missing-modality": "How many samples lack text or image",
     "missing-modality-kind": "What a client lacks altogether",
 }
+HEADS = ("value", "95 % interval", "chance level")
+STYLES = {SHOWN: "bold", BELOW: "green"}
+NOT_EXAMINED = "not examined"
+MOST_DIGITS = 7
 WIDTH = 1000.0  # of the strip that a figure is drawn on, in its own units
 DECIBELS = 40.0  # at the end of a strip of decibels
 
 
 def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the terminal's parts: the figures, then a sentence for each."""
-    table = Table("seen by", "what could be learned", box=None, pad_edge=False)
-    for head in ("figure", "95 % interval", "guessing"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for view in VIEWS:
-        for each in (each for each in found["findings"] if each["view"] == view):
-            row = (view, each["name"], figure(each), interval(each), number(each["guess"], each["unit"]))
-            table.add_row(*(Text(cell) for cell in row), style="bold" if each["leaks"] else "")
+    """Return the terminal's parts: the headline, the values, a sentence for each, and what was not examined."""
     title = Text(f"\nAudit of {found['method']} on {found['dataset']}, {found['model']}: {setting(found)}\n")
-    sentences = [Text(f"  {each['view']}: {each['sentence']}") for each in (*found["findings"], *found["unmeasured"])]
-    bold = Text("\nBold: above what guessing explains. In words:\n")
+    untried = not_made(found["unmeasured"], lambda each: f"{each['view']}, {each['name']}")
+    if not found["findings"]:
+        return [title, *untried, Text("")]
+    said = [
+        Text(f"  {each['view']}, {each['name']}: {each['sentence']} {each['conclusion']}") for each in found["findings"]
+    ]
     seed = [Text(f"  The seed: {found['known_seed']}")] if found["known_seed"] else []
-    return [title, table, bold, *sentences, *seed, Text("")] if found["findings"] else [title, *sentences, Text("")]
+    advice = [Text(f"  {each}") for each in found["recommendations"]]
+    parts = [Text("\nBold: shown. In words:\n"), *said, *seed, Text("\nNot made:\n"), *untried]
+    return [
+        title,
+        Text(f"{found['headline']}\n", style="bold"),
+        values_table(found["findings"], by_view=True),
+        *parts,
+        Text("\nWhat leaves, and what examined it:\n"),
+        leaves_table(found["leaves"]),
+        Text("\nRecommended:\n"),
+        *advice,
+        Text(""),
+    ]
+
+
+def values_table(findings: Iterable[Mapping[str, Any]], by_view: bool) -> Table:
+    table = Table("seen by" if by_view else "attacked", box=None, pad_edge=False)
+    table.add_column("attack", no_wrap=True)
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for each in sorted(findings, key=lambda each: VIEWS.index(each["view"])):
+        chance = written(each["chance"], each["unit"])
+        row = (
+            each["view"] if by_view else each["of"],
+            each["name"],
+            figure(each),
+            interval(each),
+            chance,
+            each["verdict"],
+        )
+        table.add_row(*(Text(cell) for cell in row), style=STYLES.get(each["verdict"], ""))
+    return table
+
+
+def leaves_table(leaves: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table("in", "name", "shape", "examined by", box=None, pad_edge=False)
+    for row in leaves:
+        by = ", ".join(row["examined"]) or row["note"]
+        told = Text(by) if by else Text(NOT_EXAMINED, style="bold red")
+        table.add_row(Text(row["in"]), Text(row["name"]), Text(shape_of(row)), told)
+    return table
+
+
+def not_made(unmeasured: Iterable[Mapping[str, Any]], name: Any) -> list[Text]:
+    """Return why attacks were not made, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for each in unmeasured:
+        reasons.setdefault(each["sentence"], []).append(name(each))
+    return [Text(f"  {'; '.join(dict.fromkeys(names))}: {sentence}") for sentence, names in reasons.items()]
 
 
 def own_figures(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the terminal's parts of a party's own figures."""
-    table = Table("what a server could learn", box=None, pad_edge=False)
-    for head in ("figure", "95 % interval", "guessing"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for each in found["findings"]:
-        row = (each["name"], figure(each), interval(each), number(each["guess"], each["unit"]))
-        table.add_row(*(Text(cell) for cell in row), style="bold" if each["leaks"] else "")
+    """Return the terminal's parts of a client's own values."""
+    untried = not_made(found["unmeasured"], lambda each: each["name"] + (f" ({each['of']})" if each["of"] else ""))
+    settings = [*found["remedies"], *([found["budget"]] if found["budget"] else [])]
+    remedies = [Text(f"  {each}") for each in settings or ["No remedy is on: no secure aggregation, no noise."]]
+    if not found["findings"]:
+        return [Text("\nAttacks on this update:"), *untried, *remedies]
     where = "a third of the images, the update being of the rest" if found["held_out"] else "the test images"
     title = Text(
         f"\nAttacks on this update, with {found['attackers_images']} images of the attacker's own ({where}); "
         f"{duration(found['seconds'])}.\n"
     )
-    sentences = [Text(f"  {each['sentence']}") for each in found["findings"]]
-    untried = [Text(f"  {TITLES[each['name']]}: {each['sentence']}") for each in found["unmeasured"]]
-    settings = [*found["remedies"], *([found["budget"]] if found["budget"] else [])]
-    remedies = [Text(f"  {each}") for each in settings or ["No remedy is on: no secure sums, no noise."]]
-    if not found["findings"]:
-        return [Text("\nAttacks on this update:"), *untried, *remedies]
-    return [title, table, Text("\nBold: above what guessing explains. In words:\n"), *sentences, *untried, *remedies]
+    sentences = [
+        Text(f"  {each['of']}, {each['name']}: {each['sentence']} {each['conclusion']}") for each in found["findings"]
+    ]
+    parts = dict.fromkeys(each["of"] for each in found["findings"])
+    heads = [
+        Text(f"{part[0].upper()}{part[1:]}: {headline([each for each in found['findings'] if each['of'] == part])}")
+        for part in parts
+    ]
+    return [
+        title,
+        *heads,
+        Text(""),
+        values_table(found["findings"], by_view=False),
+        Text("\nBold: shown. In words:\n"),
+        *sentences,
+        *untried,
+        *remedies,
+    ]
 
 
 def setting(found: Mapping[str, Any]) -> str:
@@ -83,21 +146,25 @@ def setting(found: Mapping[str, Any]) -> str:
     )
 
 
-def number(value: float, unit: str) -> str:
-    if unit:
-        return f"{value:.1f}{unit}"
-    return f"{value:.1g}" if 0 < value < 0.005 else f"{value:z.2f}"  # a small chance is not none
-
-
 def figure(each: Mapping[str, Any]) -> str:
-    return number(each["value"], each["unit"])
+    return written(each["value"], each["unit"])
 
 
 def interval(each: Mapping[str, Any]) -> str:
-    low, high = (number(value, each["unit"]).removesuffix(each["unit"]) for value in each["interval"])
-    if each["leaks"] and low == number(each["guess"], each["unit"]):  # above guessing by less than is shown otherwise
+    """Return the interval; limits that would look equal, or equal to the chance level, get more digits."""
+    unit = " dB" if each["unit"] == " dB" else ""
+    low, high = (written(value, each["unit"]).removesuffix(unit) for value in each["interval"])
+    if each["leaks"] and low == written(each["chance"], each["unit"]):
         low = f"{each['interval'][0]:.3f}"
-    return f"{low} to {high}{each['unit']}"
+    digits = 3
+    while low == high and digits <= MOST_DIGITS:
+        low, high = (f"{value:.{digits}f}" for value in each["interval"])
+        digits += 1
+    return f"{low} to {high}{unit}"
+
+
+def shape_of(row: Mapping[str, Any]) -> str:
+    return " x ".join(map(str, row["shape"])) or "a number"
 
 
 def write_audit(found: Mapping[str, Any], path: Path) -> Path:
@@ -110,21 +177,7 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
     views = [
         {
             "name": view,
-            "findings": [
-                {
-                    "title": TITLES[each["name"]],
-                    "name": each["name"],
-                    "figure": figure(each),
-                    "interval": interval(each),
-                    "guess": number(each["guess"], each["unit"]),
-                    "measure": each["measure"],
-                    "sentence": each["sentence"],
-                    "leaks": each["leaks"],
-                    "strip": Markup(strip(each)),
-                }
-                for each in found["findings"]
-                if each["view"] == view
-            ],
+            "findings": [described(each) for each in found["findings"] if each["view"] == view],
             "unmeasured": [
                 (TITLES[each["name"]], each["sentence"]) for each in found["unmeasured"] if each["view"] == view
             ],
@@ -137,14 +190,16 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
         "views": views,
         "leaking": sum(each["leaks"] for each in found["findings"]),
         "tried": len(found["findings"]),
+        "unexamined": sum(not row["examined"] and not row["note"] for row in found["leaves"]),
         "leaves": [
             {
-                "in": each["in"],
+                "in": f"{each['in']}, masked" if each["masked"] else each["in"],
                 "name": each["name"],
-                "shape": " x ".join(map(str, each["shape"])) or "a number",
+                "shape": shape_of(each),
                 "bytes": human_bytes(each["bytes"]),
                 "example": ", ".join(f"{value:g}" for value in each["example"]),
                 "more": each["example"] and each["bytes"] > 8 * len(each["example"]),
+                "examined": ", ".join(each["examined"]) or each["note"],
             }
             for each in found["leaves"]
         ],
@@ -152,22 +207,40 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def described(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template values of one finding."""
+    return {
+        "title": TITLES[each["name"]],
+        "name": each["name"],
+        "risk": risk_of(each["name"]),
+        "figure": figure(each),
+        "interval": interval(each),
+        "chance": written(each["chance"], each["unit"]),
+        "measure": each["measure"],
+        "sentence": each["sentence"],
+        "conclusion": each["conclusion"],
+        "verdict": each["verdict"],
+        "leaks": each["leaks"],
+        "strip": Markup(strip(each)),
+    }
+
+
 def strip(each: Mapping[str, Any]) -> str:
     """Draw a figure between nothing and everything: a bar, its interval, a mark at the guess."""
-    end = DECIBELS if each["unit"] else 1.0
+    end = DECIBELS if each["unit"] == " dB" else 1.0
 
     def place(value: float) -> float:
         return scale(min(max(value, 0.0), end), 0.0, end, 0.0, WIDTH)
 
-    value, guess = place(each["value"]), place(each["guess"])
+    value, chance = place(each["value"]), place(each["chance"])
     low, high = (place(limit) for limit in each["interval"])
-    tip = f"{figure(each)}, interval {interval(each)}, guessing {number(each['guess'], each['unit'])}"
+    tip = f"{figure(each)}, interval {interval(each)}, chance level {written(each['chance'], each['unit'])}"
     css = "loss" if each["leaks"] else "shared"
     parts = [
         element("rect", x=0.0, y=0.0, width=WIDTH, height=12.0, css="track"),
         element("rect", x=0.0, y=0.0, width=value, height=12.0, css=css),
         element("rect", x=low, y=4.5, width=max(high - low, 2.0), height=3.0, css="interval"),
-        element("line", x1=guess, x2=guess, y1=0.0, y2=12.0, css="mark", vector_effect="non-scaling-stroke"),
+        element("line", x1=chance, x2=chance, y1=0.0, y2=12.0, css="mark", vector_effect="non-scaling-stroke"),
     ]
     return element(
         "svg",

@@ -40,7 +40,10 @@ def audit(
     rounds: Annotated[int, typer.Option(min=1, help="First rounds whose messages are attacked.")] = 2,
     fail_above: Annotated[
         list[str] | None,
-        typer.Option(metavar="ATTACK=VALUE", help="Exit with code 1 if this figure is above; repeatable."),
+        typer.Option(
+            metavar="ATTACK=VALUE",
+            help="Exit with code 1 if this value is above, 2 if it was not measured; repeatable.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The page; audit.html in the run's folder, or beside the TOML file.")
@@ -57,7 +60,7 @@ def audit(
     if folders:
         raise FedVLError("Give one run or one TOML file; folders whose logs are checked come after verify.")
     from fedvl.audit.perform import audit as perform
-    from fedvl.audit.perform import exceeded, parse_limits
+    from fedvl.audit.perform import check_measured, exceeded, parse_limits
     from fedvl.audit.show import audit_table, write_audit
     from fedvl.display import TerminalDisplay
 
@@ -66,11 +69,12 @@ def audit(
     with TerminalDisplay(quiet) as display:
         found = perform(experiment, display, clients, rounds, trained)
     page = write_audit(found, out or (target / "audit.html" if target.is_dir() else target.with_suffix(".audit.html")))
+    check_measured(found, limits)
     above = exceeded(found, limits)
     if as_json:
         print(json.dumps({**found, "above": above}))
     else:
-        from rich.console import Console
+        from fedvl.display import Console
 
         console = Console()
         for part in audit_table(found):

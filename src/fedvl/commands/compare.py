@@ -256,16 +256,16 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
 
     console = Console()
     if title := heading(summary):
-        console.print(title, style="bold", highlight=False, markup=False)
+        console.print(title, style="bold", highlight=False)
     for table in terminal_tables(summary, console.width):
         console.print(table)
-    console.print(footnote(summary), highlight=False, markup=False)
+    console.print(footnote(summary), highlight=False)
     if first := opening(summary):
-        console.print(first, highlight=False, markup=False)
+        console.print(first, highlight=False)
     if summary.get("findings"):
         source = "" if summary["recipe"].startswith(OF_NO_PAPER) else "The paper: "
-        console.print(f"{source}{summary['shows']}", highlight=False, markup=False)
-        console.print(f"This table: {' '.join(summary['findings'])}", highlight=False, markup=False)
+        console.print(f"{source}{summary['shows']}", highlight=False)
+        console.print(f"This table: {' '.join(summary['findings'])}", highlight=False)
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
     for failure in summary["failures"]:
         place = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"

@@ -94,6 +94,9 @@ def run(
     missing: Annotated[
         str | None, typer.Option(help="Missing modalities: text:RATE, image:RATE or both:RATE; see fed-prime.")
     ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Column that says whose an image is, such as patient, for --privacy record:...")
+    ] = None,
     preset: Annotated[
         str | None, typer.Option(help="paper, released where public code differs, or another of the method.")
     ] = None,
@@ -164,7 +167,7 @@ def resume(
     found = RunFolder(folder, trust_method or settings_sha256 is not None)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
-    if settings_sha256 not in (None, found.settings_sha256):
+    if settings_sha256 is not None and settings_sha256 != found.settings_sha256:
         raise FedVLError(f"{folder / 'config.toml'} has not the SHA-256 {settings_sha256}; begin the run anew.")
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:

@@ -172,8 +172,8 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
 
 
 def print_table(lines: list[dict[str, Any]]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from fedvl.display import Console
 
@@ -182,10 +182,9 @@ def print_table(lines: list[dict[str, Any]]) -> None:
     for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot"):
         table.add_column(title, overflow="fold")
     for line in lines:
-        image = escape(line["image"])
         if "refused" in line:
-            table.add_row(image, f"[red]refused: {escape(line['refused'])}[/red]")
+            table.add_row(line["image"], Text(f"refused: {line['refused']}", "red"))
             continue
-        ranked = [f"{escape(each['name'])} {each['score']:.0%}" for each in line["ranked"]]
-        table.add_row(image, f"[bold]{ranked[0]}[/bold]", *ranked[1:], escape(line["zero_shot"][0]["name"]))
+        ranked = [f"{each['name']} {each['score']:.0%}" for each in line["ranked"]]
+        table.add_row(line["image"], Text(ranked[0], "bold"), *ranked[1:], line["zero_shot"][0]["name"])
     Console().print(table)

@@ -23,9 +23,9 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show this method's 
 
 def models() -> None:
     """List the models that need no download, and how to name others."""
-    from rich.console import Console
     from rich.table import Table
 
+    from fedvl.display import Console
     from fedvl.models import EMBEDDED
 
     table = Table("model", "what it is", box=None, pad_edge=False)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvl.data.assemble import SPLIT_NAMES, Table
+from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table
 from fedvl.data.stores import ArrowStore, JoinedStore, ParquetStore
 from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, parse_json, read_file, regular
@@ -25,7 +25,7 @@ class Columns(NamedTuple):
 
     image: str
     label: str
-    others: list[str]  # split, text and domain, if there are any
+    others: list[str]  # split, text, domain and units, if there are any
     classes: dict[Any, str]
     content: str  # the image's bytes: its column, or the part "bytes" of a column of `datasets`
 
@@ -188,6 +188,7 @@ def joined(where: Path, tables: Sequence[Table]) -> Table:
         [split for table in tables for split in table.splits],
         column([table.texts for table in tables]),
         column([table.domains for table in tables]),
+        units={name: found for name in UNIT_COLUMNS if (found := column([table.units.get(name) for table in tables]))},
     )
 
 
@@ -228,7 +229,7 @@ def _columns_of(schema: Any, path: Path) -> Columns:
         raise FedVLError(f"The column {image} of {path} does not hold bytes; store the bytes of the image files in it.")
     names = features.get(label, {}).get("names") if isinstance(features.get(label), dict) else None
     classes = {-1: "", **dict(enumerate(map(str, names)))} if isinstance(names, list) else {}  # -1: no label
-    others = [name for name in ("split", "text", "domain") if name in schema.names]
+    others = [name for name in ("split", "text", "domain", *UNIT_COLUMNS) if name in schema.names]
     for name in (label, *others):
         _check_plain(schema.field(name), path)
     return Columns(image, label, others, classes, f"{image}.bytes" if kind.startswith("struct") else image)
@@ -280,6 +281,9 @@ def _table(path: Path, store: ParquetStore | ArrowStore, columns: Columns, value
     texts, domains = (
         [str(value or "") for value in values[name]] if name in values else None for name in ("text", "domain")
     )
+    units = {
+        name: ["" if value is None else str(value) for value in values[name]] for name in UNIT_COLUMNS if name in values
+    }
     if not labels:
         raise FedVLError(f"{path} has no rows.")
-    return Table(str(path), store, labels, splits, texts, domains)
+    return Table(str(path), store, labels, splits, texts, domains, units=units)

@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +19,12 @@ SPLIT_NAMES = {
     **dict.fromkeys(("all", ""), "all"),
 }
 TEST_SHARE = 0.2
+UNIT_COLUMNS = ("patient", "patient_id", "subject", "subject_id", "person", "user", "case")  # what tables call them
 
 
 @dataclass
 class Table:
-    """Rows of a source as found; "" means no label, split, text or domain."""
+    """Rows of a source as found; "" means no label, split, text, domain or unit."""
 
     where: str
     store: Store
@@ -32,6 +33,7 @@ class Table:
     texts: list[str] | None = None
     domains: list[str] | None = None
     notes: list[str] = field(default_factory=list)
+    units: dict[str, list[str]] = field(default_factory=dict)  # whose an image is, by column (``UNIT_COLUMNS``)
 
 
 def is_held_out(content: bytes) -> bool:
@@ -68,7 +70,12 @@ def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
     _check(table.where, names, {part: labels[index] for part, index in parts.items()})
     splits = {
         part: Split(
-            table.store, kept[index], labels[index], _take(table.texts, kept[index]), _take(table.domains, kept[index])
+            table.store,
+            kept[index],
+            labels[index],
+            _take(table.texts, kept[index]),
+            _take(table.domains, kept[index]),
+            units=units_of_rows(table.units, kept[index]),
         )
         for part, index in parts.items()
     }
@@ -89,7 +96,10 @@ def only_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
         labels = new[split.labels]
         rows = np.flatnonzero(labels < len(kept))
         texts, domains = (None if column is None else list(column) for column in (split.texts, split.domains))
-        splits[part] = Split(split.store, split.rows[rows], labels[rows], _take(texts, rows), _take(domains, rows))
+        units = units_of_rows(split.units, rows)
+        splits[part] = Split(
+            split.store, split.rows[rows], labels[rows], _take(texts, rows), _take(domains, rows), units=units
+        )
     class_names = tuple(dataset.class_names[number] for number in kept)
     _check(f"'{dataset.name}' with these classes", class_names, {part: own.labels for part, own in splits.items()})
     note = f"{len(kept)} of the {len(dataset.class_names)} classes were kept (data.classes)."
@@ -198,6 +208,10 @@ def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> N
 
 def _take(values: list[str] | None, rows: Integers) -> tuple[str, ...] | None:
     return None if values is None else tuple(values[row] for row in rows)
+
+
+def units_of_rows(units: Mapping[str, Sequence[str]], rows: Integers) -> dict[str, tuple[str, ...]]:
+    return {column: tuple(values[row] for row in rows) for column, values in units.items()}
 
 
 def _few(names: Iterable[str]) -> str:

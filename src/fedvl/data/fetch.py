@@ -122,8 +122,6 @@ def default_data_root() -> Path:
     """Return the folder of the datasets: FEDVL_DATA, or one in the user's cache."""
     if chosen := os.environ.get("FEDVL_DATA"):
         return Path(chosen).expanduser()
-    if os.name == "nt" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "fedvl" / "data"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedvl" / "data"
 
 

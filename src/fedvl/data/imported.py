@@ -20,6 +20,7 @@ from numpy.lib import format as npy
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from fedvl.config import SHORTENED
 from fedvl.data.catalogue import class_key
 from fedvl.data.features import OWN_FILE, Encoded, default_cache_dir, keep_private
 from fedvl.data.stores import Split
@@ -193,7 +194,7 @@ def read_vectors(path: Path, manifest: Manifest) -> Tensors:
         raise FedVLError(f"{path} is neither .npz nor .safetensors; save the vectors as one of these.")
     if found.keys() != wanted.keys():
         raise FedVLError(
-            f"{path} has the arrays {', '.join(sorted(found)) or 'none'} where its manifest needs "
+            f"{path} has the arrays {SHORTENED.repr(sorted(found))} where its manifest needs "
             f"{' and '.join(wanted)}; save these."
         )
     for name, count in wanted.items():
@@ -204,13 +205,17 @@ def read_vectors(path: Path, manifest: Manifest) -> Tensors:
             or len(tensor) != count
             or not 0 < tensor.shape[1] <= MOST_WIDTH
         ):
-            raise FedVLError(
-                f"The array {name} of {path} is {list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} where "
-                f"floats of [{count}, 1 to {MOST_WIDTH}] are expected by its manifest."
-            )
+            raise unexpected(path, name, tensor.shape, str(tensor.dtype).removeprefix("torch."), count)
     if len({tensor.shape[1] for tensor in found.values()}) > 1:
         raise FedVLError(f"Images and texts of {path} have vectors of different lengths; export both from one encoder.")
     return {name: tensor.float().contiguous() for name, tensor in found.items()}
+
+
+def unexpected(path: Path, name: str, shape: Sequence[int], kind: str, rows: int) -> FedVLError:
+    return FedVLError(
+        f"The array {name} of {path} is {SHORTENED.repr(list(shape))} of {kind[:100]} where floats of [{rows}, 1 to "
+        f"{MOST_WIDTH}] are expected by its manifest."
+    )
 
 
 def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
@@ -234,16 +239,15 @@ def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
                         or shape[0] != wanted[name]
                         or not 0 < shape[1] <= MOST_WIDTH
                     ):
-                        raise FedVLError(
-                            f"The array {name} of {path} is {list(shape)} of {dtype} where floats of [{wanted[name]}, 1 to "
-                            f"{MOST_WIDTH}] are expected by its manifest."
-                        )
+                        raise unexpected(path, name, shape, str(dtype), wanted[name])
                     if member.file_size > math.prod(shape) * dtype.itemsize + 2**16:
                         raise ValueError(f"{name} is longer than its header says")
                 with archive.open(member) as file:
                     array = npy.read_array(file, allow_pickle=False)
                 found[name] = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
+    except FedVLError:
+        raise
+    except Exception as error:  # NumPy reads the header as Python, and raises what that does
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise FedVLError(f"{path} cannot be read as .npz ({reason}).") from error
     return found

@@ -80,7 +80,7 @@ def joined(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
 
 
 def stacked(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
-    """Return rows of several parts; shorter texts are padded by their last token, which follows the end of each."""
+    """Return rows of several parts; shorter texts are padded by a token after their end."""
     if form == "tokens":
         longest = max(part.shape[1] for part in parts)
         parts = [pad(part, (0, longest - part.shape[1]), value=int(part[0, -1])) for part in parts]

@@ -47,7 +47,7 @@ def show_dataset(name: str, root: Path | None) -> None:
     console.print(table)
     describe_templates(dataset, console)
     for note in dataset.notes:
-        console.print(f"Note: {note}", highlight=False, markup=False)
+        console.print(f"Note: {note}", highlight=False)
 
 
 def describe_templates(dataset: Dataset, console: Console) -> None:

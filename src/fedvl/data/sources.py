@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvl.config import SHORTENED
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
-from fedvl.data.assemble import SPLIT_NAMES, Table, assemble, only_classes, plain_name
+from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, only_classes, plain_name
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
@@ -318,12 +318,12 @@ def _images(count: int) -> str:
 def read_manifest(path: Path, home: Home) -> Table:
     """Read a CSV with a header, or JSON lines: path, and optionally label, text, split, domain.
 
-    Names of columns that are usual elsewhere do as well.
+    Names of columns that are usual elsewhere do as well; ``UNIT_COLUMNS`` say whose an image is.
     """
     reader = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     paths: list[Path] = []
     names: list[str] = []
-    columns: dict[str, list[str]] = {"label": [], "split": [], "text": [], "domain": []}
+    columns: dict[str, list[str]] = {name: [] for name in ("label", "split", "text", "domain", *UNIT_COLUMNS)}
     try:
         for line, row in reader(path):
             name = _first(row, PATH_COLUMNS)
@@ -351,7 +351,8 @@ def read_manifest(path: Path, home: Home) -> Table:
     # Absolute paths differ between machines; the identity of the images must not.
     stable = [Path(name).name if Path(name).is_absolute() else Path(name).as_posix() for name in names]
     texts, domains = (columns[name] if any(columns[name]) else None for name in ("text", "domain"))
-    return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts, domains)
+    units = {name: columns[name] for name in UNIT_COLUMNS if any(columns[name])}
+    return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts, domains, units=units)
 
 
 def _first(row: dict[str, str], columns: Sequence[str]) -> str:

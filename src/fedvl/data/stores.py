@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of a store with their labels (-1: none), texts and domains ("": none)."""
+    """Rows of a store with labels (-1: none), texts, domains ("": none), and whose they are."""
 
     store: Store
     rows: Integers
@@ -44,6 +44,7 @@ class Split:
     texts: tuple[str, ...] | None = None
     domains: tuple[str, ...] | None = None
     parts: tuple["Split", ...] = ()  # of several datasets, whose rows follow each other
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by column, such as patient
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -312,7 +312,7 @@ class Client:
         return found
 
     def _rehearse(self, identity: str, ready: Ready) -> dict[str, Any]:
-        from fedvl.audit.evidence import Message as OwnMessage  # a client at work does not wait for these
+        from fedvl.audit.messages import Message as OwnMessage  # a client at work does not wait for these
         from fedvl.audit.own_update import audit_own
 
         experiment = ready.prepared.experiment
@@ -343,7 +343,7 @@ class Client:
                 if reply.payload:
                     sent[kind] = unpack_tensors(reply.payload, engine.federation.max_message_bytes)
         update = Update(self.file.number, sent.get("train", {}), last.weight)
-        first = OwnMessage(self.file.number, 0, handed, update, last.loss, sent.get("report", {}))
+        first = OwnMessage(self.file.number, 0, handed, update, last.loss, sent.get("report", {}), last.examples)
         return {
             "experiment": ready.name,
             "method": ready.prepared.experiment.method.label,

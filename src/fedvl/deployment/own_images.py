@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvl.data.assemble import SPLIT_NAMES, Table
+from fedvl.data.assemble import SPLIT_NAMES, Table, units_of_rows
 from fedvl.data.catalogue import class_key, lookup
 from fedvl.data.sources import Home, is_flat, open_dataset, read_flat, read_path
 from fedvl.data.stores import Dataset, Integers, Split
@@ -19,7 +19,7 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
         known = open_dataset(name)
         number = numbers(list(known.class_names), class_names, name)
         splits = {
-            part: Split(split.store, split.rows, np.append(number, -1)[split.labels], split.texts)
+            part: Split(split.store, split.rows, np.append(number, -1)[split.labels], split.texts, units=split.units)
             for part, split in known.splits.items()
         }
         return Dataset(known.name, class_names, templates, splits, known.notes)
@@ -52,7 +52,7 @@ def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Inte
 
 def rows_of(table: Table, labels: Integers, rows: Integers) -> Split:
     texts = None if table.texts is None else tuple(table.texts[row] for row in rows)
-    return Split(table.store, rows, labels[rows], texts)
+    return Split(table.store, rows, labels[rows], texts, units=units_of_rows(table.units, rows))
 
 
 def few(names: list[str] | tuple[str, ...]) -> str:

@@ -32,7 +32,6 @@ from fedvl.deployment.messages import (
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
-from fedvl.federation.fixed_point import encode_report, no_report
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.stacks import Trained
@@ -153,10 +152,8 @@ class Party:
         return worked[0], answer
 
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
-        clients, consultation = self.engine.method.task.clients, self.engine.method.consultation()
         if header.kind == "report":
-            assert consultation is not None
-            return no_report(consultation.report_shapes) if tensors is None else encode_report(tensors, clients)
+            return self.engine.part_of_report(header.round, self.number, tensors)
         trained = None
         if tensors is not None:
             update = Update(self.number, tensors, header.weight)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-NORMAL = 1.959963984540054  # a standard normal number is within it in 95 of 100 cases
-
 
 def confusion_matrix(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Count true classes (rows) against predicted classes (columns)."""
@@ -47,23 +45,6 @@ def summary(confusion: NDArray[np.int64]) -> dict[str, float]:
         "macro_recall": 100 * float(recall[occurring].mean()),
         "macro_f1": 100 * float(f1[occurring].mean()),
     }
-
-
-def proportion(hits: int, trials: int) -> tuple[float, float]:
-    """Return the exact (Clopper-Pearson) 95 % interval of a share."""
-    from scipy.stats import binomtest
-
-    found = binomtest(hits, trials).proportion_ci(0.95, "exact")
-    return float(found.low), float(found.high)
-
-
-def paired_difference(gained: int, lost: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % interval of (gained - lost) / trials, of pairs (Agresti and Min, 2005)."""
-    # half a pair more in each of the four cells, so that few changes do not look like certainty
-    total, gained_more, lost_more = trials + 2, gained + 0.5, lost + 0.5
-    difference = (gained_more - lost_more) / total
-    deviation = ((gained_more + lost_more) / total - difference**2) ** 0.5 / total**0.5
-    return difference - NORMAL * deviation, difference + NORMAL * deviation
 
 
 def fairness(accuracies: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:

@@ -40,7 +40,9 @@ def sigma_for(epsilon: float, rate: float, steps: int, delta: float) -> float:
     return least_sigma(epsilon, delta, lambda sigma: {Step(rate, sigma): steps})
 
 
-def least_sigma(epsilon: float, delta: float, plan: Callable[[float], Mapping[Step, int]]) -> float:
+def least_sigma(
+    epsilon: float, delta: float, plan: Callable[[float], Mapping[Step, int]], by: Account = "pld"
+) -> float:
     """Return the least noise multiplier, within a thousandth, whose plan spends at most epsilon."""
     if not plan(1.0):
         return 0.0
@@ -49,15 +51,15 @@ def least_sigma(epsilon: float, delta: float, plan: Callable[[float], Mapping[St
     steps = sum(count / step.sigma**2 for step, count in plan(1.0).items())
     rest = math.log(1 / delta)
     high = math.sqrt(steps / 2) / (math.sqrt(rest + epsilon) - math.sqrt(rest))
-    while epsilon_of(plan(high / 2), delta) <= epsilon:
+    while epsilon_of(plan(high / 2), delta, by) <= epsilon:
         high /= 2
     from scipy.optimize import brentq
 
     def excess(log_sigma: float) -> float:
-        return math.log(epsilon_of(plan(math.exp(log_sigma)), delta) / epsilon)
+        return math.log(epsilon_of(plan(math.exp(log_sigma)), delta, by) / epsilon)
 
     found = math.exp(brentq(excess, math.log(high / 2), math.log(high), xtol=CLOSE / 4))
-    while epsilon_of(plan(found), delta) > epsilon:
+    while epsilon_of(plan(found), delta, by) > epsilon:
         found *= 1 + CLOSE / 4
     return found
 

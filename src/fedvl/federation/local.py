@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
 from fedvl.federation.chunks import LABELS, Chunk, Done, add_columns, share_out
+from fedvl.federation.count_noise import check_report, count_noise
 from fedvl.federation.fixed_point import (
     FIGURES,
     decode_reports,
@@ -73,8 +74,9 @@ class LocalEngine(ChunkTraining):
         """The noise of which each client adds a share, where the server learns only a sum."""
         if not (self.privacy.unit == "client" and self.federation.secure_sum):
             return None
-        everybody = self.method.task.clients
-        return ClientPrivacy(self.privacy, self.federation.rounds, everybody, everybody, self.seed)
+        everybody, federation = self.method.task.clients, self.federation
+        counts = count_noise(self.method, self.start, federation.rounds, federation.least_clients)
+        return ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, self.seed, counts=counts)
 
     @cached_property
     def _joins(self) -> bool:
@@ -84,10 +86,6 @@ class LocalEngine(ChunkTraining):
     @property
     def clients(self) -> int:
         return len(self.rows)
-
-    @property
-    def sizes(self) -> list[int]:
-        return self.rows.counts
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
@@ -208,11 +206,21 @@ class LocalEngine(ChunkTraining):
         assert consultation is not None
         good, refusals = self.reports(round_index, shared)
         if good and self.federation.secure_sum:
-            parts = [encode_report(report.tensors, self.method.task.clients) for report in good]
-            parts += [no_report(consultation.report_shapes)] * (self.clients - len(parts))
+            sent = {report.client: report.tensors for report in good}
+            parts = [self.part_of_report(round_index, client, sent.get(client)) for client in range(self.clients)]
             total = sum_of(parts, self.federation.least_clients)
             return [Report(None, decode_reports(total, consultation.report_shapes))], refusals
         return [sum_of_reports(good)] if good and consultation.summed else good, refusals
+
+    def part_of_report(self, round_index: int, client: int, report: Tensors | None) -> Tensor:
+        """Return one client's part of a sum of reports, with its share of the noise."""
+        consultation, everybody = self.method.consultation(), self.method.task.clients
+        assert consultation is not None
+        part = no_report(consultation.report_shapes) if report is None else encode_report(report, everybody)
+        if self.shared_noise is None:
+            return part
+        noise = self.shared_noise.share_of_counts(len(part), self.private_seed, round_index, client)
+        return part + to_whole(noise, everybody)
 
     def reports(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the report of each client that has data."""
@@ -225,6 +233,8 @@ class LocalEngine(ChunkTraining):
                 sent, changed = consultation.report(
                     round_index, {**shared, **tensors}, self.data.take(self.rows[client])
                 )
+            if self.privacy.unit == "client" and consultation.sensitivity is not None:
+                check_report(sent, consultation.sensitivity)
             self.private[client] = {**tensors, **changed}
             reports.append(Report(client, sent))
         return sound_reports(reports, consultation.report_shapes)

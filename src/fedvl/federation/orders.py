@@ -49,13 +49,26 @@ def order_of(seed: int, round_index: int, client: int, samples: int, epoch: int 
 
 
 def draw_private_orders(
-    hidden: RecordPrivacy, seed: int, round_index: int, clients: Sequence[int], chosen: Tensor
+    hidden: RecordPrivacy,
+    seed: int,
+    round_index: int,
+    clients: Sequence[int],
+    chosen: Tensor,
+    units: Tensor | None = None,
 ) -> Orders:
-    """Draw each image for each step by itself, as the accounting of private records asks for."""
+    """Draw each image for each step by itself, as the accounting of private records asks for.
+
+    With ``units`` (clients x samples) all images of a unit are drawn together.
+    """
     filler, device, orders = chosen.shape[1], chosen.device, []
-    for client, own in zip(clients, chosen.cpu(), strict=True):
+    for row, (client, own) in enumerate(zip(clients, chosen.cpu(), strict=True)):
         places = own.nonzero()[:, 0]
-        orders.append([places[step] for step in hidden.draw(len(places), seed, round_index, client)])
+        if units is None:
+            orders.append([places[step] for step in hidden.draw(len(places), seed, round_index, client)])
+            continue
+        names, number = torch.unique(units[row].cpu()[places], return_inverse=True)
+        drawn = hidden.draw(len(names), seed, round_index, client)
+        orders.append([places[torch.isin(number, step)] for step in drawn])
     width = max(1, *(len(step) for steps in orders for step in steps))
     stacked = [torch.stack([pad(step, (0, width - len(step)), value=filler) for step in steps]) for steps in orders]
     positions = pad_sequence(stacked, batch_first=True, padding_value=filler).to(device)

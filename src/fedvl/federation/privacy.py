@@ -20,8 +20,9 @@ from torch import Tensor
 
 from fedvl.config import Experiment, PrivacyConfig, TrainingConfig
 from fedvl.errors import FedVLError
-from fedvl.federation.accounting import Step, epsilon_of, least_sigma, sigma_for
+from fedvl.federation.accounting import Account, Step, epsilon_of, least_sigma, sigma_for
 from fedvl.federation.checks import length
+from fedvl.federation.count_noise import CountNoise
 from fedvl.methods.base import Update
 from fedvl.seeding import derived_seed
 from fedvl.tensors import Tensors, weighted_mean
@@ -129,6 +130,7 @@ class ClientPrivacy:
     expected: int  # clients in a round, by which their sum is divided whoever answers
     seed: int
     subspace: Subspace | None = None
+    counts: CountNoise | None = None  # on what clients report before rounds
 
     @property
     def rate(self) -> float:
@@ -137,10 +139,22 @@ class ClientPrivacy:
     @cached_property
     def sigma(self) -> float:
         """The noise multiplier of a round's sum, so that all rounds together spend epsilon."""
-        return least_sigma(self.config.epsilon, self.config.delta, lambda sigma: Counter(self._plan(sigma)))
+        return least_sigma(self.config.epsilon, self.config.delta, lambda sigma: Counter(self._plan(sigma)), self._by)
+
+    @property
+    def _by(self) -> Account:
+        """Rényi divergences bound discrete noise as they bound Gaussian noise; PLDs are of the latter."""
+        return "rdp" if self.counts else "pld"
 
     def _plan(self, sigma: float) -> Iterable[Step]:
-        return (Step(self.rate, self._with_search(sigma, first=index == 0)) for index in range(self.rounds))
+        updates = 0 if self.counts and self.counts.alone else self.rounds
+        yield from (Step(self.rate, self._with_search(sigma, first=index == 0)) for index in range(updates))
+        if self.counts:
+            yield from [self.counts.step(self._of_counts(sigma))] * len(self.counts.due)
+
+    def _of_counts(self, sigma: float) -> float:
+        """Return the noise multiplier of a report where that of an update is ``sigma``."""
+        return self.counts.multiplier(sigma * self.rate, self.rounds) if self.counts else 0.0
 
     def _with_search(self, sigma: float, first: bool) -> float:
         """Return the noise multiplier of a round, where counts and the sum are one release."""
@@ -150,14 +164,37 @@ class ClientPrivacy:
 
     def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
         """Return the budget after another round, for its record; refuse a round too many."""
-        step = Step(self.rate, self._with_search(self.sigma, first=not records))
-        spent = Counter(Step(record["privacy"]["rate"], record["privacy"]["sigma"]) for record in records)
-        epsilon = epsilon_of(spent + Counter([step]), self.config.delta)
+        told = {"rate": self.rate, "sigma": self._with_search(self.sigma, first=not records)}
+        if self.counts and len(records) in self.counts.due:
+            told["counts"] = self.counts.step(self._of_counts(self.sigma)).sigma
+        spent = self._spent([*(record["privacy"] for record in records), told])
+        epsilon = epsilon_of(Counter(spent), self.config.delta, self._by)
         stop_before(epsilon, self.config.epsilon, len(records) + 1)
         sampling = "every client in every round"
         if self.rate < 1:
             sampling = f"each client in a round by a secret chance of {self.rate:.4g} (Poisson sampling)"
-        return {**budget("client", epsilon, self.config.delta, sampling), "rate": step.rate, "sigma": step.sigma}
+        return {**budget("client", epsilon, self.config.delta, sampling), **told}
+
+    def _spent(self, rounds: Iterable[Mapping[str, Any]]) -> Iterable[Step]:
+        for spent in rounds:
+            if not (self.counts and self.counts.alone):
+                yield Step(spent["rate"], spent["sigma"])
+            if "counts" in spent:
+                yield Step(1.0, spent["counts"])
+
+    def hide_counts(self, round_index: int, total: Tensors, in_shares: bool) -> Tensors:
+        """Return the sum of reports with noise, if clients did not add it, and what can be told of it."""
+        if self.counts is None:
+            return total
+        sigma = self._of_counts(self.sigma)
+        if not in_shares:
+            total = self.counts.added(total, sigma, self.seed, round_index)
+        return {name: self.counts.denoised(tensor, sigma) for name, tensor in total.items()}
+
+    def share_of_counts(self, numbers: int, seed: int, *purpose: str | int) -> Tensor:
+        """Draw a client's share of the noise on a sum of reports, in whole numbers."""
+        assert self.counts is not None
+        return self.counts.draw(numbers, self._of_counts(self.sigma), seed, *purpose)
 
     def choose(self, round_index: int) -> list[int]:
         """Draw the clients of a round, each by itself: the account is of such samples."""
@@ -193,6 +230,8 @@ class ClientPrivacy:
         self, round_index: int, shared: Tensors, updates: Sequence[Update], records: Sequence[Record]
     ) -> tuple[Tensors, float]:
         """Return the noisy mean of the cut updates, and the clip; who is missing has not moved."""
+        if not shared:
+            return shared, 0.0
         sent = [self._within(update.tensors, shared) for update in updates]
         moves = [{name: tensors[name] - shared[name] for name in shared} for tensors in sent]
         clip = self.clip_of(round_index, records, [length(move) for move in moves])
@@ -230,12 +269,14 @@ class ClientPrivacy:
 class RecordPrivacy:
     """Hide each image of a client in the client's own steps, before anything leaves it.
 
-    The number of a client's images is no secret: its weight and its number of steps follow from it.
+    The number of a client's images is public: its weight and its number of steps follow from it.
+    Where several images are of one unit, such as a patient, ``images`` counts units.
     """
 
     config: PrivacyConfig
     training: TrainingConfig
     rounds: int
+    of: str = "image"
 
     @property
     def clip(self) -> float:
@@ -260,7 +301,7 @@ class RecordPrivacy:
         kinds = {self.batches(images): images for images in sizes if images}
         epsilon = max((self._epsilon(images, planned) for images in kinds.values()), default=self.config.epsilon)
         stop_before(epsilon, self.config.epsilon, len(planned))
-        sampling = "each image in a step by a secret chance (Poisson sampling), each client in every round"
+        sampling = f"each {self.of} in a step by a secret chance (Poisson sampling), each client in every round"
         return {**budget("record", epsilon, self.config.delta, sampling), "planned": self.rounds}
 
     def steps(self, images: int, rounds: int) -> tuple[Step, int]:
@@ -289,8 +330,21 @@ class RecordPrivacy:
         return {name: tensor / (images / self.batches(images)) for name, tensor in with_noise.items()}
 
 
-def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
-    """Return the sum of one client's gradients (rows first), each cut over all tensors."""
+def row_gradients(gradients: Tensors, mask: Tensor, clip: float, units: Tensor | None = None) -> Tensors:
+    """Return the sum of one client's gradients (rows first), each cut over all tensors.
+
+    With ``units``, the mean gradient of each unit's rows is cut.
+    """
+    if units is not None:
+        first = (units[:, None] == units).int().argmax(1)  # row of each unit that stands for all of them
+        real = {name: gradient * mask.view(-1, *[1] * (gradient.dim() - 1)) for name, gradient in gradients.items()}
+        count = torch.zeros_like(mask).index_add(0, first, mask)
+        gradients = {
+            name: torch.zeros_like(rows).index_add(0, first, rows)
+            / count.clamp(min=1).view(-1, *[1] * (rows.dim() - 1))
+            for name, rows in real.items()
+        }
+        mask = (count > 0).to(mask)
     norms = (
         torch.stack([gradient.reshape(len(mask), -1).pow(2).sum(1) for gradient in gradients.values()]).sum(0).sqrt()
     )
@@ -298,8 +352,13 @@ def row_gradients(gradients: Tensors, mask: Tensor, clip: float) -> Tensors:
     return {name: torch.tensordot(factors.to(gradient), gradient, 1) for name, gradient in gradients.items()}
 
 
+def spent_on(experiment: Experiment) -> str:
+    """Return what the budget is of: client, image, or the column of whose images they are."""
+    return "client" if experiment.privacy.unit == "client" else experiment.data.unit or "image"
+
+
 def noise_seed(experiment: Experiment) -> int:
-    """Return the seed of a simulation's noise and samples, another one for each set of clients that withdrew.
+    """Return the seed of a simulation's noise and samples, another one if clients withdrew.
 
     The difference of two models with the same noise would show what the noise hides.
     """
@@ -310,11 +369,13 @@ def noise_seed(experiment: Experiment) -> int:
 
 
 def privacy_of(
-    experiment: Experiment, seed: int, subspace: Subspace | None = None
+    experiment: Experiment, seed: int, subspace: Subspace | None = None, counts: CountNoise | None = None
 ) -> ClientPrivacy | RecordPrivacy | None:
     """Return what the settings ask for; ``seed`` is of the server's noise."""
     config, federation, clients = experiment.privacy, experiment.federation, experiment.data.clients
     if config.unit == "client":
         expected = min(federation.per_round or clients, clients)
-        return ClientPrivacy(config, federation.rounds, clients, expected, seed, subspace)
-    return RecordPrivacy(config, experiment.training, federation.rounds) if config.unit == "record" else None
+        return ClientPrivacy(config, federation.rounds, clients, expected, seed, subspace, counts)
+    if config.unit == "record":
+        return RecordPrivacy(config, experiment.training, federation.rounds, spent_on(experiment))
+    return None

@@ -1,4 +1,4 @@
-"""What a private run releases beside the sums that noise covers, and whether the budget covers it."""
+"""What a private run releases beside its noisy sums, and whether the budget covers it."""
 
 from typing import Literal, NamedTuple
 
@@ -55,7 +55,7 @@ ALWAYS = (
 
 
 def released(method: Method, experiment: Experiment, simulated: bool) -> list[Released]:
-    """List what a run under differential privacy releases beside its sums, and what it withholds."""
+    """List what a private run releases beside its noisy sums, and what it withholds."""
     if experiment.privacy.unit == "none":
         return []
     found = [*ALWAYS, who_takes_part(experiment, simulated), figures_of_test(method, experiment)]

@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the clients' numbers of images; none where they are not known."""
+        """Return the clients' numbers of records, images or units; empty if unknown."""
 
     def train(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
@@ -162,8 +162,10 @@ class Federation:
 
     def _outcome(self, round_index: int) -> "Outcome":
         if self.config.secure_sum:
-            return self._sum_up(round_index)
-        return self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
+            found = self._sum_up(round_index)
+        else:
+            found = self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
+        return found._replace(merged=self.method.step(self.shared, found.merged))
 
     def _step_together(self, round_index: int) -> "Outcome":
         """Take the mean of the clients' single steps, without any of them by itself."""
@@ -335,6 +337,11 @@ class Federation:
         if not reports:
             return Exchange(refusals=refusals)
         total = sum_of_reports(reports).tensors
+        if isinstance(self.privacy, ClientPrivacy):
+            if not (self.config.secure_sum or isinstance(self.engine, LocalEngine)):
+                # a server that restarts would draw new noise for counts that it has told already
+                raise FedVLError("Between machines noise on reports is added by clients; use --secure-sum.")
+            total = self.privacy.hide_counts(round_index, total, self.config.secure_sum)
         apart = not consultation.summed
         settlements = {
             report.client: consultation.settle(round_index, total, report.tensors if apart else None)

@@ -40,7 +40,7 @@ def made_of_samples(method: Method, start: Tensors) -> str | None:
         for name, first in role.firsts.items():
             hook = f"'{name}'"
             tensors[name] = first(sealed)
-        hook = "what a client joins with"
+        hook = "a client's private tensors"
         tensors |= method.join(sealed, torch_generator(0, "join", 0))
         tensors |= method.hand_out(start, {}, 0)
         for name, make in (*role.begins.items(), *role.ends.items()):

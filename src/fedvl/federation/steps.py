@@ -10,6 +10,7 @@ from fedvl.federation.graphs import Replayed
 from fedvl.federation.precision import in_precision, mixed_products
 from fedvl.federation.privacy import RecordPrivacy, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method
+from fedvl.methods.parts.losses import UNIT
 from fedvl.tensors import Tensors
 
 GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
@@ -46,7 +47,7 @@ def gradient_step(
         return dict(zip(leaves, gradients, strict=True)), (losses.detach(), detached)
 
     def by_row(moving: Tensors, still: Tensors, batch: Batch) -> Tensors:
-        """Return the sum of one client's gradients, each image's cut before."""
+        """Return the sum of one client's gradients, each image's or unit's cut before."""
         assert hidden is not None
 
         def of_row(inputs: Tensors, label: Tensor, mask: Tensor, position: Tensor) -> Tensors:
@@ -54,7 +55,7 @@ def gradient_step(
             return dict(torch.func.grad(lambda tensors: objective(tensors, still, row)[0])(moving))
 
         gradients = torch.func.vmap(of_row)(batch.inputs, batch.labels, batch.mask, batch.position)
-        return row_gradients(gradients, batch.mask, hidden.clip)
+        return row_gradients(gradients, batch.mask, hidden.clip, batch.inputs.get(UNIT))
 
     def row_by_row(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
         totals = torch.func.vmap(by_row, in_dims=(0, 0, axes))(moving, still, batch)

@@ -20,12 +20,15 @@ from fedvl.federation.stacks import Held, Rows, Shelf, columns_of, shelved
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
+from fedvl.methods.parts.losses import UNIT
 from fedvl.seeding import derived_seed, torch_generator
 from fedvl.tensors import Tensors, count_bytes, placed
 
 WORKING_SET = {"cpu": 2**26, "cuda": 2**31}  # bytes that the clients of a chunk may take, if their number is not set
 COPIES = 6  # of what a client trains: as it began, as it is, gradient, momentum, what is sent
-LIGHT_INPUTS = frozenset({"features", "embeddings", "candidates", "class_list"})  # with which a step holds little else
+LIGHT_INPUTS = frozenset(
+    {"features", "embeddings", "candidates", "class_list", UNIT}
+)  # with which a step holds little else
 LEAST_CHUNK, MOST_CHUNK = 10, 4096
 
 
@@ -51,12 +54,22 @@ class ChunkTraining:
         self.private_seed = seed  # of what clients draw for themselves; a party has one that nobody else knows
         self.privacy = privacy or PrivacyConfig()
         hides_images = self.privacy.unit == "record"
-        self.hidden = RecordPrivacy(self.privacy, training, federation.rounds) if hides_images else None
+        of = "unit" if UNIT in data.inputs else "image"
+        self.hidden = RecordPrivacy(self.privacy, training, federation.rounds, of) if hides_images else None
         self._gradient_steps = {same: self._gradient_step(same, replay=True) for same in (True, False)}
         self.progress: Callable[[int, int], None] = lambda done, total: None  # steps of a round
         self._steps_done = self._steps_planned = 0
         self._advancing = Lock()  # by several threads
         keep_freed_memory()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The clients' numbers of records: images, or units of several images."""
+        return self._units if UNIT in self.data.inputs else self.rows.counts
+
+    @cached_property
+    def _units(self) -> list[int]:
+        return [len(torch.unique(self.data.inputs[UNIT][rows])) for rows in self.rows]
 
     def _gradient_step(self, same: bool, replay: bool) -> GradientStep:
         device = self.data.labels.device.type
@@ -122,7 +135,8 @@ class ChunkTraining:
         rates_of = {name: self._rate_factor(name, shared) for name in tensors}
         moving = {name: tensor for name, tensor in tensors.items() if rates_of[name] is not None}
         still = {name: tensor for name, tensor in tensors.items() if name not in moving}
-        rates = rates_of_steps(self.training, round_index, self.federation.rounds, used, steps[0], device)
+        records = [self.sizes[client] for client in clients] if self.hidden else used
+        rates = rates_of_steps(self.training, round_index, self.federation.rounds, records, steps[0], device)
         factors = {name: rates_of[name] or 0.0 for name in moving}
         optimiser = Optimiser(self.training, rates[0], moving, factors, once=steps[0] == 1)
         step_of = step_of or self._gradient_steps[same]
@@ -170,7 +184,8 @@ class ChunkTraining:
         if LABELS in chunk.private:
             chosen &= chunk.private[LABELS][:, :largest] >= 0
         if self.hidden:
-            return draw_private_orders(self.hidden, self.private_seed, round_index, chunk.clients, chosen)
+            units = self.data.inputs[UNIT][self.rows.padded(numbers, largest)] if UNIT in self.data.inputs else None
+            return draw_private_orders(self.hidden, self.private_seed, round_index, chunk.clients, chosen, units)
         return draw_orders(self.training, self.private_seed, round_index, numbers, chosen, chunk.used)
 
     def _rate_factor(self, name: str, shared: Tensors) -> float | None:
@@ -228,7 +243,7 @@ class ChunkTraining:
         means = [
             hidden.noisy_mean(
                 {name: tensor[row] for name, tensor in gradients.items()},
-                len(self.rows[client]),
+                self.sizes[client],
                 self.private_seed,
                 round_index,
                 client,

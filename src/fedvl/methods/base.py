@@ -6,7 +6,7 @@ client and ONE batch, as its paper is; the engine trains all clients of a round 
 numbers from :meth:`Method.noise`.
 
 The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
-has defaults: nine declarations and fifteen hooks, all in :class:`Method`.
+has defaults: nine declarations and sixteen hooks, all in :class:`Method`.
 """
 
 import inspect
@@ -140,6 +140,10 @@ class Consultation(Protocol):
         """Whether the server needs only the sum of the reports; if not, it needs each."""
 
     @property
+    def sensitivity(self) -> int | None:
+        """Norm that reports, then of whole numbers, never exceed; None: noise cannot cover them."""
+
+    @property
     def report_shapes(self) -> Shapes:
         """Shapes of the tensors of a report."""
 
@@ -242,6 +246,10 @@ class Method:
         """Merge the shared tensors that the server needs of each client; updates by client."""
         sent = [{name: update.tensors[name] for name in shared} for update in updates]
         return weighted_mean(sent, [update.weight for update in updates])
+
+    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+        """Return the next shared tensors, given the present ones and the mean of the updates."""
+        return mean
 
     def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
         """Return what one client begins a round with, given every client's ``last`` update."""

@@ -13,8 +13,11 @@ Where the paper leaves a choice:
 - Of 10 images a class, 2 are for validation, which nothing here needs: 8 are kept (``data.shots``).
 - A client sends the mean of its unit vectors, all that eq. 8 needs; one per class reveals names.
   The mean reveals less, without guarantee: names near the mean of few can be guessed.
+- With ``merging = "summed"`` clients send no texts, and the server keeps sums over clients alone,
+  from which eq. 9 follows to first order (``parts/query_sums.py``).
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,14 +25,17 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.methods.base import Answer, Batch, Method, Options, Samples
-from fedvl.methods.parts import prototypes
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task
+from fedvl.methods.parts import prototypes, query_sums
 from fedvl.methods.parts.adapters import gate_start, gated
 from fedvl.methods.parts.losses import contrastive
 from fedvl.methods.parts.prototypes import Empty
 from fedvl.methods.roles import Private, Remembered, Role, Sent, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+
+GATE = ("gate.0.weight", "gate.0.bias", "gate.1.weight", "gate.1.bias")
 
 
 class FedMPOptions(Options):
@@ -40,6 +46,8 @@ class FedMPOptions(Options):
     share: Literal["mean", "classes"] = "mean"  # what a client sends of its perturbed texts, eq. 6
     adaptive: bool = True  # merge gates for the queried classes; if not, use the mean gate
     weights: Literal["exp", "linear"] = "exp"  # how similarities become weights, eq. 9
+    merging: Literal["kept", "summed"] = "kept"  # eq. 9 from each client's gate, or to first order from sums alone
+    query_directions: int = Field(4, ge=1)  # directions of class texts in which such sums tell clients apart
     prototypes: bool = True
     uncertainty: float = Field(0.2, ge=0, le=1)  # epsilon of eq. 11 as a share of the largest entropy
     pseudo_labels: Literal["text", "combined"] = "text"  # scores that decide whether an image becomes an example
@@ -84,19 +92,34 @@ class FedMP(Method):
         },
     }
 
+    def __init__(self, options: FedMPOptions, task: Task) -> None:
+        super().__init__(options, task)
+        self.tilts = options.merging == "summed" and options.adaptive
+        if self.tilts and options.weights == "linear":
+            raise FedVLError(
+                'Sums over clients give the weights of eq. 9 as published; use method.weights="exp" with '
+                'method.merging="summed", or method.adaptive=false.'
+            )
+
     def roles(self) -> dict[str, Role]:
-        """Keep every client's last gate and texts to merge gates for a query (eq. 7 to 9)."""
+        """Keep every client's last gate and texts to merge gates for a query (eq. 7 to 9), or sums."""
         classes, width = self.task.text_embeddings.shape
         shape = (range(1, classes + 1) if self.options.share == "classes" else 1, width)
-        return {
-            "residuals": Private(trained=True, lasts=self.options.residuals == "own"),
-            "perturbed_texts": Sent(self.perturbed_texts, shape, needs="last"),
-            "*": Shared(needs="last"),
-            **({"sums": Remembered(), "counts": Remembered()} if self.options.prototypes else {}),
-        }
+        roles: dict[str, Role] = {"residuals": Private(trained=True, lasts=self.options.residuals == "own")}
+        if self.options.merging == "kept":
+            roles |= {"perturbed_texts": Sent(self.perturbed_texts, shape, needs="last"), "*": Shared(needs="last")}
+        if self.tilts:
+            roles[query_sums.DIRECTIONS] = Shared(trained=False)
+            roles[query_sums.PLACE] = Shared(trained=False, end=self.place)
+            for name in GATE:
+                roles[f"{query_sums.TILT}{name}"] = Shared(trained=False, end=partial(self.tilt, name))
+                roles[f"received.{name}"] = Private(lasts=False, begin=partial(received, name))
+        return roles | ({"sums": Remembered(), "counts": Remembered()} if self.options.prototypes else {})
 
     def start(self, generator: torch.Generator) -> Tensors:
-        return gate_start(self.task.text_embeddings.shape[1], generator)
+        texts = self.task.text_embeddings
+        gate = gate_start(texts.shape[1], generator)
+        return gate | (query_sums.start(gate, texts, self.options.query_directions) if self.tilts else {})
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         """Draw a residual for each class that the client has; other rows are never used."""
@@ -120,8 +143,24 @@ class FedMP(Method):
 
     def perturbed_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
         """Return T' of the client's classes as unit vectors (eq. 6), or their mean."""
-        vectors = normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
+        vectors = self.unit_texts(tensors, samples)
         return vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)
+
+    def unit_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
+        return normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
+
+    def place(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return where the client's perturbed texts are among the directions, for a sum."""
+        return query_sums.place_of(tensors[query_sums.DIRECTIONS], self.unit_texts(tensors, samples))
+
+    def tilt(self, name: str, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return a sum of products that the client's own has been added to."""
+        move = tensors[name] - tensors[f"received.{name}"]
+        return tensors[f"{query_sums.TILT}{name}"] + query_sums.times(self.place(tensors, samples), move)
+
+    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+        """Make of the sums what queries need."""
+        return query_sums.settled(shared, mean) if self.tilts else mean
 
     def client_weights(self, last: dict[int, Tensors]) -> dict[int, float]:
         """Weight clients by how near their texts are to this task's (eq. 8 and 9); the sum is 1."""
@@ -138,8 +177,9 @@ class FedMP(Method):
         return dict(zip(last, weights.tolist(), strict=True))
 
     def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        """Return z' / |z'| (eq. 3)."""
-        return normalize(gated(tensors, inputs["embeddings"]), dim=-1)
+        """Return z' / |z'| (eq. 3), by the gate merged for this task where it is of sums."""
+        gate = query_sums.tailored(tensors, self.task.text_features.mean(0)) if self.tilts else tensors
+        return normalize(gated(gate, inputs["embeddings"]), dim=-1)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Score images by text alone, without a session (eq. 1)."""
@@ -162,3 +202,7 @@ class FedMP(Method):
         )
         session = prototypes.admit(session, images, verdict)
         return Answer(combined, session, verdict.entropy, torch.where(verdict.admitted, verdict.labels, -1))
+
+
+def received(name: str, tensors: Tensors, samples: Samples) -> Tensor:
+    return tensors[name]

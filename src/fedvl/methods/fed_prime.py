@@ -23,11 +23,14 @@ Where the slides leave a choice, or the released code differs:
   differ, as Fed-PRIME's two do.
 - A client's prompts that moved farther in a round than others' copies can follow are not matched:
   each stays a prompt of its own, and the pool grows. ``most_prompts`` keeps those of most clients.
+- With ``matching = "client"`` each client sends its prompts in the places of the received ones that
+  are nearest, and which places it fills. The server needs sums alone; the pool keeps its size.
 - The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
   notes; batches of 8 suit ten rounds. ``released``: 250 rounds, batches of 64, hours on a CPU.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -38,10 +41,12 @@ from torch.nn.functional import logsigmoid, normalize
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.matching import align
+from fedvl.methods.parts.matching import align, nearest
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
+
+USE = 0.01  # what a client adds to the uses of a place that it fills: a small part of what noise is measured by
 
 
 class FedPrimeOptions(FusedOptions):
@@ -53,6 +58,7 @@ class FedPrimeOptions(FusedOptions):
     projections: Literal["averaged", "frozen"] = "averaged"
     pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
     intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
+    matching: Literal["server", "client"] = "server"  # who matches prompts; if clients do, the server needs sums alone
     most_prompts: int | None = Field(None, ge=1)  # in the inter pool; those that most clients share stay; any if absent
 
 
@@ -84,6 +90,7 @@ class FedPrime(FusedMethod):
     def __init__(self, options: FedPrimeOptions, task: Task) -> None:
         super().__init__(options, task)
         self.local = options.intra == "local" and "intra" in self.pools
+        self.places_itself = options.matching == "client" and "inter" in self.pools
         self.frozen = {}
         if options.projections == "frozen":
             self.frozen = self.placed(self.draw_projections())
@@ -91,10 +98,18 @@ class FedPrime(FusedMethod):
     def roles(self) -> dict[str, Role]:
         """Align all clients' inter prompts, counting their uses; average the rest."""
         rate = self.options.prompt_rate
+        intra: Role = Private(trained=True, rate=rate) if self.local else Shared(rate=rate)
+        if self.places_itself:
+            return {
+                "inter": Shared(rate=rate, end=self.placed_prompts),
+                "uses": Shared(trained=False, end=self.placed_uses),
+                "received.inter": Private(lasts=False, begin=partial(received, "inter")),
+                "intra": intra,
+            }
         return {
             "inter": Shared(rate=rate, needs="each", shape=(None, self.task.fused.width)),
             "uses": Shared(trained=False, needs="each", shape=(None,)),
-            "intra": Private(trained=True, rate=rate) if self.local else Shared(rate=rate),
+            "intra": intra,
         }
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -171,7 +186,31 @@ class FedPrime(FusedMethod):
         everyone = torch.ones_like(seen.tokens[:, 0, 0])
         return self.state(tensors, seen, self.choose_all(tensors, seen, everyone))
 
+    # --- prompts in the places of those that were received
+
+    def placed_prompts(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return the prompts that samples chose in their places; elsewhere what was received."""
+        chosen, places = self.places(tensors)
+        return tensors["received.inter"].index_copy(0, places, tensors["inter"][chosen])
+
+    def placed_uses(self, tensors: Tensors, samples: Samples) -> Tensor:
+        """Return the same small number for each place that the client fills, else 0."""
+        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], USE)
+
+    def places(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """Return which prompts samples chose, and the places of the received ones that are nearest."""
+        chosen = (tensors["uses"] > 0).nonzero()[:, 0]
+        return chosen, nearest(tensors["inter"][chosen], tensors["received.inter"])
+
     # --- the server
+
+    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+        """Divide the mean move of each place by the share of clients that filled it."""
+        if not self.places_itself:
+            return mean
+        share = (mean["uses"] / USE).clamp(min=1 / self.task.clients)[:, None]  # fewer cannot be but by noise
+        moved = shared["inter"] + (mean["inter"] - shared["inter"]) / share
+        return mean | {"inter": moved, "uses": torch.zeros_like(shared["uses"])}
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
         """Make the inter pool the centroids of the prompts that clients' samples chose."""
@@ -181,3 +220,7 @@ class FedPrime(FusedMethod):
         aligned = align(pools, torch_generator(self.task.seed, "alignment"))
         kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
         return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}
+
+
+def received(name: str, tensors: Tensors, samples: Samples) -> Tensor:
+    return tensors[name]

@@ -7,7 +7,8 @@ prompts, averaged by numbers of labels used (eq. 4), and a text context that sta
 Where the paper leaves a choice, or the code of its successor FedCoPL differs:
 
 - Eq. 3 needs the class totals only, so a client computes its share and the server never sees its
-  counts. ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same.
+  counts. ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same. With
+  ``"shares"`` clients report shares of classes, which have a bounded norm, as ``--privacy client`` needs.
 - "r % Q = 0" leaves the first rounds without labels: they are made before rounds 1, Q + 1, 2 Q + 1
   and so on, first from the class texts and later from the client's own prompts. A client that has
   not trained yet, whose context is still as drawn, labels and answers by the class texts.
@@ -65,7 +66,7 @@ class FedPPOptions(Options):
     shots: int = Field(16, ge=1)  # labels per class and client under fpl and upl
     filters: pseudo_labels.Filters = "both"  # which medians an image must pass to be counted, eq. 2
     quota: pseudo_labels.Quota = "quarter"  # M of eq. 3
-    counts: Literal["summed", "sent"] = "summed"  # whether the server sees the sum of the clients' counts or each one
+    counts: Literal["summed", "sent", "shares"] = "summed"  # sum of counts, each client's, or sum of clients' shares
 
 
 class FedPP(Method):
@@ -98,7 +99,8 @@ class FedPP(Method):
             options.shots,
             options.filters,
             options.quota,
-            summed=options.counts == "summed",
+            summed=options.counts != "sent",
+            shares=options.counts == "shares",
         )
 
     @classmethod

@@ -5,11 +5,12 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, get_args
 
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
+from rich.text import Text
 
 from fedvl.config import toml_value
+from fedvl.display import Console
 from fedvl.methods import load_method, method_summaries
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def show_method(name: str) -> None:
         settings = [
             f"{section}.{key}={toml_value(value)}" for section, part in changes.items() for key, value in part.items()
         ]
-        console.print(f"\npreset [bold]{preset}[/bold]: {'  '.join(settings) or 'the defaults'}", highlight=False)
+        console.print(Text.assemble("\npreset ", (preset, "bold"), f": {'  '.join(settings) or 'the defaults'}"))
 
 
 def describe_option(options: "type[Options]", key: str, annotation: Any) -> str:

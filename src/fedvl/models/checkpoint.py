@@ -17,7 +17,7 @@ import torch
 
 from fedvl.errors import FedVLError
 from fedvl.files import MOST_JSON, file_sha256, parse_json, read_file
-from fedvl.models import EMBEDDED, convert
+from fedvl.models import EMBEDDED, convert, numbers
 from fedvl.models.base import FrozenEncoder
 from fedvl.models.biomedclip import BertClip
 from fedvl.models.clip import Clip, ClipShape, DualEncoder
@@ -34,6 +34,7 @@ SCALE = ".scale"  # an int8 tensor has one scale per row under its name with thi
 CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
 OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 
+MOST_WIDTH, MOST_TOKENS = 2**16, 2**16  # of a tower, and of a text
 MODEL_TYPES = ("clip", "siglip", "vilt")  # of Hugging Face's config.json; SigLIP2 of a fixed resolution is a siglip
 
 Encoder = TypeVar("Encoder", bound=FrozenEncoder)
@@ -144,6 +145,7 @@ def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncode
             siglip = convert.siglip_shape(tensors, vision, text)
             tokenizer = load_siglip_tokenizer(tokenizer_folder, siglip.context_length)
             preprocessing = Squashing.squashed(images, siglip.vision.image_size)
+            _check_side(preprocessing, siglip)
             return _assemble(Siglip, name, siglip, preprocessing, _fitting(tokenizer, siglip.vocabulary), tensors)
         tensors = convert.clip_from_hugging_face(source)
         clip = convert.clip_shape(tensors, vision, text)
@@ -152,6 +154,7 @@ def _hugging_face(folder: Path, name: str, tokenizer_folder: Path) -> DualEncode
             f"The weights of {name} are missing {error}: the folder does not hold a complete CLIP, SigLIP or ViLT."
         ) from error
     preprocessing = Preprocessing.from_config(images, clip.vision.image_size, crop=True)
+    _check_side(preprocessing, clip)
     tokenizer = _fitting(load_tokenizer(tokenizer_folder, clip.context_length), clip.vocabulary)
     return _assemble(Clip, name, clip, preprocessing, tokenizer, tensors)
 
@@ -173,7 +176,8 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
     try:
         source = _dequantised(read_tensors(path))
         if bert:
-            tensors = convert.bert_clip_from_open_clip(source, int(text_tower.get("context_length", 77)))
+            length = numbers.whole(text_tower.get("context_length", 77), "context_length", MOST_TOKENS)
+            tensors = convert.bert_clip_from_open_clip(source, length)
             shape: ClipShape = convert.bert_clip_shape(tensors)
         else:
             tensors = convert.clip_from_open_clip(source)
@@ -203,10 +207,13 @@ def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, A
         )
         return {}, {}
     activation = {"hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu"}
-    vision, text = dict(activation), dict(activation)
+    vision, text = dict[str, Any](activation), dict[str, Any](activation)
     image_tower, text_tower = model.get("vision_cfg", {}), model.get("text_cfg", {})
     if isinstance(image_tower.get("layers"), int):
-        vision["num_attention_heads"] = image_tower["width"] // image_tower.get("head_width", 64)
+        width = numbers.whole(image_tower["width"], "vision_cfg.width", MOST_WIDTH)
+        vision["num_attention_heads"] = width // numbers.whole(
+            image_tower.get("head_width", 64), "vision_cfg.head_width", width
+        )
     if "heads" in text_tower:
         text["num_attention_heads"] = text_tower["heads"]
     return vision, text
@@ -222,6 +229,13 @@ def _assemble(
     except RuntimeError as error:
         raise FedVLError(f"The weights of {name} do not fit together: {' '.join(str(error).split())}") from error
     return model.requires_grad_(False).eval()
+
+
+def _check_side(preprocessing: Preprocessing, shape: ClipShape) -> None:
+    """Refuse images of another size than the image tower has positions for."""
+    if preprocessing.crop != shape.vision.image_size:
+        key = "size" if isinstance(preprocessing, Squashing) else "crop_size"
+        raise numbers.refused(key, preprocessing.crop, f"{shape.vision.image_size}, as its weights are")
 
 
 def _fitting(tokenizer: TextTokenizer, vocabulary: int) -> TextTokenizer:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedvl.errors import FedVLError
+from fedvl.models import numbers
 from fedvl.models.biomedclip import BertClipShape, PlainShape
 from fedvl.models.clip import ClipShape, ViTShape
 from fedvl.models.resnet import ResNetShape
@@ -231,10 +232,10 @@ def _stack(tensors: Tensors, prefix: str, config: Config) -> StackShape:
     return StackShape(
         width=width,
         layers=_count(tensors, f"{prefix}resblocks."),
-        heads=int(config.get("num_attention_heads", width // 64)),
+        heads=numbers.heads(config, width),
         hidden=hidden,
         activation=activation,
-        epsilon=float(config.get("layer_norm_eps", 1e-5)),
+        epsilon=numbers.real(config.get("layer_norm_eps", 1e-5), "layer_norm_eps", 0.0, 1.0),
     )
 
 

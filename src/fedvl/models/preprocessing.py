@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedvl.models import numbers
+
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # ViLT lets the longer side grow to 1333/800 of the shorter one before it shrinks the image.
 VILT_LONGEST = 1333 / 800
@@ -36,11 +38,11 @@ class Preprocessing:
         """Read a Hugging Face preprocessor_config.json, old or new, with the model's defaults."""
         own = (CLIP_MEAN, CLIP_STD) if crop else ((0.5,) * 3, (0.5,) * 3)
         return cls(
-            shorter=_side(config.get("size"), image_size),
-            crop=_side(config.get("crop_size"), image_size) if crop else 0,
-            divisor=int(config.get("size_divisor", 32)),
-            mean=tuple(config.get("image_mean", own[0])),
-            std=tuple(config.get("image_std", own[1])),
+            shorter=numbers.side(config, "size", image_size),
+            crop=numbers.side(config, "crop_size", image_size) if crop else 0,
+            divisor=numbers.side(config, "size_divisor", 32),
+            mean=numbers.by_channel(config, "image_mean", own[0], positive=False),
+            std=numbers.by_channel(config, "image_std", own[1], positive=True),
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -88,13 +90,16 @@ class Squashing(Preprocessing):
     @classmethod
     def squashed(cls, config: dict[str, Any], image_size: int) -> Squashing:
         """Read the preprocessor_config.json of a SigLIP."""
-        side = _side(config.get("size"), image_size)
+        side = numbers.side(config, "size", image_size)
+        resample = config.get("resample", Image.Resampling.BICUBIC.value)
+        if resample not in list(Image.Resampling):
+            raise numbers.refused("resample", resample, "one of Pillow's filters, 0 to 5")
         return cls(
             shorter=side,
             crop=side,
-            mean=tuple(config.get("image_mean", (0.5,) * 3)),
-            std=tuple(config.get("image_std", (0.5,) * 3)),
-            resample=Image.Resampling(config.get("resample", Image.Resampling.BICUBIC)).value,
+            mean=numbers.by_channel(config, "image_mean", (0.5,) * 3, positive=False),
+            std=numbers.by_channel(config, "image_std", (0.5,) * 3, positive=True),
+            resample=Image.Resampling(resample).value,
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -119,12 +124,6 @@ def _pixels(image: Image.Image) -> Tensor:
     """
     rows = np.frombuffer(image.tobytes(), np.uint8).reshape(image.height, image.width, 3)
     return torch.from_numpy(rows.transpose(2, 0, 1).copy())
-
-
-def _side(value: Any, default: int) -> int:
-    if isinstance(value, dict):
-        value = value.get("shortest_edge", value.get("height"))
-    return int(value) if value else default
 
 
 def _cut_strip(image: Image.Image) -> Image.Image:

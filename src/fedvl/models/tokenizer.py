@@ -14,6 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import Tensor
 
 from fedvl.errors import FedVLError
+from fedvl.models.numbers import real
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 # CLIP's split of a text into words: contractions, letters, single digits, runs of anything else.
@@ -102,7 +103,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _length(config: dict[str, Any], positions: int) -> int:
-    return min(positions, int(config.get("model_max_length") or positions))
+    # transformers writes 1e30 where a tokenizer has no limit
+    return int(min(positions, real(config.get("model_max_length") or positions, "model_max_length", 0.99, 1e31)))
 
 
 def _named(token: Any) -> str | None:

@@ -9,10 +9,11 @@ from typing import Any
 from fedvl.config import BY_CLIENT
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
-from fedvl.evaluation.metrics import proportion
 from fedvl.files import file_sha256
 from fedvl.models import EMBEDDED
+from fedvl.report import privacy
 from fedvl.run_folder import RunFolder
+from fedvl.uncertainty import wilson
 from fedvl.version import __version__
 
 CARD_SCHEMA = 1
@@ -108,12 +109,20 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
 
 
 def budget(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the spent budget, in words too, and what it does not cover."""
     spent = folder.result.get("privacy")
-    return {key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")} if spent else None
+    if not spent:
+        return None
+    return {
+        **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
+        "statement": privacy.statement(folder.result),
+        "assumes": privacy.sentences(folder.result),
+        "not_covered": privacy.not_covered(folder.result),
+    }
 
 
 def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
-    """Return accuracies with exact intervals, of all tested images together."""
+    """Return accuracies with intervals, of all tested images together."""
     confusion = result.get("confusion")
     images = sum(map(sum, confusion or []))
     if not confusion or not images:
@@ -130,7 +139,8 @@ def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def share(hits: int, images: int) -> dict[str, Any]:
-    return {"percent": 100 * hits / images, "interval": [100 * limit for limit in proportion(hits, images)]}
+    percent = 100 * hits / images
+    return {"percent": percent, "interval": list(wilson(percent, images))}
 
 
 def withdrawal(each: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -239,10 +249,7 @@ def privacy_line(found: dict[str, Any]) -> str:
     budget = found["privacy"]
     if budget is None:
         return "none: no noise was added, and no bound on what the model tells of an image or a client is claimed"
-    spent = f"epsilon {budget['epsilon']:.3g}, delta {budget['delta']:g}, of each {budget['unit']}; {plain(budget['sampling'])}"
-    if found["federation"]["simulated"]:
-        return f"{spent}. The noise of a simulation follows from its seed, which is on this card: it hides nothing"
-    return spent
+    return " ".join(plain(part) for part in (f"{budget['statement']}.", *budget["assumes"]))
 
 
 def accuracy_line(accuracy: dict[str, Any] | None) -> str:
@@ -300,6 +307,8 @@ def not_claimed(found: dict[str, Any]) -> list[str]:
         )
     else:
         told.append("More privacy than the budget above says, and none for what it does not name as its unit.")
+        if uncovered := found["privacy"]["not_covered"]:
+            told.append(f"Privacy for what the budget does not cover: {plain(', '.join(uncovered))}.")
     if found["base_model"]["embedded"]:
         name = plain(found["base_model"]["name"])
         told.append(f"Anything about larger models: {name} is a small model for trying things, and is not CLIP.")

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
+from fedvl.report.privacy import not_covered, sentences
 from fedvl.report.reading import evaluated_rounds, images_tested, number
 from fedvl.report.tables import percent
 
@@ -17,7 +18,7 @@ LAST = 3  # the part of the rounds, from the end, in which a rise counts as one 
 
 def ending(result: dict[str, Any]) -> list[str]:
     """Return who took part, how accuracy went, what was left out, and what to try next."""
-    lines = [took_part(result), *course(result), *skipped(result)]
+    lines = [took_part(result), *course(result), *skipped(result), *budget(result)]
     notes = [str(note) for note in result.get("notes") or []]
     lines += notes[:NOTES]
     if len(notes) > NOTES:
@@ -39,6 +40,13 @@ def took_part(result: dict[str, Any]) -> str:
         f"{several(tested, 'test image')}; in brackets, intervals of 95 %" if tested else "",
     ]
     return ", ".join(part for part in parts if part) + "."
+
+
+def budget(result: dict[str, Any]) -> list[str]:
+    """Return what epsilon assumes, is of, and leaves out."""
+    uncovered = not_covered(result)
+    listed = [f"The budget does not cover: {', '.join(uncovered)} (the report says why)."] if uncovered else []
+    return [*sentences(result), *listed]
 
 
 def several(value: object, noun: str) -> str:

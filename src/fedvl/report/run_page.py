@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
 from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
@@ -63,6 +64,8 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **describe_federation(run),
         "withdrawals": [" ".join(sentences(each)) for each in run.withdrawals],
         "examples": _examples(run.examples),
+        "privacy": privacy.sentences(run.result),
+        "beside": privacy.beside(run.result),
         "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
         **_rounds(run),
         "facts": _facts(run.result),

@@ -95,7 +95,7 @@ def name_of(names: list[str], client: int) -> str:
 
 def print_status(folder: Path) -> None:
     found, console = read_status(folder), Console()
-    console.print(f"{found['method']}, {found['phase']}", highlight=False, markup=False)
+    console.print(f"{found['method']}, {found['phase']}", highlight=False)
     if found["parties"]:
         table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
         for party in found["parties"]:
@@ -113,9 +113,7 @@ def print_status(folder: Path) -> None:
         if record.get("void"):
             console.print(f"Round {record['round']} has no update. {record['void']}", highlight=False, markup=False)
     for item in found["refused"][-REFUSALS_SHOWN:]:
-        console.print(
-            f"Refused in round {item['round']}: {item['party']}, {item['reason']}", highlight=False, markup=False
-        )
+        console.print(f"Refused in round {item['round']}: {item['party']}, {item['reason']}", highlight=False)
 
 
 def certificate_line(days: int) -> str:
@@ -158,7 +156,8 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
     )
     if rehearsal["least_clients"] is not None:
         console.print(
-            f"All of it leaves masked: the server can read nothing but a sum over {rehearsal['least_clients']} clients or more.\n",
+            f"All of it leaves masked: the server reads a sum over {rehearsal['least_clients']} clients or more. Below, this "
+            "update alone is attacked as the worst case, and such a sum.\n",
             highlight=False,
         )
     table = Table("stays", "", "shape", "type", "bytes", box=None, pad_edge=False)
@@ -170,7 +169,7 @@ def print_dry_run(rehearsal: dict[str, Any]) -> None:
         )
     console.print(table)
     state = rehearsal["refusal"] or "It is approved, and policy.toml allows it."
-    console.print(f"\n{state}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n{state}", highlight=False, soft_wrap=True)
 
 
 def numbers_sent(rehearsal: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.display import visible
+from fedvl.report.privacy import statement
 from fedvl.report.reading import difference, gain, images_tested, intervals, number
 from fedvl.uncertainty import Interval, mean_of_shares, wilson
 
@@ -259,10 +260,7 @@ def known_spread(value: float, bounds: Sequence[float]) -> str:
 def privacy_rows(result: dict[str, Any]) -> list[Row]:
     """Return what was spent of a privacy budget, of which unit and under what sampling."""
     spent = result.get("privacy")
-    if not spent:
-        return []
-    text = f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {spent['unit']}; {spent['sampling']}"
-    return [Row("Differential privacy", text, f"epsilon {spent['epsilon']!r}")]
+    return [Row("Differential privacy", statement(result), f"epsilon {spent['epsilon']!r}")] if spent else []
 
 
 def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:

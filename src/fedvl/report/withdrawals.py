@@ -24,7 +24,7 @@ def sentences(measured: dict[str, Any]) -> list[str]:
     if spent:
         told.append(
             f"Budgets add: both models together spend epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each "
-            f"{spent['unit']} that is in both."
+            f"{spent['of']} that is in both."
         )
     return told
 

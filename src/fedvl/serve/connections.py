@@ -128,7 +128,7 @@ def make_room(connections: list[Connection], most: int) -> None:
 
 
 def may_open(files: int) -> int:
-    """Return how many of so many files this process may have open, after asking the system for them."""
+    """Return how many of so many files this process may open; ask the system for them first."""
     try:
         import resource
     except ImportError:  # on Windows, which has no such limit

@@ -131,7 +131,7 @@ class Body:
 
 
 async def discard(receive: Receive, limits: Limits) -> None:
-    """Read a body and drop it: if it is left unread, the end of the connection overtakes the answer."""
+    """Read a body and drop it: closed with it unread, a connection would lose the answer."""
     size, more = 0, True
     with suppress(TimeoutError):
         async with asyncio.timeout(limits.head_seconds):

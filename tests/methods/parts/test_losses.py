@@ -25,6 +25,17 @@ def test_contrastive_loss_by_hand_and_without_padding():
     torch.testing.assert_close(contrastive(images[:1], texts[:1], 5.0, torch.ones(1)), torch.tensor(0.0))
 
 
+def test_contrastive_loss_is_the_mean_of_two_directions_that_differ():
+    images, texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    # scores are 2 2 / 0 0: each image has two equal texts; each text has the images 2 and 0, and its own is one of them
+    to_text = math.log(2)
+    to_image = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 2
+    assert to_text != pytest.approx(to_image, abs=0.1)
+    loss = contrastive(images, texts, 2.0, torch.ones(2))
+    assert loss.item() == pytest.approx((to_text + to_image) / 2, abs=1e-6)
+    assert contrastive(texts, images, 2.0, torch.ones(2)).item() == pytest.approx(loss.item(), abs=1e-6)
+
+
 def test_the_loss_of_candidates_is_that_of_their_summed_probability():
     scores = torch.log(torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]])).requires_grad_()
     candidates, mask = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 0]]), torch.tensor([1.0, 1, 0])

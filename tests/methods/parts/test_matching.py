@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedvl.methods.parts.matching import Network, align, fit, log_density, reassign
+from fedvl.methods.parts.matching import Network, align, fit, log_density, nearest, reassign
 
 TRUTH = 5
 
@@ -147,3 +147,11 @@ def test_alignment_runs_on_one_thread_and_leaves_the_number_as_it_was(monkeypatc
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
+
+
+def test_prompts_take_different_places_at_the_least_distance_together():
+    """The second prompt is nearest to place 0 too, but the first would then have to go farther."""
+    pool = torch.tensor([[0.0], [3.0], [9.0]])
+    assert nearest(torch.tensor([[0.1], [1.4]]), pool).tolist() == [0, 1]
+    assert nearest(torch.tensor([[9.5]]), pool).tolist() == [2]
+    assert nearest(torch.zeros(0, 1), pool).tolist() == []

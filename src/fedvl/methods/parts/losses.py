@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 CLASS_LIST = "class_list"  # rows x classes: whether the client of a row knows of a class; all are known if absent
 
+UNIT = "unit"  # number of a row's unit, such as a patient, whose gradients record-level privacy clips together
+
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the entropy of each row's softmax, in nats."""

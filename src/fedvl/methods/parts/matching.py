@@ -143,3 +143,9 @@ def reassign(x: Tensor, benefit: Tensor, log_odds: Tensor, blocks: Sequence[Tens
         result[block] = linear_sum_assignment(worth, maximize=True)[1]
         users[result[block]] += 1  # distinct: each counts once
     return torch.from_numpy(result)
+
+
+def nearest(prompts: Tensor, pool: Tensor) -> Tensor:
+    """Return a different place of the pool for each prompt, the sum of squared distances being least."""
+    distances = torch.cdist(prompts.double(), pool.double()).square()
+    return torch.from_numpy(linear_sum_assignment(distances.cpu().numpy())[1]).to(prompts.device)

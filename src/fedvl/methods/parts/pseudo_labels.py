@@ -27,7 +27,6 @@ from torch import Tensor
 
 from fedvl.methods.base import Samples
 
-Scheme = Literal["zero-shot", "upl", "fpl", "cpl", "cps"]
 Quota = Literal["quarter", "quarter-growing", "mean-reliable"]
 Filters = Literal["both", "confidence", "entropy", "none"]
 ROWS_AT_ONCE = 65536

@@ -5,6 +5,10 @@ how many images of each class every client labels, so that all classes are learn
 needs the totals only: a client can compute its share without showing its counts (``summed``);
 otherwise the server sees them and computes the shares.
 
+With ``shares`` a client reports which share of its reliable images each class has, in whole parts:
+their norm is bounded, so that noise can cover them (``--privacy client``). The totals then say how
+classes compare. A client labels its own counts times mean total / total, scaled to its own quota.
+
 A :class:`~fedvl.methods.base.Consultation` for any method whose clients keep
 :meth:`Selection.join`.
 """
@@ -20,6 +24,9 @@ from fedvl.methods.parts import pseudo_labels
 from fedvl.methods.roles import Private, Role, Shapes
 from fedvl.tensors import Tensors
 
+WHOLE = 256  # parts that the shares of a client have together
+RARE = 4  # times that a client's images of a rare class count more, at most, by noisy totals
+
 Predict = Callable[[int, Tensors, Tensors], Tensor]  # round, tensors, inputs -> images x classes, probabilities
 
 
@@ -33,15 +40,24 @@ class Selection(NamedTuple):
     filters: pseudo_labels.Filters = "both"
     quota: pseudo_labels.Quota = "quarter"
     summed: bool = True
+    shares: bool = False
+
+    @property
+    def sensitivity(self) -> int | None:
+        return WHOLE if self.shares else None
 
     @property
     def report_shapes(self) -> Shapes:
-        return {"counts": (self.classes,), "images": (1,)} if self.scheme == "cps" else {}
+        if self.scheme != "cps":
+            return {}
+        return {"counts": (self.classes,)} if self.shares else {"counts": (self.classes,), "images": (1,)}
 
     @property
     def settlement_shapes(self) -> Shapes:
         if self.scheme != "cps":
             return {}
+        if self.shares:
+            return {"totals": (self.classes,), "generation": (1,)}
         return {"totals": (self.classes,), "quota": (2,)} if self.summed else {"allocation": (self.classes,)}
 
     def roles(self) -> dict[str, Role]:
@@ -64,13 +80,20 @@ class Selection(NamedTuple):
         confidence, likeliest = table.max(-1)
         counts = pseudo_labels.count_classes(likeliest[pseudo_labels.reliable(table, self.filters)], self.classes)
         sent = {"counts": counts.float(), "images": counts.new_tensor([len(samples)]).float()}
+        if self.shares:
+            sent = {"counts": torch.floor(counts * WHOLE / counts.sum().clamp(min=1)).float()}
         return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
 
     def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
         """Return the totals, M and the share of an unreported class, or a client's whole share."""
         if self.scheme != "cps":
             return {}
-        totals, images, generation = total["counts"].long(), int(total["images"]), round_index // self.interval
+        generation = round_index // self.interval
+        if self.shares:
+            mean = self.clients * WHOLE / self.classes  # known: each client's shares are WHOLE together
+            totals = (total["counts"] - total["counts"].mean() + mean).clamp(min=mean / RARE)
+            return {"totals": totals, "generation": totals.new_tensor([generation])}
+        totals, images = total["counts"].long(), int(total["images"])
         most = pseudo_labels.quota(self.quota, images, totals, generation)
         unreported = pseudo_labels.unreported_share(self.quota, images, self.classes, generation, self.clients)
         if own is None:
@@ -82,8 +105,19 @@ class Selection(NamedTuple):
             return {}
         if "allocation" in settlement:
             allocated = settlement["allocation"].long()
+        elif self.shares:
+            totals, generation = settlement["totals"], int(settlement["generation"])
+            images = len(private["labels"])
+            own = self.classes * pseudo_labels.quota(self.quota, images, private["counts"], generation)
+            allocated = balanced(private["counts"], totals, own)
         else:
             most, unreported = settlement["quota"].long().tolist()
             totals = settlement["totals"].long()
             allocated = pseudo_labels.allocation(private["counts"], totals, most, unreported)  # eq. 3
         return {"labels": pseudo_labels.pick(private["likeliest"], private["confidence"], allocated)}
+
+
+def balanced(counts: Tensor, totals: Tensor, wanted: int) -> Tensor:
+    """Return a client's labels per class, eq. 3: ``wanted`` in all if the totals are equal."""
+    weights = totals.mean() / totals * wanted / counts.sum().clamp(min=1)
+    return torch.ceil(counts * weights).long()

@@ -1,0 +1,88 @@
+"""Say in words what a privacy budget is of, what it assumes, and what it does not cover."""
+
+from typing import Any
+
+Result = dict[str, Any]
+
+SECRET = (
+    "Epsilon assumes that the noise is secret; in this simulation the seed is published, and the noise follows from it."
+)
+HISTOGRAM = (
+    "Record level hides images, not how many of each class a client has: these can be read from its update. Add "
+    "--secure-sum, so that the server sees sums over clients alone."
+)
+
+
+def spent_on(result: Result) -> str:
+    """Return the unit of the budget: client, image, or the column of whose images they are."""
+    if result["privacy"]["unit"] == "client":
+        return "client"
+    return str(result["privacy"].get("of") or _section(result, "data").get("unit") or "image")
+
+
+def statement(result: Result) -> str:
+    """Return epsilon, delta, unit and sampling in one line."""
+    spent = result["privacy"]
+    return f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {spent_on(result)}; {spent['sampling']}"
+
+
+def neighbours(result: Result) -> str:
+    """Say which two datasets are hard to tell apart."""
+    unit = spent_on(result)
+    if unit == "client":
+        return (
+            "Neighbouring datasets: with all images of one client, and with none of them. The list of clients, and who "
+            "answers, is public."
+        )
+    if unit == "image":
+        return (
+            "Neighbouring datasets: with one image of a client, and with an empty one in its place, which has no gradient. "
+            "The number of a client's images is public and the same in both. To replace an image by another is two such "
+            "changes: twice epsilon, at a larger delta."
+        )
+    return (
+        f"Neighbouring datasets: with all images of one {unit} at a client, and with empty ones in their place, which have no "
+        f"gradient. The numbers of each client's images, and of its units ({unit}), are public and the same in both."
+    )
+
+
+def group(result: Result) -> list[str]:
+    """Say what several images of one person add up to, where the budget is of one image."""
+    spent = result["privacy"]
+    if spent_on(result) != "image":
+        return []
+    found = spent.get("group")
+    if not found:
+        return ["Epsilon is of one image: k images of one person have k x epsilon together, at a larger delta."]
+    column, largest = found["column"], found["largest"]
+    if largest < 2:
+        return []
+    return [
+        f"Epsilon is of one image: the images of one {column} have k x epsilon together, at a larger delta; there are up to "
+        f"{largest}, so epsilon {largest * spent['epsilon']:.3g}. With --unit {column} the budget is of each {column}."
+    ]
+
+
+def sentences(result: Result) -> list[str]:
+    """Return what a reader of epsilon must know; nothing without a budget."""
+    spent = result.get("privacy")
+    if not spent:
+        return []
+    machines = bool(result.get("parties") or result.get("party"))
+    simulated = spent.get("simulated", not machines)  # older runs do not say
+    alone = spent["unit"] == "record" and not _section(result, "federation").get("secure_sum")
+    return [*([SECRET] * simulated), neighbours(result), *group(result), *([HISTOGRAM] * alone)]
+
+
+def beside(result: Result) -> list[tuple[str, str, str]]:
+    """Return rows of what leaves beside the noisy sums: what, whether it is covered, why."""
+    items = (result.get("privacy") or {}).get("released") or []
+    return [(item["name"], item["state"], item["why"]) for item in items]
+
+
+def not_covered(result: Result) -> list[str]:
+    return [name for name, state, _ in beside(result) if state == "not covered"]
+
+
+def _section(result: Result, name: str) -> dict[str, Any]:
+    return (result.get("config") or {}).get(name) or {}

@@ -1,0 +1,43 @@
+"""Merging: the last updates of clients, in the order of their numbers."""
+
+import torch
+from helpers.small import small_task
+
+from fedvl.federation.merging import last_updates
+from fedvl.federation.stacks import Updates
+from fedvl.methods.base import Method, Update
+from fedvl.methods.roles import Shared
+
+
+class Keeping(Method):
+    """The server keeps the last w of every client, and needs v in sum only."""
+
+    def roles(self):
+        return {"w": Shared(needs="last")}
+
+    def start(self, generator):
+        return {"w": torch.zeros(1), "v": torch.zeros(1)}
+
+
+def update(client, value):
+    return Update(client, {"w": torch.tensor([value]), "v": torch.zeros(1)}, 1.0)
+
+
+def values(last):
+    return [(client, {name: tensor.item() for name, tensor in own.items()}) for client, own in last.items()]
+
+
+def test_last_updates_are_in_the_order_of_clients_whatever_the_order_of_arrival():
+    method = Keeping(Method.options_type(), small_task())
+    first = last_updates(method, {}, [update(4, 1.0), update(2, 2.0)])
+    assert values(first) == [(2, {"w": 2.0}), (4, {"w": 1.0})]
+    second = last_updates(method, first, [update(3, 3.0), update(0, 4.0), update(4, 5.0)])
+    assert values(second) == [(0, {"w": 4.0}), (2, {"w": 2.0}), (3, {"w": 3.0}), (4, {"w": 5.0})]
+
+
+def test_what_is_kept_does_not_change_with_the_updates():
+    method = Keeping(Method.options_type(), small_task())
+    updates = Updates.of([update(1, 1.0), update(2, 2.0)])
+    last = last_updates(method, {}, updates)
+    updates.column("w").fill_(9.0)
+    assert values(last) == [(1, {"w": 1.0}), (2, {"w": 2.0})]
