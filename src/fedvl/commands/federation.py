@@ -41,9 +41,9 @@ Then hand clinic/parties/NAME to each party. It makes its key; you admit it.
 
   fedvl federation admit clinic hospital-a.request.json  at the server, for each
 
-  fedvl federation roster clinic                         at the server: roster.json
+  fedvl federation roster clinic                         for secure aggregation
 
-  fedvl federation roster hospital-a roster.json         at each party (secure sums)
+  fedvl federation roster hospital-a roster.json         at each party
 
   fedvl federation approve hospital-a                    at each party
 
@@ -206,7 +206,7 @@ def approve_runs(
         bool, typer.Option("--yes", help="Do not ask; the roster was compared, and all experiments are approved.")
     ] = False,
 ) -> None:
-    """Show this client's roster and experiments, and approve them; it answers for no other."""
+    """Show this client's roster and experiments, and approve them: it answers for no other."""
     from fedvl.deployment.extras import check_extras
     from fedvl.deployment.membership import approve_experiment
     from fedvl.deployment.policy import approved, identify, read_experiments, write_policy

@@ -214,7 +214,7 @@ def read_log(folder: Path) -> Checked:
 
 
 def whose(path: Path, chain: Chain) -> int | None:
-    """Return the number of the client that wrote a log, by its first entry or party.json."""
+    """Return the number of the client that wrote a log, by its entries or the file beside it."""
     joined = next((entry.get("client") for entry in chain.entries if entry.get("kind") == "joined"), None)
     if isinstance(joined, int):
         return joined

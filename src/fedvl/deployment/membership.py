@@ -1,8 +1,8 @@
 """Who belongs to a federation: clients join with keys of their own making, and can be revoked.
 
 A client makes its key on its own machine and sends a request (its public key, signed with it) to
-the server's operator, who admits it after comparing fingerprints. No private key ever travels.
-The other clients learn the keys from the roster (``roster.py``).
+the server's operator, who admits it after comparing fingerprints. No private key ever travels. The
+other clients learn the keys from the roster (``roster.py``).
 """
 
 import shutil
@@ -162,7 +162,7 @@ def renew(folder: Path) -> None:
 
 
 def absence_note(folder: Path) -> str:
-    """Say who is not admitted, and what secure aggregation needs then; empty: all are admitted."""
+    """Say who is not admitted, and what secure aggregation needs then; empty: all are."""
     absent = [member.name for member in read_federation(folder).parties if not member.public_key]
     if not absent:
         return ""
@@ -210,7 +210,7 @@ def credentials(folder: Path, party: PartyFile) -> Credentials:
 
 
 def check_key(folder: Path) -> None:
-    """Refuse to take part without a key, or with one that others can read or that was not made here."""
+    """Refuse to take part without a key, or with one that others can read or made."""
     state = open_state(folder)
     if not (state / KEY).exists():
         raise FedVLError(f"This client has no key; make it with fedvl federation join {folder} --renew.")

@@ -190,7 +190,7 @@ class Party:
 
     @property
     def noise(self) -> RecordPrivacy | ClientPrivacy | None:
-        """The noise that this client adds itself: to its steps, or its share of a sum's noise."""
+        """The noise that this client adds itself: to its steps, or a share of that of a sum."""
         return self.engine.hidden or self.engine.shared_noise
 
     def cost(self, round_index: int) -> tuple[Step, int] | None:

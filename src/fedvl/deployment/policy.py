@@ -131,7 +131,7 @@ class Policy(Section):
             raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
 
     def check_budget(self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int) -> None:
-        """Refuse steps that would take the sum over all runs above the ceiling of its unit."""
+        """Refuse steps that take the sum over all runs above the ceiling, for image or client."""
         if self.epsilon is None:
             return
         steps = {"record": Counter[Step](), "client": Counter[Step]()}

@@ -1,4 +1,4 @@
-"""The roster of a federation: the keys of all clients, which each client compares and pins.
+"""The roster of a federation: the keys of all admitted clients, which each compares and pins.
 
 The server's operator is the certificate authority, and could certify clients that it invented. A
 client therefore pins the roster after its person has compared one short fingerprint with the other
@@ -108,7 +108,7 @@ def pinned_roster(folder: Path) -> Roster:
 
 
 def needed_roster(folder: Path, experiment: Experiment) -> str:
-    """Return the fingerprint of the pinned roster if an experiment needs one, else an empty text."""
+    """Return the fingerprint of the pinned roster, or nothing if an experiment needs none."""
     return pinned_roster(folder).fingerprint if experiment.federation.secure_sum else ""
 
 

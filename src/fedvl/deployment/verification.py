@@ -129,7 +129,7 @@ def missing(entries: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
 
 
 def last_of_each_life(log: Checked, sent: Sequence[Entry]) -> set[tuple[Any, ...]]:
-    """Return the requests after which a side was stopped: the last before a restart or the end."""
+    """Return the last requests of each run before a side was stopped, and at the end."""
     wanted, found, last = {id(entry) for entry in sent}, set(), dict[str, tuple[Any, ...]]()
     for entry in log.chain.entries:
         if id(entry) in wanted:
