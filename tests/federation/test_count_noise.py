@@ -25,7 +25,7 @@ from fedvl.federation.count_noise import (
 )
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.stacks import Rows
-from fedvl.methods.parts.selection import WHOLE
+from fedvl.methods.parts.selection import RARE, WHOLE
 from fedvl.requirements import check_privacy
 from fedvl.settings import resolve_experiment
 
@@ -138,6 +138,12 @@ def test_counts_and_updates_share_one_budget():
     assert epsilon_of({Step(1.0, hidden.sigma): 10}, 1e-5, "rdp") < 0.95 * spent[-1]
 
 
+def test_an_epsilon_beyond_the_accountant_is_refused():
+    hidden = ClientPrivacy(private(1e-3), 10, 100, 100, 0, counts=CountNoise(WHOLE, 4, (0,), alone=False))
+    with pytest.raises(FedVLError, match=r"0\.001 at delta 1e-05 is too small"):
+        _ = hidden.sigma
+
+
 def test_in_sampled_rounds_counts_are_of_everybody():
     hidden = ClientPrivacy(private(), 10, 100, 20, 0, counts=CountNoise(WHOLE, 4, (0,), alone=False))
     steps = Counter(hidden._plan(hidden.sigma))
@@ -210,6 +216,30 @@ def test_the_server_learns_noisy_totals_alone(secure):
     expected = hidden._of_counts(hidden.sigma) * WHOLE
     assert float(spread.std()) == pytest.approx(expected, rel=0.2)
     assert len(torch.unique(spread)) > 20
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_clients_are_told_totals_with_noise(secure, monkeypatch):
+    """Of a run: the answer that all clients adopt follows from noisy totals, drawn anew for each round."""
+    told = {}
+    for epsilon in (100.0, 0.05):
+        sums = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
+        federation = small_federation(fedpp(), privacy=private(epsilon), rounds=2, **sums)
+        adopt, answers = federation.engine.adopt, []
+        monkeypatch.setattr(
+            federation.engine,
+            "adopt",
+            lambda found, adopt=adopt, answers=answers: (answers.append(found[None]["totals"]), adopt(found)),
+        )
+        run_quietly(federation)
+        told[epsilon] = answers
+    plain = federation.method.selection.settle(
+        0, {"counts": sum(r.tensors["counts"] for r in federation.engine.reports(0, {})[0])}, None
+    )
+    assert not torch.equal(told[100.0][0], plain["totals"])
+    assert not torch.equal(told[100.0][0], told[100.0][1])
+    torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * WHOLE)
+    assert (torch.stack(told[0.05]) >= CLIENTS * WHOLE / 4 / RARE - 1e-3).all()
 
 
 def test_what_is_noise_is_taken_out_of_the_totals():
