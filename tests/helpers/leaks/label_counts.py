@@ -10,6 +10,7 @@ from helpers.quiet import Quiet
 
 class Counts:
     summed = True
+    sensitivity = None
     report_shapes: Shapes = {"counts": (5,)}
     settlement_shapes: Shapes = {}
 
