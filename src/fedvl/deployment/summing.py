@@ -183,7 +183,7 @@ class SecureSums:
     # --- spoiled sums
 
     def judge(self, clients: Sequence[int], problem: str | None) -> None:
-        """Note whether a sum was sound; if not, search for the culprit and raise SpoiledSumError."""
+        """Note whether a sum was sound; if not, search for the culprit and raise an error."""
         if problem:
             raise self._spoiled(problem, clients, ())
         self.void = 0
