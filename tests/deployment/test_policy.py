@@ -38,7 +38,7 @@ from fedvl.deployment.policy import (
     write_policy,
 )
 from fedvl.errors import FedVLError
-from fedvl.federation.accounting import Step, epsilon_of
+from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.models.checkpoint import load_model
 from fedvl.settings import resolve_experiment
 
@@ -140,6 +140,20 @@ def test_a_client_level_round_counts_for_the_client_and_at_half_the_noise_for_ea
             Policy(epsilon=image - 0.02, delta=1e-5).check_budget(spent, unit, step, count)
 
 
+def test_discrete_noise_is_counted_by_renyi_divergences_which_bound_gaussian_noise_too():
+    """Privacy loss distributions are of Gaussian noise alone; one report with counts makes all be counted so."""
+    told = {"unit": "client", "rate": 1.0, "sigma": 8.0, "steps": 3}
+    step = Step(1.0, 8.0)
+    tight, loose = epsilon_of({step: 4}, 1e-5, "pld"), epsilon_of({step: 4}, 1e-5, "rdp")
+    assert tight < 0.95 * loose
+    cases: list[tuple[Account, Account]] = [("rdp", "pld"), ("pld", "rdp")]
+    for before, now in cases:
+        spent = [{**told, "account": before}]
+        Policy(epsilon=loose * 1.001, delta=1e-5).check_budget(spent, "client", step, 1, now)
+        with pytest.raises(FedVLError, match="The line epsilon"):
+            Policy(epsilon=loose * 0.999, delta=1e-5).check_budget(spent, "client", step, 1, now)
+
+
 def gaussian_epsilon(mu, delta):
     """The epsilon of a Gaussian mechanism of sensitivity mu and noise 1, by Balle and Wang (2018), theorem 8."""
 
@@ -212,9 +226,18 @@ def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_
     budget = next(entry for entry in entries(client) if entry["kind"] == "budget")
     assert 0 < budget["epsilon"] < 3
     allowed = {"time", "kind", "salt", "before", "run", "round", "message", "client", "bytes", "sha256", "head"}
-    allowed |= {"attempt", "roster", "file"}
+    allowed |= {"attempt", "roster", "file", "of", "account"}
     allowed |= {"experiment", "draws", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma", "steps"}
     assert {name for entry in entries(client) for name in entry} <= allowed
+
+
+@pytest.mark.parametrize("kind", ["report", "train"])
+def test_a_report_of_counts_spends_too_and_is_refused_like_an_update(kind, tmp_path):
+    options = {"counts": "shares", "interval": 1}
+    private = PrivacyConfig(unit="client", epsilon=3.0, clip=0.05)
+    client = SmallClient.joined(3, tmp_path, "fedpp", privacy=private, options=options, **SECURE)
+    (client.state / FILE).write_text("epsilon = 0.1")
+    assert "is 0.1, and this round would take the sum over all runs to" in client.problem(kind=kind)
 
 
 def test_a_client_connects_only_if_it_may_answer_something(tmp_path, monkeypatch):

@@ -94,6 +94,32 @@ if find_spec("flwr") is not None:
 
 
 @pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed")
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_partys_ledger_has_its_reports_beside_its_updates(updates, tmp_path):
+    """FedPP's counts have discrete noise in shares; each party books what the server's record of the run counts."""
+    options = {"visual_prompts": updates, "counts": "shares", "interval": 1}
+    remote, grid = remote_federation("fedpp", tmp_path, options=options, privacy=CLIENT, **SECURE)
+    run_quietly(remote)
+    spent = remote.records[-1]["privacy"]
+    for party in grid.parties:
+        ledger = party.log.entries("budget")
+        if party.number not in WITH_DATA:
+            assert ledger == []
+            continue
+        trained = [record["round"] for record in remote.records if updates]
+        assert [entry["round"] for entry in ledger if entry["of"] == "train"] == trained
+        reports = [entry for entry in ledger if entry["of"] == "report"]
+        assert [entry["round"] for entry in reports] == [r["round"] for r in remote.records if "counts" in r["privacy"]]
+        assert len(reports) > 1
+        counted = {record["privacy"]["counts"] for record in remote.records if "counts" in record["privacy"]}
+        assert {entry["sigma"] for entry in reports} == counted
+        assert all(entry["sigma"] == spent["sigma"] for entry in ledger if entry["of"] == "train")
+        assert {entry["account"] for entry in ledger} == {"rdp"}
+        assert ledger[-1]["epsilon"] == pytest.approx(spent["epsilon"])
+        assert ledger[-1]["epsilon"] <= CLIENT.epsilon
+
+
+@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed")
 @pytest.mark.parametrize("privacy, settings", [(RECORD, {}), (RECORD, SECURE), (CLIENT, SECURE), (CLIENT, {})], ids=str)
 def test_parties_give_the_bits_of_the_local_engine(privacy, settings, tmp_path):
     remote, grid = remote_federation("linear", tmp_path, privacy=privacy, **settings)

@@ -667,15 +667,15 @@ def party(folder):
 
 
 def test_a_party_keeps_a_ledger_that_survives_it_and_stops_it(tmp_path):
-    party(tmp_path).spend(0)
-    party(tmp_path).spend(1)
-    party(tmp_path).spend(1)  # answered again: the same noise, and nothing more spent
+    party(tmp_path).spend(0, "train")
+    party(tmp_path).spend(1, "train")
+    party(tmp_path).spend(1, "train")  # answered again: the same noise, and nothing more spent
     ledger = party(tmp_path).spent
     assert [entry["round"] for entry in ledger] == [1, 2]
     assert 0 < ledger[0]["epsilon"] < ledger[1]["epsilon"] < 3
-    party(tmp_path).spend(2)
+    party(tmp_path).spend(2, "train")
     with pytest.raises(FedVLError, match="Round 4 would take epsilon"):
-        party(tmp_path).spend(3)
+        party(tmp_path).spend(3, "train")
     assert len(party(tmp_path).spent) == 3
     (tmp_path / "salt").unlink()  # with another secret the same round is other noise, and spends again
     assert party(tmp_path).cost(0) is not None

@@ -179,8 +179,8 @@ class Client:
         party = self.party(header)
         if party.sums is not None:
             party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
-        if header.kind == "train" and (cost := party.cost(header.round)):
-            policy.check_budget(self.log.entries("budget"), party.engine.privacy.unit, *cost)
+        if header.kind in ("train", "report") and (cost := party.cost(header.round, header.kind)):
+            policy.check_budget(self.log.entries("budget"), *cost)
         return party
 
     def party(self, header: Header) -> Party:

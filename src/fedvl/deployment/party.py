@@ -10,9 +10,10 @@ could draw the same otherwise.
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -31,16 +32,25 @@ from fedvl.deployment.messages import (
 )
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
 from fedvl.errors import FedVLError
-from fedvl.federation.accounting import Step
+from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget, stop_before
 from fedvl.federation.stacks import Trained
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
 
-BUDGET = ("round", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma")  # of an entry of the log
+BUDGET = ("round", "of", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma")  # of an entry of the log
 ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
+
+
+class Cost(NamedTuple):
+    """What an answer spends of the privacy of a client or its records: steps of noise of its own."""
+
+    unit: str
+    step: Step
+    steps: int
+    account: Account
 
 
 class Party:
@@ -166,12 +176,13 @@ class Party:
             self.engine.adopt({self.number: received})
             return request.model_copy(update={"state": self._keep(request.round)}), None
         if request.kind == "report":
+            self.spend(request.round, "report")
             reports, refusals = self.engine.reports(request.round, received)
             if not reports:
                 problem = "".join(refusal.reason for refusal in refusals)
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
             return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
-        self.spend(request.round)
+        self.spend(request.round, "train")
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None
@@ -184,7 +195,7 @@ class Party:
 
     @property
     def spent(self) -> list[dict[str, Any]]:
-        """Return the client's budget after each round that it trained in this run."""
+        """Return the client's budget after each noisy release in this run."""
         mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
         return [{name: entry[name] for name in BUDGET if name in entry} for entry in mine]
 
@@ -193,24 +204,31 @@ class Party:
         """The noise that this client adds itself: to its steps, or a share of that of a sum."""
         return self.engine.hidden or self.engine.shared_noise
 
-    def cost(self, round_index: int) -> tuple[Step, int] | None:
-        """Return the steps with noise of a round; None if it spends nothing more."""
-        noise, images = self.noise, self.engine.sizes[self.number]
-        if noise is None or not images or any(entry["round"] == round_index + 1 for entry in self.spent):
+    def cost(self, round_index: int, kind: str = "train") -> Cost | None:
+        """Return what an update or a report spends; None if it spends nothing more."""
+        noise, records = self.noise, self.engine.sizes[self.number]
+        if noise is None or not records or (round_index + 1, kind) in [(e["round"], e["of"]) for e in self.spent]:
             return None
-        if isinstance(noise, ClientPrivacy):
-            return Step(noise.rate, noise.sigma), 1
-        return noise.steps(images, noise.rounds)
+        if isinstance(noise, RecordPrivacy):
+            return Cost("record", *noise.steps(records, noise.rounds), "pld") if kind == "train" else None
+        step = noise.step_of(kind)
+        return Cost("client", step, 1, noise.account) if step else None
 
-    def spend(self, round_index: int) -> None:
-        """Write down what a round spends before it is trained; refuse one too many of its run."""
-        noise, cost = self.noise, self.cost(round_index)
+    def spend(self, round_index: int, kind: str) -> None:
+        """Write down what an answer spends before it is made; refuse one too many of its run."""
+        noise, cost = self.noise, self.cost(round_index, kind)
         if noise is None or cost is None:
             return
-        spent = noise.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
-        (rate, sigma), steps = cost
-        told = {"run": self.folder.name, "round": round_index + 1, "draws": self.draws}
-        self.log.append("budget", **told, **{**spent, "rate": rate, "sigma": sigma, "steps": steps})
+        if isinstance(noise, RecordPrivacy):
+            spent = noise.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
+        else:
+            steps = Counter([cost.step, *(Step(entry["rate"], entry["sigma"]) for entry in self.spent)])
+            epsilon = epsilon_of(steps, noise.config.delta, noise.account)
+            stop_before(epsilon, noise.config.epsilon, round_index + 1)
+            spent = budget("client", epsilon, noise.config.delta, "every client in every round")
+        told = {"run": self.folder.name, "round": round_index + 1, "of": kind, "draws": self.draws, **spent}
+        (rate, sigma) = cost.step
+        self.log.append("budget", **told, rate=rate, sigma=sigma, steps=cost.steps, account=cost.account)
 
     # --- what may be asked
 

@@ -24,7 +24,7 @@ from fedvl.deployment.audit_log import Log
 from fedvl.deployment.extras import need
 from fedvl.deployment.files import experiment_id, refuse_method_file
 from fedvl.errors import FedVLError
-from fedvl.federation.accounting import Step, epsilon_of
+from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.files import write_whole
 from fedvl.methods.base import Method
 from fedvl.methods.parts.synthetic import PIPELINE
@@ -130,18 +130,21 @@ class Policy(Section):
         if not (begin <= moment < end if begin < end else moment >= begin or moment < end):
             raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
 
-    def check_budget(self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int) -> None:
+    def check_budget(
+        self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int, account: Account = "pld"
+    ) -> None:
         """Refuse steps that take the sum over all runs above the ceiling, for image or client."""
         if self.epsilon is None:
             return
         steps = {"record": Counter[Step](), "client": Counter[Step]()}
         for entry in spent:
             steps[entry["unit"]][Step(entry["rate"], entry["sigma"])] += entry["steps"]
+            account = "rdp" if entry.get("account") == "rdp" else account  # which bounds both kinds of noise
         steps[unit][step] += count
         if steps["record"]:  # one image can turn a clipped update around, by twice the clip
             steps["record"] += Counter({Step(rate, sigma / 2): n for (rate, sigma), n in steps["client"].items()})
         for whose, taken in steps.items():
-            total = epsilon_of(taken, self.delta)
+            total = epsilon_of(taken, self.delta, account)
             if total > self.epsilon:
                 raise refused(
                     "epsilon",

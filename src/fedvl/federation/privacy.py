@@ -139,10 +139,12 @@ class ClientPrivacy:
     @cached_property
     def sigma(self) -> float:
         """The noise multiplier of a round's sum, so that all rounds together spend epsilon."""
-        return least_sigma(self.config.epsilon, self.config.delta, lambda sigma: Counter(self._plan(sigma)), self._by)
+        return least_sigma(
+            self.config.epsilon, self.config.delta, lambda sigma: Counter(self._plan(sigma)), self.account
+        )
 
     @property
-    def _by(self) -> Account:
+    def account(self) -> Account:
         """The accountant: Rényi divergences bound discrete noise as they do Gaussian noise."""
         return "rdp" if self.counts else "pld"
 
@@ -168,7 +170,7 @@ class ClientPrivacy:
         if self.counts and len(records) in self.counts.due:
             told["counts"] = self.counts.step(self._of_counts(self.sigma)).sigma
         spent = self._spent([*(record["privacy"] for record in records), told])
-        epsilon = epsilon_of(Counter(spent), self.config.delta, self._by)
+        epsilon = epsilon_of(Counter(spent), self.config.delta, self.account)
         stop_before(epsilon, self.config.epsilon, len(records) + 1)
         sampling = "every client in every round"
         if self.rate < 1:
@@ -181,6 +183,12 @@ class ClientPrivacy:
                 yield Step(spent["rate"], spent["sigma"])
             if "counts" in spent:
                 yield Step(1.0, spent["counts"])
+
+    def step_of(self, kind: str) -> Step | None:
+        """Return the noisy release of an update ("train") or report; None where clients send none."""
+        if kind == "report":
+            return self.counts.step(self._of_counts(self.sigma)) if self.counts else None
+        return None if self.counts and self.counts.alone else Step(self.rate, self.sigma)
 
     def hide_counts(self, round_index: int, total: Tensors, in_shares: bool) -> Tensors:
         """Return the denoised sum of reports, to which the server adds noise if clients did not."""
