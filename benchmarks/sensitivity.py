@@ -11,7 +11,7 @@ import argparse
 import torch
 
 from fedvl.methods import method_names
-from tests.helpers.sensitivity import CHANGES, ROUNDING, UNITS, Unit, refusal, sensitivity, settings_of
+from tests.helpers.sensitivity import CHANGES, MOST, UNITS, Unit, refusal, sensitivity, settings_of
 
 
 def row(method: str, unit: Unit, refusals: list[str]) -> str:
@@ -27,7 +27,7 @@ def row(method: str, unit: Unit, refusals: list[str]) -> str:
         accepted[setting.protocol + " (several datasets)" * setting.several] = None
     if not count:
         return f"| {method} | {unit} | refused | | | |"
-    holds = "yes" if largest <= 1 + ROUNDING and not uncovered else "NO"
+    holds = "yes" if largest <= MOST and not uncovered else "NO"
     return f"| {method} | {unit} | {', '.join(accepted)} | {count} | {largest:.6f} | {holds} |"
 
 

@@ -45,6 +45,7 @@ CLASSES, ROUNDS = 8, 2
 PATIENT = 3  # images of one patient
 TARGET = "target"  # the domain that leave-one-domain-out gives to no client
 KEPT = {"shots": 10**9, "missing": "both:0"}  # in place of what presets draw among all images of a simulation
+MOST = 1 + 1e-6  # clips that one unit may move a sum by
 ROUNDING = 5e-6  # of sums in 32 bits, which clients trained in one kernel may add in another order
 TRACES = 20  # times as much in a sum of so many images
 CLIP = 1e-3  # shorter than gradients and updates are, so that all are cut to it
