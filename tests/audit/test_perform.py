@@ -116,6 +116,16 @@ def test_a_limit_of_an_attack_that_gave_no_value_is_not_kept():
         check_measured(found, {"class-names": 0.1})
 
 
+def test_a_measured_epsilon_has_a_limit_too():
+    found = {"findings": [], "unmeasured": [], "epsilon": {"bound": 1.5}}
+    limits = parse_limits(["empirical-epsilon=1.2"])
+    check_measured(found, limits)
+    assert exceeded(found, limits) == ["empirical-epsilon is at least 1.5, above 1.2."]
+    assert exceeded(found, {"empirical-epsilon": 1.5}) == []
+    with pytest.raises(FedVLError, match="empirical-epsilon cannot be checked"):
+        check_measured({**found, "epsilon": None}, limits)
+
+
 @pytest.mark.parametrize("text", ["membership", "membership=", "membership=high", "membership=nan", "leak=0.5", ""])
 def test_a_limit_that_is_none_is_refused(text):
     with pytest.raises(FedVLError, match="--fail-above takes ATTACK=VALUE"):

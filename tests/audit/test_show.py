@@ -59,6 +59,14 @@ def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
     assert not re.search(r"(src|href)=[\"']?https?:", page)
 
 
+@pytest.mark.parametrize("violated", [False, True])
+def test_the_measured_epsilon_stands_beside_the_claimed_one(tmp_path, violated):
+    found = {**made_up_audit(), "epsilon": {"sentence": "Claimed: 3. Measured: at least 4.", "violated": violated}}
+    page = write_audit(found, tmp_path / "audit.html").read_text(encoding="utf-8")
+    assert f'<p id="epsilon" class="{"loss" if violated else ""}">Claimed: 3. Measured: at least 4.</p>' in page
+    assert "Claimed: 3. Measured: at least 4." in printed(found)
+
+
 def test_a_budget_and_remedies_are_shown_once_there_are_any(tmp_path):
     found = {**made_up_audit(), "remedies": ["Secure sums of 3 clients."], "budget": "epsilon 3 of 8"}
     page = write_audit(found, tmp_path / "audit.html").read_text(encoding="utf-8")

@@ -69,3 +69,4 @@ def test_what_is_recommended_follows_from_who_learns_and_what_is_on(view, settin
     assert any(sentence.startswith(says) for sentence in found)
     assert recommend([], ["gist"], experiment)[0].startswith("Do not rely on this audit for gist")
     assert recommend([], [], experiment)[0].startswith("No attack showed a leak")
+    assert recommend([], [], experiment, {"violated": True})[0].startswith("Stop: the measured epsilon exceeds")

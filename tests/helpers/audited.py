@@ -43,6 +43,7 @@ def prepared_of(
     clients: int = CLIENTS,
     skew: float = 0.3,
     federation: dict[str, Any] | None = None,
+    seed: int = 0,
     **settings: Any,
 ) -> Prepared:
     """A run of clients with unequal classes, before its first round."""
@@ -58,6 +59,7 @@ def prepared_of(
     counts = np.stack([np.bincount(part.labels, minlength=CLASSES) for part in parts])
     made = kind(kind.options_type(), task)
     experiment = Experiment(
+        seed=seed,
         method=MethodConfig(name=str(method)),
         data=DataConfig(clients=clients),
         training=TrainingConfig(**{"learning_rate": 0.002, "batch_size": 50, **settings}),

@@ -228,7 +228,7 @@ def shadows_of(evidence: Evidence, client: int | None, half: str = "trial") -> l
     key = ("shadows", client, half)
     if key not in evidence.kept:
         rows = list(shadow_rows(evidence, half))
-        seen = imitate(evidence, evidence.own, rows, began_of(evidence, client), as_run=True)
+        seen = imitate(evidence, evidence.own, rows, began_of(evidence, client), noise="run")
         evidence.kept[key] = [Shadow(own, each) for own, each in zip(rows, seen, strict=True)]
     found: list[Shadow] = evidence.kept[key]
     return found

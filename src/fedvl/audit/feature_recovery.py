@@ -202,7 +202,7 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
         everything = torch.cat([evidence.rows(client) for client in evidence.clients])
         rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
         began = began_of(evidence, None)[: source.round_index + 1]
-        found = imitate(evidence, evidence.training.samples, torch.split(rows, 1), began, as_run=True)
+        found = imitate(evidence, evidence.training.samples, torch.split(rows, 1), began, noise="run")
         evidence.kept["singles"] = rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
     singles: tuple[Tensor, list[Tensor]] = evidence.kept["singles"]
     return singles

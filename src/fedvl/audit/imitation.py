@@ -1,6 +1,7 @@
 """Imitate clients: compute, with the method's own code, what a client of given images would send."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.checks import sum_of_reports
 from fedvl.federation.chunks import LABELS
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.privacy import RecordPrivacy
 from fedvl.federation.training import LEAST_CHUNK
 from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
@@ -29,10 +31,18 @@ ONE_STEP = TrainingConfig(
 )
 
 
+class Noiseless(RecordPrivacy):
+    """Gradients are cut, and no noise is added."""
+
+    def sigma(self, images: int, rounds: int) -> float:
+        return 0.0
+
+
 class CannotImitateError(FedVLError):
     """The method's code fails for a client of these images."""
 
 
+Noise = Literal["none", "run", "cut"]
 Began = tuple[int, Tensors]  # a round, and the tensors that it begins with
 
 
@@ -60,25 +70,28 @@ def imitate(
     rows: Iterable[Tensor],
     began: Sequence[Began],
     training: TrainingConfig | None = None,
-    as_run: bool = False,
+    noise: Noise = "none",
     every_image: bool = False,
 ) -> Iterator[list[Seen]]:
     """Yield what a server would see of each imitated client in each of these rounds.
 
-    A client keeps its private tensors from one round to the next. ``as_run``: with the run's own noise
-    on its images. ``every_image``: it trains on all images, also where a consultation would choose some.
+    A client keeps its private tensors from one round to the next. ``noise``: none, as in the run on its
+    images, or gradients are cut as in the run without noise. ``every_image``: it trains on all images,
+    also where a consultation would choose some.
     """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
     most = (federation.chunk or LEAST_CHUNK) if evidence.slow else AT_ONCE
     chunk = max(1, min(most, STACKED // max(count_elements(began[0][1]), 1)))
-    privacy = evidence.experiment.privacy if as_run else None
+    privacy = None if noise == "none" else evidence.experiment.privacy
     settings = federation.model_copy(update={"chunk": chunk, "attack": None, "secure_sum": False})
     for first in range(0, len(all_rows), chunk):
         some = all_rows[first : first + chunk]
         engine = LocalEngine(
             method, samples, some, training or evidence.experiment.training, settings, SEED + first, privacy
         )
+        if engine.hidden is not None and noise == "cut":
+            engine.hidden = Noiseless(engine.hidden.config, engine.training, federation.rounds)
         found: list[list[Seen]] = [[] for _ in some]
         for index, before in began:
             handed = before

@@ -154,7 +154,7 @@ def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
     for number, kind in enumerate(KINDS):
         rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]
         began = began_of(evidence, None)[:1]
-        for (seen,) in imitate(evidence, left_out(evidence, outside, kind), rows, began, as_run=True):
+        for (seen,) in imitate(evidence, left_out(evidence, outside, kind), rows, began, noise="run"):
             hits += int(kinds.shares(seen.change).argmax()) == number
     planted = PLANTED * len(KINDS)
     sentence = (

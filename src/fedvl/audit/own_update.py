@@ -100,7 +100,7 @@ def in_sum(evidence: Evidence, sent: Message, others: int) -> Evidence:
     reserve, own = evidence.own.take(places[cut:]), evidence.own.take(places[:cut])
     size, generator = len(evidence.rows(sent.client)), torch_generator(0, "others of a sum")
     rows = [draw_rows(torch.arange(len(reserve)), size, generator) for _ in range(others)]
-    imitated = imitate(evidence, reserve, rows, [(sent.round_index, sent.before)], as_run=True)
+    imitated = imitate(evidence, reserve, rows, [(sent.round_index, sent.before)], noise="run")
     total = sum_of([Shadow(rows[0], each) for each in ([seen_in(sent)], *imitated)]).seen[0]
     after = {name: sent.before[name] + change for name, change in total.change.items()}
     report = {name.removeprefix(REPORTED): tensor for name, tensor in total.beside.items() if name.startswith(REPORTED)}

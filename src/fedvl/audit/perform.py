@@ -16,6 +16,8 @@ from fedvl.audit import (
     missing_modality,
     picture,
 )
+from fedvl.audit.canaries import NAME as EPSILON
+from fedvl.audit.canaries import empirical_epsilon
 from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import Evidence, gather
 from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
@@ -65,6 +67,11 @@ def audit(
     if trained is not None:
         evidence.answering = placed(trained, evidence.own.labels.device)
     found = make_attacks(evidence, display)
+    epsilon = None
+    try:
+        epsilon = empirical_epsilon(evidence)
+    except CannotImitateError as error:
+        found.append(Unmeasured(EPSILON, SERVER, str(error)))
     findings = [each.as_json() for each in found if isinstance(each, Finding)]
     leaving = leaves(evidence, findings)
     return {
@@ -84,7 +91,7 @@ def audit(
         "attackers_images": len(evidence.own),
         "headline": headline(findings) if evidence.messages else "",
         "risks": by_risk(findings) if evidence.messages else [],
-        "recommendations": recommend(findings, unexamined(leaving), experiment) if evidence.messages else [],
+        "recommendations": recommend(findings, unexamined(leaving), experiment, epsilon) if evidence.messages else [],
         "leaves": leaving,
         "stays": stays(evidence),
         "findings": findings,
@@ -92,7 +99,7 @@ def audit(
         "known_seed": known_seed(evidence),
         "remedies": remedies(evidence.experiment),
         "budget": budget(evidence.experiment),
-        "epsilon": None,
+        "epsilon": epsilon,
         "not_claimed": list(NOT_CLAIMED),
         "seconds": time.perf_counter() - began,
     }
@@ -210,16 +217,20 @@ def first_private(evidence: Evidence, seed: int) -> Tensors:
 
 def exceeded(found: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
     """Return a sentence for each value that is above its limit."""
-    return [
+    above = [
         f"{each['name']} from the view of {each['view']} is {each['value']:.3g}, above {limits[each['name']]:g}."
         for each in found["findings"]
         if each["value"] > limits.get(each["name"], float("inf"))
     ]
+    epsilon = found.get("epsilon")
+    if epsilon and epsilon["bound"] > limits.get(EPSILON, float("inf")):
+        above.append(f"{EPSILON} is at least {epsilon['bound']:.3g}, above {limits[EPSILON]:g}.")
+    return above
 
 
 def check_measured(found: Mapping[str, Any], limits: Mapping[str, float]) -> None:
     """Raise if an attack that has a limit gave no value: it would pass without being measured."""
-    measured = {each["name"] for each in found["findings"]}
+    measured = {each["name"] for each in found["findings"]} | ({EPSILON} if found.get("epsilon") else set())
     for name in limits:
         if name not in measured:
             reasons = [each["sentence"] for each in found["unmeasured"] if each["name"] == name]
@@ -236,8 +247,9 @@ def parse_limits(given: list[str]) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             limits[name] = float("nan")
-        if name not in NAMES or limits[name] != limits[name]:
+        if name not in (*NAMES, EPSILON) or limits[name] != limits[name]:
             raise FedVLError(
-                f"--fail-above takes ATTACK=VALUE, for example membership=0.6, not '{text}'; attacks are {', '.join(NAMES)}."
+                f"--fail-above takes ATTACK=VALUE, for example membership=0.6, not '{text}'; attacks are "
+                f"{', '.join((*NAMES, EPSILON))}."
             )
     return limits

@@ -52,6 +52,8 @@ def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
     said = [
         Text(f"  {each['view']}, {each['name']}: {each['sentence']} {each['conclusion']}") for each in found["findings"]
     ]
+    if found["epsilon"]:
+        said.append(Text(f"  {found['epsilon']['sentence']}", style="bold red" if found["epsilon"]["violated"] else ""))
     seed = [Text(f"  The seed: {found['known_seed']}")] if found["known_seed"] else []
     advice = [Text(f"  {each}") for each in found["recommendations"]]
     parts = [Text("\nBold: shown. In words:\n"), *said, *seed, Text("\nNot made:\n"), *untried]
@@ -180,7 +182,9 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
             "name": view,
             "findings": [described(each) for each in found["findings"] if each["view"] == view],
             "unmeasured": [
-                (TITLES[each["name"]], each["sentence"]) for each in found["unmeasured"] if each["view"] == view
+                (TITLES.get(each["name"], each["name"]), each["sentence"])
+                for each in found["unmeasured"]
+                if each["view"] == view
             ],
         }
         for view in VIEWS

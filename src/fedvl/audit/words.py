@@ -13,7 +13,6 @@ RISKS = {
     "feature-recovery": SINGLING_OUT,
     "one-image-recovery": SINGLING_OUT,
     "picture": SINGLING_OUT,
-    "empirical-epsilon": SINGLING_OUT,
     "feature-linking": LINKABILITY,
     "one-image-linking": LINKABILITY,
     "picture-linking": LINKABILITY,
@@ -83,7 +82,12 @@ def by_risk(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return found
 
 
-def recommend(findings: Sequence[Mapping[str, Any]], unexamined: Sequence[str], experiment: Experiment) -> list[str]:
+def recommend(
+    findings: Sequence[Mapping[str, Any]],
+    unexamined: Sequence[str],
+    experiment: Experiment,
+    epsilon: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Say what to do."""
     shown = {each["view"] for each in findings if each["leaks"]}
     summed, noise, found = experiment.federation.secure_sum, experiment.privacy.unit != "none", []
@@ -105,7 +109,7 @@ def recommend(findings: Sequence[Mapping[str, Any]], unexamined: Sequence[str], 
         )
     if SERVER in shown and noise and not summed and experiment.privacy.unit == "record":
         found.append("Combine record-level noise with secure aggregation: noise on images does not hide class shares.")
-    if any(each["name"] == "empirical-epsilon" and each["leaks"] for each in findings):
+    if epsilon and epsilon["violated"]:
         found.insert(
             0, "Stop: the measured epsilon exceeds the claimed one, so that the privacy guarantee does not hold."
         )
