@@ -1,8 +1,8 @@
 """Canaries for one-run auditing: images, or clients, that are in a run by the toss of a coin.
 
-At record level canaries are images with wrong labels that some clients train on; the auditor looks for
-what each does to its client's messages. At client level they are updates of full norm, each in a random
-direction; the auditor looks for them in the model that everybody sees.
+At record level canaries are images with wrong labels that some clients train on; the auditor looks
+for what each does to its client's messages. At client level they are updates of full norm, each in
+a random direction; the auditor looks for them in the model that everybody sees.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +50,9 @@ class Tossed(NamedTuple):
 
 
 def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
-    """Return the claimed epsilon and a lower bound of the true one; None if there is no noise to check."""
+    """Return the claimed epsilon and a lower bound of the true one; None if there is no noise to
+    check.
+    """
     privacy = evidence.experiment.privacy
     if privacy.unit == "none" or not evidence.messages:
         return None
@@ -168,7 +170,9 @@ def mislabelled(evidence: Evidence, samples: Samples) -> Samples:
 def effects_of(
     evidence: Evidence, samples: Samples, planted: Sequence[Planted], began: Sequence[Began]
 ) -> Iterator[list[Tensor]]:
-    """Yield by client, and by round, what a step does without a canary (first) and what each canary changes of it."""
+    """Yield by client, and by round, what a step does without a canary (first) and what each canary
+    changes of it.
+    """
     rows = [
         own
         for each in planted
@@ -184,7 +188,9 @@ def effects_of(
 
 
 def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
-    """Return how much of each canary is in a change, by least squares, and how precisely that is known."""
+    """Return how much of each canary is in a change, by least squares, and how precisely that is
+    known.
+    """
     gram = effects @ effects.T
     usual = float(gram.diagonal()[1:].mean())
     inverse = torch.linalg.inv(gram + (RIDGE * usual + 1e-30) * torch.eye(len(gram), dtype=gram.dtype))

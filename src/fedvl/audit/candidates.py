@@ -1,7 +1,7 @@
-"""Candidates of membership, what each of them does to a message, and imitated clients that hold some.
+"""Candidates of membership, what each does to a message, and imitated clients that hold some.
 
-A candidate's signature is what a client sends that has this image alone, or beside a few others less
-what it sends without it. Imitated clients are drawn from the attacker's own images.
+A candidate's signature is what a client sends that has this image alone, or beside a few others
+less what it sends without it. Imitated clients are drawn from the attacker's own images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,9 @@ class Candidates(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of an item that candidates are compared in: all of it, or some rows and columns of a large one."""
+    """The part of an item that candidates are compared in: all of it, or some rows and columns of a
+    large one.
+    """
 
     shape: tuple[int, int]
     rows: Tensor
@@ -107,7 +109,9 @@ def collect(evidence: Evidence) -> Candidates:
 
 
 def own_halves(evidence: Evidence) -> tuple[slice, slice]:
-    """Return which of the attacker's images clients are imitated of, and which ones are compared with."""
+    """Return which of the attacker's images clients are imitated of, and which ones are compared
+    with.
+    """
     return slice(0, len(evidence.own) // 2), slice(len(evidence.own) // 2, len(evidence.own))
 
 
@@ -134,7 +138,9 @@ def tailored(evidence: Evidence, seen: Seen) -> int | None:
 
 
 def signatures_of(evidence: Evidence, client: int | None, index: int) -> dict[tuple[str, str], Signature]:
-    """Return the signatures of all candidates in one round, by item and by kind: alone or beside others."""
+    """Return the signatures of all candidates in one round, by item and by kind: alone or beside
+    others.
+    """
     key = ("signatures", client)
     if key not in evidence.kept:
         evidence.kept[key] = replay(evidence, client)
@@ -204,7 +210,9 @@ class Stacks:
                 self.found.setdefault(name, []).append(matrix[part.rows][:, part.columns])
 
     def finish(self, with_base: bool) -> dict[str, Signature]:
-        """Return the signatures of items that all candidates have in one shape; the base comes last."""
+        """Return the signatures of items that all candidates have in one shape; the base comes
+        last.
+        """
         found = {}
         for name, matrices in self.found.items():
             if len(matrices) >= self.count:
@@ -224,7 +232,9 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 
 def shadows_of(evidence: Evidence, client: int | None, half: str = "trial") -> list[Shadow]:
-    """Return imitated clients as large as the audited ones, in every round, of one half of the attacker's images."""
+    """Return imitated clients as large as the audited ones, in every round, of one half of the
+    attacker's images.
+    """
     key = ("shadows", client, half)
     if key not in evidence.kept:
         rows = list(shadow_rows(evidence, half))

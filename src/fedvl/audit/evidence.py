@@ -1,7 +1,8 @@
 """What an attacker has: the messages of the first rounds of a run, and images of its own.
 
 The rounds are those of ``fedvl run``: one preparation, one engine, one federation. Beside the
-evidence lies the truth (the clients' rows and labels), which attacks read only to measure themselves.
+evidence lies the truth (the clients' rows and labels), which attacks read only to measure
+themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -167,7 +168,9 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
 
 
 def only_first(federation: Federation, rounds: int) -> Any:
-    """Return the settings of the first rounds; a mean of single steps is taken of the updates of each client."""
+    """Return the settings of the first rounds; a mean of single steps is taken of the updates of
+    each client.
+    """
     config = federation.config
     return config.model_copy(update={"rounds": min(rounds, config.rounds), "one_step": False})
 

@@ -1,7 +1,8 @@
-"""The lower bound of epsilon from one run (Steinke, Nasr and Jagielski, 2023, "Privacy auditing with one (1) training run").
+"""The lower bound of epsilon from one training run (Steinke, Nasr and Jagielski, 2023).
 
-Each of m canaries is included by a fair coin. The auditor guesses some of the coins from the output and
-abstains from the rest. If the mechanism is (epsilon, delta)-private, it seldom guesses many right.
+Each of m canaries is included by a fair coin. The auditor guesses some of the coins from the output
+and abstains from the rest. If the mechanism is (epsilon, delta)-private, it seldom guesses many
+right.
 """
 
 import math
@@ -27,10 +28,11 @@ class Bound(NamedTuple):
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return how likely so many guesses are right if the mechanism is private (theorem 5.2 of the paper).
+    """Return how likely so many guesses are right if the mechanism is private (theorem 5.2 of the
+    paper).
 
-    At most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) is the chance that at least v of the
-    guesses are right if each is with e^epsilon / (e^epsilon + 1).
+    At most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) is the chance that at least v
+    of the guesses are right if each is with e^epsilon / (e^epsilon + 1).
     """
     from scipy.special import bdtrc
 

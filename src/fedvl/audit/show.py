@@ -1,4 +1,4 @@
-"""Show an audit: a table with a sentence for each attack, and a page for a data protection officer."""
+"""Show an audit: a table with a sentence for each attack, and a page for a privacy officer."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -44,7 +44,9 @@ DECIBELS = 40.0  # at the end of a strip of decibels
 
 
 def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the terminal's parts: the headline, the values, a sentence for each, and what was not examined."""
+    """Return the terminal's parts: the headline, the values, a sentence for each, and what was not
+    examined.
+    """
     title = Text(f"\nAudit of {found['method']} on {found['dataset']}, {found['model']}: {setting(found)}\n")
     untried = not_made(found["unmeasured"], lambda each: f"{each['view']}, {each['name']}")
     if not found["findings"]:
@@ -154,7 +156,9 @@ def figure(each: Mapping[str, Any]) -> str:
 
 
 def interval(each: Mapping[str, Any]) -> str:
-    """Return the interval; limits that would look equal, or equal to the chance level, get more digits."""
+    """Return the interval; limits that would look equal, or equal to the chance level, get more
+    digits.
+    """
     unit = " dB" if each["unit"] == " dB" else ""
     low, high = (written(value, each["unit"]).removesuffix(unit) for value in each["interval"])
     if each["leaks"] and low == written(each["chance"], each["unit"]):

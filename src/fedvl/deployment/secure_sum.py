@@ -10,7 +10,8 @@
 A client signs one list in an attempt and reveals once a round, so it never opens both kinds of
 share of one client. The masks are bound to the SHA-256 of everything the clients must have in
 common: the received tensors, settings, round, roster and keys. If two clients received different
-inputs, their masks do not cancel. ``masking.py`` has the arithmetic, ``sum_server.py`` the server's side.
+inputs, their masks do not cancel. ``masking.py`` has the arithmetic, ``sum_server.py`` the server's
+side.
 """
 
 import hashlib
