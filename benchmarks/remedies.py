@@ -109,7 +109,7 @@ def attacked(settings: Settings, slow: bool, opener: Opener) -> dict[str, Any]:
     for kind, names in ATTACKS.items():
         own = [each for each in seen if each["name"] in names]
         best = max(own, key=lambda each: float(each["value"]), default=None)
-        figures[kind] = best and {key: best[key] for key in ("name", "value", "interval", "guess")}
+        figures[kind] = best and {key: best[key] for key in ("name", "value", "interval", "chance")}
     return figures
 
 
@@ -129,7 +129,7 @@ def shown(found: Mapping[str, Any] | None) -> str:
         return "-"
     low, high = found["interval"]
     text = f"{found['value']:.2f} ({low:.2f} to {high:.2f})"
-    return f"**{text}**" if low > found["guess"] else text
+    return f"**{text}**" if low > found["chance"] else text
 
 
 def row(method: str, remedy: int, found: Mapping[str, Any], clean: float | None) -> str:

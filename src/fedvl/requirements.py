@@ -77,7 +77,7 @@ def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
 
 
 def of_sums(name: str) -> str:
-    """Return what a server that learns sums alone can use: the method's own form of sums, or others."""
+    """Return what a server that learns sums can use: the method's own form of sums, or others."""
     option = {"fed-mp": "merging=summed", "fed-prime": "matching=client", "fed-inter": "matching=client"}.get(name)
     return f"--set method.{option}" if option else "a method that is averaged, such as linear, fst-cbdg or cachefl"
 
@@ -293,7 +293,7 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
     reports = consultation is not None and consultation.report_shapes
     if reports and getattr(consultation, "sensitivity", None) is None:  # a method in a file may not say it
         raise FedVLError(
-            f"Clients of method '{name}' report numbers of any size before a round, which noise does not cover; use "
+            f"Clients of method '{name}' report class counts before a round, which noise does not cover; use "
             "--set method.counts=shares, or let each choose its labels alone, with --set method.selection=fpl."
         )
     if experiment.data.labels == "cps":

@@ -16,6 +16,7 @@ from fedvl.audit.finding import (
     mean_of,
     mean_of_few,
     of_100,
+    of_correlation,
     share_of,
 )
 
@@ -89,3 +90,9 @@ def test_a_mean_over_few_clients_has_students_interval():
 def test_a_share_of_100_is_rounded_as_its_value_is():
     assert f"{0.975:.2f}" == "0.97"  # as a binary fraction it is below
     assert [of_100(share) for share in (0.975, 0.0, 1.0, 0.126)] == ["97", "0", "100", "13"]
+
+
+def test_a_correlation_over_clients_has_fishers_interval():
+    # atanh(0.5) = 0.5493, +- 1.96 / sqrt(9)
+    assert of_correlation(0.5, 12) == pytest.approx((-0.1039, 0.8339), abs=1e-3)
+    assert of_correlation(0.9, 3) == (-1.0, 1.0)

@@ -11,7 +11,7 @@ from helpers.small import RAGGED, small_federation, small_method
 from fedvl.audit.finding import SERVER, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.messages import Message, Round, Seen
-from fedvl.audit.missing_modality import Kinds, attack, of_correlation, shares_of
+from fedvl.audit.missing_modality import Kinds, attack, shares_of
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles, Shared
 from fedvl.preparation import Training
@@ -85,12 +85,6 @@ def test_clients_are_told_apart_by_the_prompts_of_what_they_lack():
 
 def test_images_alone_have_no_modality_to_miss():
     assert all(isinstance(each, Unmeasured) for each in attack(evidence_of(rounds=1)))
-
-
-def test_a_correlation_over_clients_has_fishers_interval():
-    # atanh(0.5) = 0.5493, +- 1.96 / sqrt(9)
-    assert of_correlation(0.5, 12) == pytest.approx((-0.1039, 0.8339), abs=1e-3)
-    assert of_correlation(0.9, 3) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("shares", [(1.0, 0.0, 0.0), (0.2, 0.3, 0.5)])

@@ -62,6 +62,35 @@ def test_class_lists_of_several_datasets_do_not_stop_an_audit():
     assert {"label-histogram", "membership"} <= {each["name"] for each in found["findings"]}
 
 
+RAW = """
+from fedvl.methods.linear import Linear
+from fedvl.methods.roles import Sent
+
+
+class Raw(Linear):
+    def roles(self):
+        return {"gist": Sent(lambda tensors, samples: samples.inputs["features"], (None, 256))}
+"""
+
+
+def test_raw_features_in_a_sent_tensor_are_found_and_fail_a_limit(tmp_path):
+    """They are as wide as a text embedding too, so that names are sought in them."""
+    path = tmp_path / "raw.py"
+    path.write_text(RAW)
+    found = audited(str(path))
+    server = {each["name"]: each for each in found["findings"] if each["view"] == "the server"}
+    assert server["membership-replay"]["value"] == 1.0
+    assert server["feature-recovery"]["value"] == pytest.approx(1.0, abs=1e-3)
+    assert exceeded(found, {"feature-recovery": 0.1})
+    (gist,) = (row for row in found["leaves"] if row["name"] == "gist")
+    assert set(gist["examined"]) >= {"membership-replay", "feature-recovery", "class-names"}
+    (decoded,) = (each for each in found["unmeasured"] if each["name"] == "class-names-by-seed")
+    assert "made of images, not of labels and the seed alone" in decoded["sentence"]
+    assert found["headline"].startswith(
+        "With these messages the server could pick the training image out of two in 100 of"
+    )
+
+
 @pytest.mark.parametrize("method, reason", [("zero-shot", "no client sends anything"), ("centralised", "pooled")])
 def test_where_nothing_is_sent_every_attack_says_so(method, reason):
     found = audited(method)

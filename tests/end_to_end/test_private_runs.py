@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.small import RAGGED, run_quietly
+from PIL import Image
 from typer.testing import CliRunner
 
 import fedvl
@@ -50,6 +51,28 @@ def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling,
     again = fedvl.run(out=str(tmp_path / "again"), privacy=flag, **SMALL)
     assert RunFolder(tmp_path / "again").result["state_sha256"] == result["state_sha256"]
     assert again.accuracy == done.accuracy
+
+
+def test_a_budget_may_be_of_each_patient(tmp_path):
+    lines = ["path,label,split,patient"]
+    for index in range(24):
+        Image.new("RGB", (8, 8), (10 * index, 255 - 10 * index, 100)).save(tmp_path / f"{index}.png")
+        lines.append(f"{index}.png,{'cat' if index % 2 else 'dog'},{'test' if index > 19 else 'train'},p{index // 4}")
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    given = {**SMALL, "dataset": str(tmp_path), "clients": 2, "partition": "iid", "privacy": "record:eps=3"}
+    del given["shots"]
+    for unit, group in (
+        (None, "With --unit patient the budget is of each patient."),
+        ("patient", "of each patient; each patient in"),
+    ):
+        fedvl.run(out=str(tmp_path / f"by {unit}"), unit=unit, **given)
+        spent = json.loads((tmp_path / f"by {unit}" / "result.json").read_text())["privacy"]
+        assert spent["of"] == (unit or "image")
+        assert spent["group"]["column"] == "patient"
+        assert spent["group"]["largest"] == 4 if unit else 2 <= spent["group"]["largest"] <= 4
+        assert group in (tmp_path / f"by {unit}" / "report.html").read_text()
+    with pytest.raises(FedVLError, match="--unit patient is for record-level privacy"):
+        fedvl.run(unit="patient", **{**given, "privacy": "client:eps=3"})
 
 
 def test_a_run_without_privacy_says_nothing_of_it(tmp_path):

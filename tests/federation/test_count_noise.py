@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from fedvl.federation.count_noise import (
 )
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.stacks import Rows
-from fedvl.methods.parts.selection import WHOLE
+from fedvl.methods.parts.selection import RARE, WHOLE
 from fedvl.requirements import check_privacy
 from fedvl.settings import resolve_experiment
 
@@ -124,7 +125,8 @@ def test_counts_and_updates_share_one_budget():
     counts = CountNoise(WHOLE, 4, (0, 5), alone=False)
     hidden = ClientPrivacy(private(), 10, 100, 100, 0, counts=counts)
     assert 2 / hidden._of_counts(hidden.sigma) ** 2 == pytest.approx(SHARE * 10 / hidden.sigma**2)
-    spent, records = [], []
+    spent: list[float] = []
+    records: list[dict[str, Any]] = []
     for _ in range(10):
         records.append({"privacy": hidden.spend(records, [])})
         spent.append(records[-1]["privacy"]["epsilon"])
@@ -136,6 +138,12 @@ def test_counts_and_updates_share_one_budget():
     alone = math.sqrt(1 / (10 / hidden.sigma**2 + 2 / hidden._of_counts(hidden.sigma) ** 2))
     assert epsilon_of({Step(1.0, alone): 1}, 1e-5, "rdp") == pytest.approx(spent[-1])
     assert epsilon_of({Step(1.0, hidden.sigma): 10}, 1e-5, "rdp") < 0.95 * spent[-1]
+
+
+def test_an_epsilon_beyond_the_accountant_is_refused():
+    hidden = ClientPrivacy(private(1e-3), 10, 100, 100, 0, counts=CountNoise(WHOLE, 4, (0,), alone=False))
+    with pytest.raises(FedVLError, match=r"0\.001 at delta 1e-05 is too small"):
+        _ = hidden.sigma
 
 
 def test_in_sampled_rounds_counts_are_of_everybody():
@@ -192,24 +200,51 @@ def test_a_report_beyond_the_bound_is_refused():
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_server_learns_noisy_totals_alone(secure):
     """The totals without noise, less those of the run, are noise of the size that the account asks for."""
-    sums = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
+    sums: dict[str, Any] = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
     differences = []
     for seed in range(40):
         federation = small_federation(fedpp(), privacy=private(epsilon=100.0), rounds=1, **sums)
         federation.engine.private_seed = seed
+        assert isinstance(federation.privacy, ClientPrivacy)
         hidden = ClientPrivacy(private(epsilon=100.0), 1, CLIENTS, CLIENTS, seed, counts=federation.privacy.counts)
         federation.privacy = hidden
-        plain = sum(report.tensors["counts"] for report in federation.engine.reports(0, {})[0])
+        plain = torch.stack([report.tensors["counts"] for report in federation.engine.reports(0, {})[0]]).sum(0)
         reports, _ = federation.engine.report(0, {})
         total = reports[0].tensors
         if not secure:
             assert torch.equal(total["counts"], plain)
+            assert hidden.counts is not None
             total = hidden.counts.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
         differences.append(total["counts"] - plain)
     spread = torch.stack(differences)
     expected = hidden._of_counts(hidden.sigma) * WHOLE
     assert float(spread.std()) == pytest.approx(expected, rel=0.2)
     assert len(torch.unique(spread)) > 20
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_clients_are_told_totals_with_noise(secure, monkeypatch):
+    """Of a run: the answer that all clients adopt follows from noisy totals, drawn anew for each round."""
+    told = {}
+    for epsilon in (100.0, 0.05):
+        sums: dict[str, Any] = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
+        federation = small_federation(fedpp(), privacy=private(epsilon), rounds=2, **sums)
+        adopt = federation.engine.adopt
+        answers: list[torch.Tensor] = []
+        monkeypatch.setattr(
+            federation.engine,
+            "adopt",
+            lambda found, adopt=adopt, answers=answers: (answers.append(found[None]["totals"]), adopt(found)),
+        )
+        run_quietly(federation)
+        told[epsilon] = answers
+    plain = federation.method.selection.settle(
+        0, {"counts": sum(r.tensors["counts"] for r in federation.engine.reports(0, {})[0])}, None
+    )
+    assert not torch.equal(told[100.0][0], plain["totals"])
+    assert not torch.equal(told[100.0][0], told[100.0][1])
+    torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * WHOLE)
+    assert (torch.stack(told[0.05]) >= CLIENTS * WHOLE / 4 / RARE - 1e-3).all()
 
 
 def test_what_is_noise_is_taken_out_of_the_totals():

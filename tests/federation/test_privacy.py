@@ -25,6 +25,7 @@ from fedvl.federation.chunks import Chunk
 from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, from_whole, no_update, to_whole
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.orders import rates_of_steps
 from fedvl.federation.privacy import (
     ClientPrivacy,
     RecordPrivacy,
@@ -491,6 +492,29 @@ def test_the_budget_of_units_follows_from_their_number():
     assert "each unit in a step" in hidden.spend([], federation.engine.sizes)["sampling"]
     noise = hidden.noisy_mean({"w": torch.zeros(50_000)}, federation.engine.sizes[3], 0, 0, 3, 0)["w"]
     assert float(noise.std()) == pytest.approx(sigma / 2, rel=0.02)  # two units are expected in a step
+
+
+class Noting(RecordPrivacy):
+    """Which notes of how many records each step's noise is."""
+
+    def noisy_mean(self, total, images, seed, *purpose):
+        self.__dict__.setdefault("records", set()).add((purpose[1], images))
+        return super().noisy_mean(total, images, seed, *purpose)
+
+
+def test_noise_and_rates_of_a_step_are_of_units(monkeypatch):
+    federation, records = by_unit(small_method("linear")), list[int]()
+    engine = federation.engine
+    engine.hidden = Noting(engine.privacy, engine.training, 3)
+
+    def noting(settings, round_index, rounds, used, *further):
+        records.extend(used)
+        return rates_of_steps(settings, round_index, rounds, used, *further)
+
+    monkeypatch.setattr("fedvl.federation.training.rates_of_steps", noting)
+    engine.train(0, range(CLIENTS), federation.shared)
+    assert engine.hidden.__dict__["records"] == {(0, 7), (2, 1), (3, 4), (4, 5)}
+    assert sorted(records) == [1, 4, 5, 7]
 
 
 class Quiet(RecordPrivacy):

@@ -9,6 +9,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
+from fedvl.methods.linear import Linear
 from fedvl.tensors import digest, flatten
 
 # Methods whose clients keep what they trained.
@@ -24,6 +25,27 @@ def test_a_round_is_the_mean_of_the_clients_weighted_by_their_examples():
         expected += result.update.tensors["weight"].double() * RAGGED[result.update.client] / total
     merged = run_quietly(federation).shared["weight"]
     torch.testing.assert_close(merged, expected.float(), rtol=0, atol=1e-7)
+
+
+class Stepping(Linear):
+    """Moves the weight twice as far as the mean, and leaves the bias where it is."""
+
+    def step(self, shared, mean):
+        return {"weight": 2 * mean["weight"] - shared["weight"], "bias": shared["bias"]}
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"secure_sum": True}, {"one_step": True}, {"robust": "median"}, {"sequential": True}]
+)
+def test_the_servers_step_is_taken_on_the_mean_however_it_was_found(way):
+    training = {"batch_size": 99, "local_epochs": 1}
+    plain = run_quietly(small_federation(small_method("linear"), training, rounds=1, **way))
+    stepped = small_federation(Stepping(plain.method.options, plain.method.task), training, rounds=1, **way)
+    start = stepped.shared["weight"]
+    run_quietly(stepped)
+    torch.testing.assert_close(stepped.shared["weight"], 2 * plain.shared["weight"] - start)
+    assert not stepped.shared["bias"].any()
+    assert plain.shared["bias"].any()
 
 
 def test_partial_participation_is_drawn_from_the_seed():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.imitation import ONE_STEP, Began, draw_rows, imitate, joined
+from fedvl.audit.imitation import ONE_STEP, Began, CannotImitateError, draw_rows, imitate, joined
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED, WEIGHT, Seen
 from fedvl.methods.base import Samples
 from fedvl.seeding import numpy_generator, torch_generator
@@ -146,19 +146,24 @@ def replay(evidence: Evidence, client: int | None) -> list[dict[tuple[str, str],
     """Replay every round with each candidate."""
     began = began_of(evidence, client)
     found: list[dict[tuple[str, str], Signature]] = [{} for _ in began]
+    failed: CannotImitateError | None = None
     for kind in kinds_of(evidence):
-        for index, signatures in enumerate(signatures_with(evidence, began, kind == "beside")):
+        try:
+            made = signatures_with(evidence, began, kind == "beside")
+        except CannotImitateError as error:  # as of a client with one image
+            failed = error
+            continue
+        for index, signatures in enumerate(made):
             found[index] |= {(name, kind): signature for name, signature in signatures.items()}
+    if failed and not any(found):
+        raise failed
     return found
 
 
 def kinds_of(evidence: Evidence) -> list[str]:
-    """Return with what company candidates are tried: both where more than gradients leaves."""
-    first = "alone" if evidence.method.scope == "row" else "beside"
-    role, message = evidence.method.role, evidence.messages[0]
-    plain = all(role.shared(name).trained and name not in role.ends for name in message.update.tensors)
-    if evidence.slow or (plain and not message.report):
-        return [first]
+    """Return with what company candidates are tried: both, unless an encoder runs in each step."""
+    if evidence.slow or evidence.method.through_encoder:
+        return ["alone" if evidence.method.scope == "row" else "beside"]
     return ["alone", "beside"]
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from fedvl.audit.candidates import Shadow, began_of, shadows_of, together
 from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100, share_of
-from fedvl.audit.imitation import draw_rows, imitate
+from fedvl.audit.imitation import CannotImitateError, draw_rows, imitate
 from fedvl.audit.messages import LOW_BITS, NUMBERS, Seen
 from fedvl.seeding import torch_generator
 
@@ -57,7 +57,10 @@ def attack(evidence: Evidence) -> list[Outcome]:
     found = judged(evidence, NAMES[:2], truths, recovered, f"From {where} ({', '.join(source.names)})", items)
     if evidence.summed:
         return [*found, *(Unmeasured(name, SERVER, ALONE) for name in NAMES[2:]), *elsewhere]
-    rows, recovered = recover_singles(evidence)
+    try:
+        rows, recovered = recover_singles(evidence)
+    except CannotImitateError as error:
+        return [*found, *(Unmeasured(name, SERVER, str(error)) for name in NAMES[2:]), *elsewhere]
     singles = [features_of(evidence, row) for row in torch.split(rows, 1)]
     one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image", items)
     return [*found, *one, *elsewhere]

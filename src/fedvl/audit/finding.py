@@ -1,5 +1,6 @@
 """What an attack finds: a value with its interval, its chance level and one of three verdicts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -134,6 +135,14 @@ def correlation(left: Numbers, right: Numbers) -> float:
     left, right = left - left.mean(), right - right.mean()
     size = float(np.linalg.norm(left) * np.linalg.norm(right))
     return float(left @ right) / size if size > 1e-12 else 0.0
+
+
+def of_correlation(value: float, count: int) -> Interval:
+    """Return Fisher's interval of a correlation over clients."""
+    if count <= 3:
+        return -1.0, 1.0
+    centre, half = math.atanh(min(max(value, -0.9999), 0.9999)), Z / math.sqrt(count - 3)
+    return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def of_100(share: float) -> str:

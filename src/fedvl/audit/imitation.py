@@ -12,6 +12,7 @@ from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import Numbers
 from fedvl.audit.messages import Message, Seen, seen_in
 from fedvl.config import TrainingConfig
+from fedvl.errors import FedVLError
 from fedvl.federation.checks import sum_of_reports
 from fedvl.federation.chunks import LABELS
 from fedvl.federation.local import LocalEngine
@@ -26,6 +27,11 @@ MOST_NUMBERS = 2**15  # of a change that are compared
 ONE_STEP = TrainingConfig(
     optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, batch_size=2**20, local_epochs=1
 )
+
+
+class CannotImitateError(FedVLError):
+    """The method's code fails for a client of these images."""
+
 
 Began = tuple[int, Tensors]  # a round, and the tensors that it begins with
 
@@ -60,7 +66,7 @@ def imitate(
     """Yield what a server would see of each imitated client in each of these rounds.
 
     A client keeps its private tensors from one round to the next. ``as_run``: with the run's own noise
-    on its images. ``every_image``: it trains on all images, also where the method would choose some.
+    on its images. ``every_image``: it trains on all images, also where a consultation would choose some.
     """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]
@@ -78,10 +84,16 @@ def imitate(
             handed = before
             if not method.role.given.keys() <= before.keys():  # what a method gives in a client's first round
                 handed = {**method.hand_out(before, {}, 0), **before}
-            reports = consult(evidence, engine, index, handed, every_image)
-            trained = engine.train(index, range(len(some)), handed)
+            try:
+                reports = consult(evidence, engine, index, handed, every_image)
+                trained = engine.train(index, range(len(some)), handed)
+                answers = {result.update.client: result for result in trained}
+            except Exception as error:  # whatever the method's code does wrong
+                sizes = sorted({len(each) for each in some})
+                raise CannotImitateError(
+                    f"The method fails for an imitated client of {' or '.join(map(str, sizes))} images: {error}"
+                ) from error
             engine.keep(trained)
-            answers = {result.update.client: result for result in trained}
             for client in range(len(some)):
                 report, result = reports.get(client, {}), answers.get(client)
                 if result is None:
@@ -105,7 +117,7 @@ def consult(evidence: Evidence, engine: LocalEngine, index: int, shared: Tensors
             engine.adopt(happened.settlements or {None: consultation.settle(index, total, None)})
         elif total:
             engine.adopt({client: consultation.settle(index, total, own) for client, own in reports})
-    if every_image:
+    if every_image and consultation is not None:
         for client in range(engine.clients):
             private = engine.private_of(client)
             if LABELS in private:

@@ -180,7 +180,15 @@ def items_of(evidence: Evidence, client: int | None, index: int, names: frozense
             for (name, kind), signature in signatures_of(evidence, client, index).items()
         ]
     found: list[tuple[Item, str]] = evidence.kept[key]
-    return [(item, kind) for item, kind in found if item.name in names and item.varies]
+    role = evidence.method.role
+    by_gradients = {name for name in names if role.shared(name).trained and name not in role.ends}
+    # the gradient of an image does not depend on its company, if the method says so
+    once = by_gradients if evidence.method.scope == "row" else set()
+    return [
+        (item, kind)
+        for item, kind in found
+        if item.name in names and item.varies and not (kind == "beside" and item.name in once)
+    ]
 
 
 def matrices(items: Tensors) -> Tensors:

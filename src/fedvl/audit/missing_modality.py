@@ -6,7 +6,6 @@ which tensors tell kinds apart and which only differ from client to client; the 
 Tensors that are counted and not trained (Fed-PRIME's uses) are taken alone.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from fedvl.audit.finding import (
     Outcome,
     Unmeasured,
     correlation,
+    of_correlation,
     share_of,
 )
 from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
@@ -32,7 +32,6 @@ from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
-from fedvl.uncertainty import Z
 
 NAMES = ("missing-modality", "missing-modality-kind")
 KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
@@ -137,14 +136,6 @@ def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: list[Kinds
     items = tuple(sorted(kinds[0].coordinates.places.keys() & seen[0].items.keys()))
     interval = of_correlation(value, count)
     return Finding(NAMES[0], view, measured, value, interval, 0.0, sentence, "r", items, f"{count} clients")
-
-
-def of_correlation(value: float, count: int) -> tuple[float, float]:
-    """Return Fisher's interval of a correlation over clients."""
-    if count <= 3:
-        return -1.0, 1.0
-    centre, half = math.atanh(min(max(value, -0.9999), 0.9999)), Z / math.sqrt(count - 3)
-    return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def true_shares(evidence: Evidence, client: int) -> Numbers:

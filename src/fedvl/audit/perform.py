@@ -10,6 +10,7 @@ from fedvl.audit import (
     class_names,
     feature_recovery,
     label_histogram,
+    label_probe,
     membership,
     membership_replay,
     missing_modality,
@@ -18,6 +19,7 @@ from fedvl.audit import (
 from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import Evidence, gather
 from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
+from fedvl.audit.imitation import CannotImitateError
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
 from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
 from fedvl.config import Experiment
@@ -29,7 +31,16 @@ from fedvl.tensors import ByClient, Tensors, count_bytes
 from fedvl.version import __version__
 
 SCHEMA = 2
-ATTACKS = (label_histogram, class_names, membership, membership_replay, feature_recovery, picture, missing_modality)
+ATTACKS = (
+    label_histogram,
+    label_probe,
+    class_names,
+    membership,
+    membership_replay,
+    feature_recovery,
+    picture,
+    missing_modality,
+)
 NAMES = tuple(name for module in ATTACKS for name in module.NAMES)
 CLIENTS, ROUNDS = 10, 2
 EXAMPLE = 4  # numbers of a tensor that are shown
@@ -104,7 +115,10 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     found: list[Outcome] = []
     for number, module in enumerate(ATTACKS):
         shown(number, len(ATTACKS))
-        found += module.attack(evidence)
+        try:
+            found += module.attack(evidence)
+        except CannotImitateError as error:
+            found += [Unmeasured(name, SERVER, str(error)) for name in module.NAMES]
     shown(len(ATTACKS), len(ATTACKS))
     return found
 
@@ -146,6 +160,8 @@ def constant(evidence: Evidence, name: str) -> str:
     if name not in NUMBERS:
         return ""
     by_size: dict[int, set[float]] = {}
+    if ("shadows", None, "trial") not in evidence.kept:
+        return ""
     for shadow in shadows_of(evidence, None):
         for each in shadow.seen:
             by_size.setdefault(len(shadow.rows), set()).add(float(each.items[name]))

@@ -112,8 +112,10 @@ class Item:
                 yield from self.whitened(change, count)
             if len(part) > 1:
                 yield from self.spanned(part, count)
+            if len(self.part.columns) > 1:
+                yield "nearest change of a row", self.nearest_row(part - common, self.moved[:count])
         if len(rows) and len(self.part.columns) > 1:
-            yield "nearest row", self.nearest_row(rows, count)
+            yield "nearest row", self.nearest_row(rows, self.raw[:count, self.informative].float())
         yield "nearest number", self.nearest_number(message, count)
 
     def whitened(self, change: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
@@ -142,9 +144,15 @@ class Item:
                 leverage = (inside / (sizes / sizes[0] + floor)).sum(1) + outside / floor
                 yield f"span of {side} {floor:g}", -(leverage / total).clamp(min=TINY).log()
 
-    def nearest_row(self, message: Tensor, count: int) -> Tensor:
-        """Return how near the nearest row of a message is to a row of the signature."""
-        likeness = normalize(self.raw[:count, self.informative].float(), dim=2) @ normalize(message, dim=1).T
+    @cached_property
+    def moved(self) -> Tensor:
+        """The rows of the signatures less what they have in common."""
+        rows = self.raw[:, self.informative].float()
+        return rows - rows[self.known].mean(0)
+
+    def nearest_row(self, message: Tensor, known: Tensor) -> Tensor:
+        """Return how near the nearest row of a message is to a row of each signature."""
+        likeness = normalize(known, dim=2) @ normalize(message, dim=1).T
         return -(1 - likeness.flatten(1).amax(1)).clamp(min=1e-6).log()
 
     def equal_share(self, message: Tensor, count: int) -> Tensor:

@@ -19,6 +19,7 @@ from fedvl.report.tables import human_bytes
 TITLES = {
     "label-histogram": "How many images of each class",
     "label-histogram-of-report": "How many images of each class, from the report",
+    "label-probe": "Which clients have many images of a class",
     "class-names": "What the classes are called",
     "class-names-by-seed": "Which classes, with the seed known",
     "membership": "Whether an image was trained on, from gradients",

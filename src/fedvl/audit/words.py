@@ -18,6 +18,7 @@ RISKS = {
     "one-image-linking": LINKABILITY,
     "picture-linking": LINKABILITY,
     "label-histogram": INFERENCE,
+    "label-probe": INFERENCE,
     "class-names": INFERENCE,
     "missing-modality": INFERENCE,
 }
@@ -45,25 +46,29 @@ def risk_of(name: str) -> str:
 
 def headline(findings: Sequence[Mapping[str, Any]], view: str = SERVER) -> str:
     """Say in one sentence how many training images could be identified."""
-    tried = [each for each in findings if each["view"] == view and each["name"].endswith("-at-1-percent")]
-    if not tried:
+    seen = [each for each in findings if each["view"] == view and each["name"].startswith("membership")]
+    tried = [each for each in seen if each["name"].endswith("-at-1-percent")]
+    if not seen:
         return f"Whether {view} could identify training images from these messages was not measured."
-    best = max(tried, key=lambda each: (each["verdict"] == SHOWN, each["value"]))
+    of_pairs = not tried  # too few images for a threshold: how often the right one of two is picked
+    best = max(tried or seen, key=lambda each: (each["verdict"] == SHOWN, each["value"]))
     low, high = (round(100 * limit) for limit in best["interval"])
-    share = round(100 * best["value"])
+    share, chance = round(100 * best["value"]), round(100 * best["chance"])
+    what = "pick the training image out of two" if of_pairs else "identify {} training images at 1 % false alarms"
+    of = f"{chance} of 100 cases" if of_pairs else f"{chance} of 100"
+
+    def said(number: str) -> str:
+        return f"{what} in {number} cases" if of_pairs else what.format(number)
+
     if best["verdict"] == SHOWN:
         return (
-            f"With these messages {view} could identify {share} of 100 training images at 1 % false alarms (chance: 1 of 100; "
-            f"95 % interval {low} to {high})."
+            f"With these messages {view} could {said(f'{share} of 100')} (chance: {of}; 95 % interval {low} to {high})."
         )
     if best["verdict"] == BELOW:
-        return (
-            f"With these messages {view} could identify at most {high} of 100 training images at 1 % false alarms by the attacks "
-            f"that were tried (chance: 1 of 100)."
-        )
+        return f"With these messages {view} could {said(f'at most {high} of 100')}, by the attacks that were tried (chance: {of})."
     return (
-        f"It was not shown that {view} could identify training images from these messages, but it could be up to {high} of 100 "
-        "at 1 % false alarms (chance: 1 of 100): too few images or clients were attacked to say more."
+        f"It was not shown that {view} could identify training images from these messages; it could {said(f'up to {high} of 100')} "
+        f"(chance: {of}): too few images or clients were attacked to say more."
     )
 
 

@@ -110,7 +110,7 @@ class Party:
         return write(header, content)
 
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
-        """Return whether a request gets the answer of before: a round, or attempt at a sum, has one."""
+        """Return whether a request gets its earlier answer: a round or an attempt has one."""
         if self.sums is None:
             return bool(before["asked"] != asked)
         return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt

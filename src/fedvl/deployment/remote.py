@@ -128,7 +128,7 @@ class RemoteEngine:
         return trained
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed:
-        """Return the sum of the clients' moves, weights and losses; raise SpoiledSumError if it is unsound."""
+        """Return the sum of moves, weights and losses; raise SpoiledSumError if it is unsound."""
         total, states, sent = self.sums.sum("train", round_index, cohort, shared, len(no_update(shared)))
         problem = unsound(decode_updates(total, shared), len(states), self.config)
         self.sums.judge(list(states), problem and f"The sum of round {round_index + 1} {problem}.")
@@ -234,7 +234,7 @@ class RemoteEngine:
     ) -> dict[int, Received]:
         """Send requests and wait for the answers until the deadline; note what is no answer.
 
-        With ``enough`` answers (default: the quorum) clients that have disconnected are not awaited.
+        With ``enough`` answers (default: the quorum) disconnected clients are not awaited.
         """
         end = time.monotonic() + (seconds or self.config.deadline)
         enough = self.quorum if enough is None else enough

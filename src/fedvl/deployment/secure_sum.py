@@ -4,13 +4,13 @@
     share     each sends a fresh public key for its masks, and shares of its secrets for the others
     train     each trains and sends its numbers masked
     confirm   each signs the list of clients whose numbers arrived (the survivors)
-    reveal    with enough signatures of one list, each opens its share of every survivor's self mask,
-              and of the mask key of every client that was lost
+    reveal    with enough signatures of one list, each opens its share of every survivor's self
+              mask, and of the mask key of every client that was lost
 
-A client signs one list in an attempt and reveals once a round, so it never opens both kinds of share
-of one client. The masks are bound to the SHA-256 of everything the clients must have in common: the
-received tensors, settings, round, roster and keys. If two clients received different inputs, their
-masks do not cancel. ``masking.py`` has the arithmetic, ``sum_server.py`` the server's side.
+A client signs one list in an attempt and reveals once a round, so it never opens both kinds of
+share of one client. The masks are bound to the SHA-256 of everything the clients must have in
+common: the received tensors, settings, round, roster and keys. If two clients received different
+inputs, their masks do not cancel. ``masking.py`` has the arithmetic, ``sum_server.py`` the server's side.
 """
 
 import hashlib
@@ -192,7 +192,7 @@ class Member:
         }
 
     def offer(self, step: SumId, roster: torch.Tensor | None, adopted: str) -> Tensors:
-        """Begin an attempt: return a public mask key, and sealed shares of the secrets behind it."""
+        """Begin an attempt: return a public mask key, and sealed shares of its secrets."""
         before = self._read(step)
         if before and before.revealed:
             raise FedVLError(f"This client has opened the sum of round {step.round + 1}; it takes part in no other.")
@@ -287,14 +287,14 @@ class Member:
         return hashlib.sha256(self._signed(step, state.context, state.survivors)).hexdigest()
 
     def left_out(self, step: SumId) -> bool:
-        """Return whether the sum of the round before was opened without the numbers that this client sent."""
+        """Return whether the last round's sum was opened without the numbers this client sent."""
         before = self._read(step._replace(round=step.round - 1)) if step.round else None
         return before is not None and bool(before.context) and not before.survivors
 
     # --- checks
 
     def _checked(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Return a roster with this client in it; refuse unknown clients and keys that appear twice."""
+        """Return a roster with this client in it; refuse unknown clients and repeated keys."""
         clients = [entry.client for entry in entries]
         own = [entry for entry in entries if entry.client == self.client]
         if clients != sorted(set(clients)) or not own or (own[0].key, own[0].verify) != (self.public, self.verify):
@@ -328,7 +328,7 @@ class Member:
                 )
 
     def _check_signatures(self, step: SumId, state: Attempt, request: Tensors) -> None:
-        """Refuse unless a threshold of clients signed this list for the inputs that this client got."""
+        """Refuse unless a threshold of clients signed this list for this client's inputs."""
         signers, signatures = read_clients(request.get(SIGNERS)), request.get(SIGNATURES)
         if not is_bytes(signatures, len(signers), SIGNATURE_BYTES):
             raise FedVLError("The signatures of the survivor list are malformed.")

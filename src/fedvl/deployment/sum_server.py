@@ -1,4 +1,4 @@
-"""Secure aggregation at the server: collect an attempt's messages, name who cheats, open the sum."""
+"""Secure aggregation at the server: collect an attempt's messages, name cheats, open the sum."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -107,7 +107,7 @@ class Collected:
         self._keep_most_adopted()
 
     def _keep_most_adopted(self) -> None:
-        """Leave out clients that missed the exchange before the round: they work on another state."""
+        """Leave out clients that missed the exchange before the round: their state differs."""
         adopted = [offer.adopted for offer in self.offers.values()]
         usual = max(adopted, key=lambda one: (adopted.count(one), one), default="")
         for client in [client for client, offer in self.offers.items() if offer.adopted != usual]:

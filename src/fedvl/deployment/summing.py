@@ -85,7 +85,7 @@ class SecureSums:
         return max(self.config.least_clients, threshold(clients, self.config.sum_threshold))
 
     def sum(self, kind: Summed, round_index: int, cohort: Sequence[int], shared: Tensors, length: int) -> Sum:
-        """Return the sum over a cohort; raise SpoiledSumError if its clients opened what nobody can read."""
+        """Return the sum over a cohort; raise SpoiledSumError if it cannot be read."""
         collected, masked, sent = self._resumed(kind, round_index, shared, length)
         missing: list[int] = []
         for _ in range(self.config.attempts):
@@ -106,7 +106,7 @@ class SecureSums:
     def _collect(
         self, kind: Summed, round_index: int, cohort: Sequence[int], shared: Tensors, length: int
     ) -> tuple[Collected | None, dict[int, Received], int, list[int]]:
-        """Try to get masked numbers and a signed survivor list; return who was missing, if too few."""
+        """Try to get masked numbers and a signed survivor list; return who was missing."""
         wanted = [c for c in cohort if c not in self.note.excluded and c not in self.note.search.left_out]
         roster = self._roster(round_index, wanted)
         if len(roster) < self.config.least_clients:
@@ -183,7 +183,7 @@ class SecureSums:
     # --- spoiled sums
 
     def judge(self, clients: Sequence[int], problem: str | None) -> None:
-        """Note whether a sum was sound; raise SpoiledSumError if not, and search for the client at fault."""
+        """Note whether a sum was sound; if not, search for the culprit and raise an error."""
         if problem:
             raise self._spoiled(problem, clients, ())
         self.void = 0
@@ -247,7 +247,7 @@ class SecureSums:
     def _resumed(
         self, kind: Summed, round_index: int, shared: Tensors, length: int
     ) -> tuple[Collected | None, dict[int, Received], int]:
-        """Return the sum that was being opened when the server was killed: no other can be opened."""
+        """Return the sum that was being opened when the server was killed, if any."""
         note = self.note
         if (note.kind, note.round, note.opening) != (kind, round_index, True):
             return None, {}, 0

@@ -51,6 +51,10 @@ def least_sigma(
     steps = sum(count / step.sigma**2 for step, count in plan(1.0).items())
     rest = math.log(1 / delta)
     high = math.sqrt(steps / 2) / (math.sqrt(rest + epsilon) - math.sqrt(rest))
+    if epsilon_of(plan(high), delta, by) > epsilon:  # of Rényi divergences of too few orders
+        raise FedVLError(
+            f"An epsilon of {epsilon:g} at delta {delta:g} is too small to be accounted for; use a larger one."
+        )
     while epsilon_of(plan(high / 2), delta, by) <= epsilon:
         high /= 2
     from scipy.optimize import brentq

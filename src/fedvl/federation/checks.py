@@ -36,7 +36,7 @@ def refusal(client: int, reason: str) -> Refusal:
 
 
 class SpoiledSumError(FedVLError):
-    """A sum that was opened and cannot be used; ``culprits`` is empty if the client at fault is unknown."""
+    """A sum that was opened and cannot be used; ``culprits`` is empty if nobody is identified."""
 
     def __init__(self, problem: str, culprits: Sequence[int] = ()) -> None:
         super().__init__(problem)

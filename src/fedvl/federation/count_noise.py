@@ -1,11 +1,11 @@
 """Noise on clients' counts: the discrete Gaussian, drawn exactly and in whole numbers.
 
-The sampler is that of Canonne, Kamath and Steinke (2020), algorithms 1 to 3: it uses integers alone,
-so that no rounding of floating point numbers shows what was drawn. Noise of variance s^2 on whole
-numbers of which a client changes a vector of norm D is D^2 / (2 s^2)-concentrated private, as
-Gaussian noise is, and is accounted for as that by Rényi divergences. In a secure sum each client
-adds a share; n shares of variance s^2 / n are not quite a discrete Gaussian, and Kairouz, Liu and
-Steinke (2021, theorem 1) bound the difference by :func:`slack`.
+The sampler is that of Canonne, Kamath and Steinke (2020), algorithms 1 to 3. It uses integers
+alone, so that no rounding of floating point numbers shows what was drawn. Noise of variance s^2 on
+whole numbers, of which a client changes a vector of norm D, is D^2 / (2 s^2)-concentrated private,
+as Gaussian noise is, so that the RDP accountant counts it as such. In a secure sum each client adds
+a share. The sum of n shares of variance s^2 / n is not quite a discrete Gaussian; Kairouz, Liu and
+Steinke (2021) bound the difference (:func:`slack`).
 """
 
 import hashlib
@@ -77,7 +77,7 @@ def discrete_laplace(scale: int, bits: Bits) -> int:
 
 
 def discrete_gaussian(variance: float, bits: Bits) -> int:
-    """Draw a whole number x with probability in proportion to exp(-x^2 / (2 variance)), algorithm 3.
+    """Draw x with probability in proportion to exp(-x^2 / (2 variance)), algorithm 3.
 
     The variance is rounded up to a multiple of 2^-16.
     """

@@ -145,7 +145,7 @@ class ClientPrivacy:
 
     @property
     def account(self) -> Account:
-        """Rényi divergences bound discrete noise as they bound Gaussian noise; PLDs are of the latter."""
+        """The accountant: Rényi divergences bound discrete noise as they do Gaussian noise."""
         return "rdp" if self.counts else "pld"
 
     def _plan(self, sigma: float) -> Iterable[Step]:
@@ -191,7 +191,7 @@ class ClientPrivacy:
         return None if self.counts and self.counts.alone else Step(self.rate, self.sigma)
 
     def hide_counts(self, round_index: int, total: Tensors, in_shares: bool) -> Tensors:
-        """Return the sum of reports with noise, if clients did not add it, and what can be told of it."""
+        """Return the denoised sum of reports, to which the server adds noise if clients did not."""
         if self.counts is None:
             return total
         sigma = self._of_counts(self.sigma)

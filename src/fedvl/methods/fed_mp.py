@@ -102,7 +102,7 @@ class FedMP(Method):
             )
 
     def roles(self) -> dict[str, Role]:
-        """Keep every client's last gate and texts to merge gates for a query (eq. 7 to 9), or sums."""
+        """Keep every client's last gate and texts to merge for a query (eq. 7 to 9), or sums."""
         classes, width = self.task.text_embeddings.shape
         shape = (range(1, classes + 1) if self.options.share == "classes" else 1, width)
         roles: dict[str, Role] = {"residuals": Private(trained=True, lasts=self.options.residuals == "own")}

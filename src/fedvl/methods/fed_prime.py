@@ -198,7 +198,7 @@ class FedPrime(FusedMethod):
         return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], USE)
 
     def places(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """Return which prompts samples chose, and the places of the received ones that are nearest."""
+        """Return the prompts that samples chose, and the places of the nearest received ones."""
         chosen = (tensors["uses"] > 0).nonzero()[:, 0]
         return chosen, nearest(tensors["inter"][chosen], tensors["received.inter"])
 

@@ -8,7 +8,7 @@ Where the paper leaves a choice, or the code of its successor FedCoPL differs:
 
 - Eq. 3 needs the class totals only, so a client computes its share and the server never sees its
   counts. ``counts = "sent"`` is the paper's form, in which it does; the numbers are the same. With
-  ``"shares"`` clients report shares of classes, which have a bounded norm, as ``--privacy client`` needs.
+  ``"shares"`` clients report shares of classes, of bounded norm, which ``--privacy client`` needs.
 - "r % Q = 0" leaves the first rounds without labels: they are made before rounds 1, Q + 1, 2 Q + 1
   and so on, first from the class texts and later from the client's own prompts. A client that has
   not trained yet, whose context is still as drawn, labels and answers by the class texts.

@@ -1,8 +1,11 @@
 """The cooperative selection of labels (FedPP) by hand, and what of it the server needs."""
 
+import math
+
 import torch
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 
+from fedvl.methods.parts.selection import balanced
 from fedvl.tensors import digest
 
 TABLE = torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.9, 0.05, 0.03, 0.02], [0.8, 0.15, 0.03, 0.02], [0.2, 0.7, 0.08, 0.02]])
@@ -63,3 +66,52 @@ def test_the_server_needs_the_totals_only():
     assert digest(finals[0].shared) == digest(finals[1].shared)
     private = [{f"{c}/{n}": t for c, p in f.engine.private.items() for n, t in p.items()} for f in finals]
     assert digest(private[0]) == digest(private[1])
+
+
+# --- shares
+
+
+def test_shares_by_hand():
+    """Counts (2, 0, 0, 0) and (1, 1, 0, 0) are shares 1 and 1/2, 1/2: totals 1.5 and 0.5 in 256 parts, on average 0.5.
+
+    Totals of 0 count as an eighth, a quarter of the mean. Each client labels ceil(4 / 16) x 4 = 4 images if classes were even.
+    """
+    sent, answers, labels = select(quick(counts="shares"), [TABLE, OTHER])
+    assert [report["counts"].tolist() for report in sent] == [[256, 0, 0, 0], [128, 128, 0, 0]]
+    assert sent[0].keys() == {"counts"}
+    mean = 5 * 256 / 4  # known of five clients, of which two report here
+    totals = [384 - 128 + mean, mean, mean / 4 if mean < 128 else mean - 128, mean - 128]
+    assert answers[0]["totals"].tolist() == totals
+    # 2 x (320 / 576) x 4 / 2 of class 0 is 3 with rounding, though two images have it; 1 each for the other client
+    assert labels[0] == [0, 0, 0, -1]
+    assert labels[1][:2] == [0, 1]
+
+
+def test_shares_of_equal_classes_give_a_quarter_of_the_images_whatever_a_clients_size():
+    for images in (8, 80):
+        counts = torch.full((4,), images // 8)
+        labels = balanced(counts, torch.full((4,), 640.0), 4 * -(-images // 16))
+        assert labels.tolist() == [-(-images // 16)] * 4
+    rare = balanced(torch.tensor([4, 4, 0, 0]), torch.tensor([960.0, 320.0, 640.0, 640.0]), 8)
+    assert rare.tolist() == [math.ceil(4 * 640 / 960), 8, 0, 0]  # of the rarer class more, of an absent one none
+
+
+def test_a_client_without_reliable_images_reports_and_labels_nothing():
+    method = quick(counts="shares")
+    selection = told(method, torch.full((4, 4), 0.25))
+    few = small_samples(method).take(torch.arange(4))
+    sent, changed = selection.report(0, method.join(few, torch.Generator()), few)
+    assert not sent["counts"].any()
+    settled = selection.settle(0, {"counts": torch.tensor([100.0, 0.0, 0.0, 0.0])}, None)
+    assert (selection.adopt({**method.join(few, torch.Generator()), **changed}, settled)["labels"] == -1).all()
+
+
+def test_quotas_of_shares_grow_as_those_of_counts():
+    method = quick(counts="shares", quota="quarter-growing", interval=1)
+    private = {"labels": torch.zeros(16), "counts": torch.tensor([4, 4, 4, 4]), "likeliest": torch.arange(4).repeat(4)}
+    private["confidence"] = torch.linspace(0.9, 0.6, 16)
+    labelled = []
+    for index in range(2):
+        settled = method.consultation().settle(index, {"counts": torch.full((4,), 320.0)}, None)
+        labelled.append(int((method.consultation().adopt(private, settled)["labels"] >= 0).sum()))
+    assert labelled == [4, 8]

@@ -146,6 +146,6 @@ def reassign(x: Tensor, benefit: Tensor, log_odds: Tensor, blocks: Sequence[Tens
 
 
 def nearest(prompts: Tensor, pool: Tensor) -> Tensor:
-    """Return a different place of the pool for each prompt, the sum of squared distances being least."""
+    """Return a different place of the pool for each prompt, at the least squared distances."""
     distances = torch.cdist(prompts.double(), pool.double()).square()
     return torch.from_numpy(linear_sum_assignment(distances.cpu().numpy())[1]).to(prompts.device)

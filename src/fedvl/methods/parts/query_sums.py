@@ -1,15 +1,16 @@
 """Fed-MP's merge for a query (eq. 9) from sums over clients, to first order.
 
-A query with mean text q gives client k the weight e^(q . m_k), where m_k is the mean of the client's
-texts. Up to second order the weights are (1 + q . (m_k - m)) / K, where m is the mean of all m_k. With
-r orthonormal directions u_j, in which the texts of the trained classes differ most, the merged gate is
+A query with mean text q gives client k the weight e^(q . m_k), where m_k is the mean of the
+client's texts. To first order the weights are (1 + q . (m_k - m)) / K, where m is the mean of all
+m_k. With r orthonormal directions u_j, in which the texts of the trained classes differ most, the
+merged gate is
 
     gate + sum over j of (q . u_j) T_j,
 
-where T_j is the covariance, over clients, of u_j . m_k and the move of the client's gate, added up over
-rounds. Clients send their part of a sum of products and their u_j . m_k; the server needs sums alone,
-and a query needs no client. The exact ratio of eq. 9 needs another sum over clients for each query,
-which spends a privacy budget each time.
+where T_j is the covariance, over clients, of u_j . m_k and the move of the client's gate, added up
+over rounds. Clients send their products and their u_j . m_k, of which the server needs sums alone.
+A query needs no client. The exact ratio of eq. 9 needs another sum over all clients for each query,
+and spends the privacy budget each time.
 """
 
 import torch
