@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,11 @@ ROWS = torch.arange(sum(RAGGED)).split(RAGGED)
 
 def private(epsilon=3.0, clip=0.1):
     return PrivacyConfig(unit="client", epsilon=epsilon, delta=1e-5, clip=clip)
+
+
+def totals(engine):
+    """The true totals of the first reports."""
+    return torch.stack([report.tensors["counts"] for report in engine.reports(0, {})[0]]).sum(0)
 
 
 def fedpp(**options):
@@ -124,7 +130,8 @@ def test_counts_and_updates_share_one_budget():
     counts = CountNoise(WHOLE, 4, (0, 5), alone=False)
     hidden = ClientPrivacy(private(), 10, 100, 100, 0, counts=counts)
     assert 2 / hidden._of_counts(hidden.sigma) ** 2 == pytest.approx(SHARE * 10 / hidden.sigma**2)
-    spent, records = [], []
+    spent: list[float] = []
+    records: list[dict[str, Any]] = []
     for _ in range(10):
         records.append({"privacy": hidden.spend(records, [])})
         spent.append(records[-1]["privacy"]["epsilon"])
@@ -198,19 +205,20 @@ def test_a_report_beyond_the_bound_is_refused():
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_server_learns_noisy_totals_alone(secure):
     """The totals without noise, less those of the run, are noise of the size that the account asks for."""
-    sums = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
+    sums: dict[str, Any] = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
     differences = []
     for seed in range(40):
         federation = small_federation(fedpp(), privacy=private(epsilon=100.0), rounds=1, **sums)
         federation.engine.private_seed = seed
-        hidden = ClientPrivacy(private(epsilon=100.0), 1, CLIENTS, CLIENTS, seed, counts=federation.privacy.counts)
-        federation.privacy = hidden
-        plain = sum(report.tensors["counts"] for report in federation.engine.reports(0, {})[0])
+        noise = count_noise(federation.method, {}, 1, CLIENTS if secure else 1)
+        assert noise is not None
+        hidden = ClientPrivacy(private(epsilon=100.0), 1, CLIENTS, CLIENTS, seed, counts=noise)
+        plain = totals(federation.engine)
         reports, _ = federation.engine.report(0, {})
         total = reports[0].tensors
         if not secure:
             assert torch.equal(total["counts"], plain)
-            total = hidden.counts.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
+            total = noise.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
         differences.append(total["counts"] - plain)
     spread = torch.stack(differences)
     expected = hidden._of_counts(hidden.sigma) * WHOLE
@@ -223,9 +231,9 @@ def test_clients_are_told_totals_with_noise(secure, monkeypatch):
     """Of a run: the answer that all clients adopt follows from noisy totals, drawn anew for each round."""
     told = {}
     for epsilon in (100.0, 0.05):
-        sums = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
+        sums: dict[str, Any] = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
         federation = small_federation(fedpp(), privacy=private(epsilon), rounds=2, **sums)
-        adopt, answers = federation.engine.adopt, []
+        adopt, answers = federation.engine.adopt, list[torch.Tensor]()
         monkeypatch.setattr(
             federation.engine,
             "adopt",
@@ -233,9 +241,7 @@ def test_clients_are_told_totals_with_noise(secure, monkeypatch):
         )
         run_quietly(federation)
         told[epsilon] = answers
-    plain = federation.method.selection.settle(
-        0, {"counts": sum(r.tensors["counts"] for r in federation.engine.reports(0, {})[0])}, None
-    )
+    plain = federation.method.selection.settle(0, {"counts": totals(federation.engine)}, None)
     assert not torch.equal(told[100.0][0], plain["totals"])
     assert not torch.equal(told[100.0][0], told[100.0][1])
     torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * WHOLE)
