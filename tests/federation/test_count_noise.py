@@ -38,6 +38,11 @@ def private(epsilon=3.0, clip=0.1):
     return PrivacyConfig(unit="client", epsilon=epsilon, delta=1e-5, clip=clip)
 
 
+def totals(engine):
+    """The true totals of the first reports."""
+    return torch.stack([report.tensors["counts"] for report in engine.reports(0, {})[0]]).sum(0)
+
+
 def fedpp(**options):
     return small_method("fedpp", visual_prompts=False, counts="shares", interval=1, **options)
 
@@ -205,16 +210,15 @@ def test_the_server_learns_noisy_totals_alone(secure):
     for seed in range(40):
         federation = small_federation(fedpp(), privacy=private(epsilon=100.0), rounds=1, **sums)
         federation.engine.private_seed = seed
-        assert isinstance(federation.privacy, ClientPrivacy)
-        hidden = ClientPrivacy(private(epsilon=100.0), 1, CLIENTS, CLIENTS, seed, counts=federation.privacy.counts)
-        federation.privacy = hidden
-        plain = torch.stack([report.tensors["counts"] for report in federation.engine.reports(0, {})[0]]).sum(0)
+        noise = count_noise(federation.method, {}, 1, CLIENTS if secure else 1)
+        assert noise is not None
+        hidden = ClientPrivacy(private(epsilon=100.0), 1, CLIENTS, CLIENTS, seed, counts=noise)
+        plain = totals(federation.engine)
         reports, _ = federation.engine.report(0, {})
         total = reports[0].tensors
         if not secure:
             assert torch.equal(total["counts"], plain)
-            assert hidden.counts is not None
-            total = hidden.counts.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
+            total = noise.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
         differences.append(total["counts"] - plain)
     spread = torch.stack(differences)
     expected = hidden._of_counts(hidden.sigma) * WHOLE
@@ -229,8 +233,7 @@ def test_clients_are_told_totals_with_noise(secure, monkeypatch):
     for epsilon in (100.0, 0.05):
         sums: dict[str, Any] = {"secure_sum": True, "least_clients": CLIENTS} if secure else {}
         federation = small_federation(fedpp(), privacy=private(epsilon), rounds=2, **sums)
-        adopt = federation.engine.adopt
-        answers: list[torch.Tensor] = []
+        adopt, answers = federation.engine.adopt, list[torch.Tensor]()
         monkeypatch.setattr(
             federation.engine,
             "adopt",
@@ -238,9 +241,7 @@ def test_clients_are_told_totals_with_noise(secure, monkeypatch):
         )
         run_quietly(federation)
         told[epsilon] = answers
-    plain = federation.method.selection.settle(
-        0, {"counts": sum(r.tensors["counts"] for r in federation.engine.reports(0, {})[0])}, None
-    )
+    plain = federation.method.selection.settle(0, {"counts": totals(federation.engine)}, None)
     assert not torch.equal(told[100.0][0], plain["totals"])
     assert not torch.equal(told[100.0][0], told[100.0][1])
     torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * WHOLE)

@@ -280,8 +280,8 @@ def test_sums_of_rounds_are_covariances_of_texts_and_moves():
 
 def test_noise_leaves_the_directions_alone():
     hidden = PrivacyConfig(unit="client", epsilon=3.0, clip=0.1)
-    for summed in (False, True):
-        federation = small_federation(small_method("fed-mp", merging="summed"), privacy=hidden, secure_sum=summed)
+    for secure in (False, True):
+        federation = small_federation(small_method("fed-mp", merging="summed"), privacy=hidden, secure_sum=secure)
         before = federation.shared["directions"].clone()
         run_quietly(federation)
         assert torch.equal(federation.shared["directions"], before)
