@@ -201,7 +201,9 @@ def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
 
 
 def amplitude(found: Numbers, precision: Numbers) -> float:
-    """Return the coefficient of a canary that is in, if half of them are: the likeliest of a grid."""
+    """Return the coefficient of a canary that is in, if half of them are: the likeliest of a
+    grid.
+    """
     largest = float(np.abs(found).max()) or 1.0
     grid = largest * np.geomspace(1e-3, 1.0, GRID)
     # of each coefficient the likelihood of being in, as a multiple of that of being left out
@@ -265,7 +267,9 @@ class Canaries:
         return total
 
     def learn(self, shared: Tensors, updates: Iterable[Update], clip: float) -> None:
-        """Note what the other clients moved: an auditor may know all but the coins and the noise."""
+        """Note what the other clients moved: an auditor may know all but the coins and the
+        noise.
+        """
         total = torch.zeros(self.directions.shape[1], dtype=torch.float64)
         for update in updates:
             moves = {name: update.tensors[name].double() - shared[name].double() for name in shared}

@@ -68,7 +68,9 @@ class Signature(NamedTuple):
 
 
 class Shadow(NamedTuple):
-    """An imitated client: which of the attacker's images it has, and what it sends in each round."""
+    """An imitated client: which of the attacker's images it has, and what it sends in each
+    round.
+    """
 
     rows: Tensor
     seen: list[Seen]
@@ -119,7 +121,9 @@ def own_halves(evidence: Evidence) -> tuple[slice, slice]:
 
 
 def began_of(evidence: Evidence, client: int | None) -> list[Began]:
-    """Return what rounds begin with: of all clients, or of one that was handed tensors of its own."""
+    """Return what rounds begin with: of all clients, or of one that was handed tensors of its
+    own.
+    """
     own = {message.round_index: message.before for message in evidence.messages if message.client == client}
     return [(index, own.get(index, happened.before)) for index, happened in enumerate(evidence.rounds)]
 
@@ -174,7 +178,9 @@ def kinds_of(evidence: Evidence) -> list[str]:
 
 
 def signatures_with(evidence: Evidence, began: Sequence[Began], accompanied: bool) -> list[dict[str, Signature]]:
-    """Return each candidate's signature by round, alone or beside a few of the attacker's images."""
+    """Return each candidate's signature by round, alone or beside a few of the attacker's
+    images.
+    """
     candidates = candidates_of(evidence)
     samples, count = candidates.samples, len(candidates.samples)
     size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own)) if accompanied else 0
@@ -273,7 +279,9 @@ def together(evidence: Evidence, shadows: list[Shadow]) -> list[Shadow]:
 
 
 def sum_of(shadows: list[Shadow]) -> Shadow:
-    """Add up imitated clients as a secure sum does: weighted means of changes, sums of all numbers."""
+    """Add up imitated clients as a secure sum does: weighted means of changes, sums of all
+    numbers.
+    """
     seen = []
     for parts in zip(*(shadow.seen for shadow in shadows), strict=True):
         weights = torch.stack([part.beside[WEIGHT] for part in parts])

@@ -95,7 +95,9 @@ class Evidence:
         return "the mean of all clients' updates" if self.summed else "one client's updates"
 
     def seen_by_server(self) -> list[Seen]:
-        """Return what each client sends or, under secure aggregation, the sum that it is part of."""
+        """Return what each client sends or, under secure aggregation, the sum that it is part
+        of.
+        """
         if self.summed:
             return [seen_in_sum(message, self.rounds[message.round_index]) for message in self.messages]
         return [seen_in(message) for message in self.messages]
@@ -214,7 +216,9 @@ def shuffled(rows: Tensor) -> Tensor:
 
 
 def unused_rows(prepared: Prepared, most: int) -> Tensor:
-    """Return labelled training images that nobody trains on; none if they are few or lack a class."""
+    """Return labelled training images that nobody trains on; none if they are few or lack a
+    class.
+    """
     training = prepared.training
     taken = torch.cat([*training.rows, training.root.to(training.true_labels.device)])
     free = torch.nonzero(training.true_labels >= 0)[:, 0]

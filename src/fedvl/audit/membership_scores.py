@@ -48,7 +48,9 @@ LEAST = 0.01  # of what an imitated client of the same size counts
 
 
 class Scored(NamedTuple):
-    """Scores of all candidates against what was seen of one client, and the items that gave them."""
+    """Scores of all candidates against what was seen of one client, and the items that gave
+    them.
+    """
 
     client: int
     scores: Tensor
@@ -237,7 +239,9 @@ def with_tails(table: Tensor) -> Tensor:
 
 
 def told_by(column: Tensor, inside: Tensor, weights: Tensor) -> float:
-    """Return by how many standard errors a score tells members: on average, or some of them surely."""
+    """Return by how many standard errors a score tells members: on average, or some of them
+    surely.
+    """
     members, others, apart = column[inside].numpy(), column[~inside].numpy(), weights[~inside].numpy()
     if not apart.sum() > 0:
         return 0.0

@@ -44,7 +44,9 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the largest epsilon that so many right guesses refute at this confidence; 0 if none."""
+    """Return the largest epsilon that so many right guesses refute at this confidence; 0 if
+    none.
+    """
     allowed = 1 - confidence
     if p_value(canaries, guesses, right, 0.0, delta) >= allowed:
         return 0.0

@@ -131,7 +131,9 @@ class Item:
             yield f"whitened {share:g}", (left / ridge + there[:count] @ (along / (values + ridge))) / length[:count]
 
     def spanned(self, message: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield how well the rows, or columns, of a message span those of a signature (leverage)."""
+        """Yield how well the rows, or columns, of a message span those of a signature
+        (leverage).
+        """
         columns, sizes, rows = torch.linalg.svd(message, full_matrices=False)
         rank = int((sizes > FLOORS[0] * sizes[0]).sum())
         delta, total = self.delta[:count].float(), self.flat[:count].square().sum(1).clamp(min=TINY)

@@ -45,7 +45,9 @@ ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to t
 
 
 class Cost(NamedTuple):
-    """What an answer spends of the privacy of a client or its records: steps of noise of its own."""
+    """What an answer spends of the privacy of a client or its records: steps of noise of its
+    own.
+    """
 
     unit: str
     step: Step

@@ -185,7 +185,9 @@ class ClientPrivacy:
                 yield Step(1.0, spent["counts"])
 
     def step_of(self, kind: str) -> Step | None:
-        """Return the noisy release of an update ("train") or report; None where clients send none."""
+        """Return the noisy release of an update ("train") or report; None where clients send
+        none.
+        """
         if kind == "report":
             return self.counts.step(self._of_counts(self.sigma)) if self.counts else None
         return None if self.counts and self.counts.alone else Step(self.rate, self.sigma)
