@@ -7,7 +7,7 @@ Each method runs with CASES' settings, first as it is and then with each remedy 
 refuses one, its sentence is printed. 10 clients are attacked (`fedvl audit` with the same settings gives
 the same figures). The tables have a row for each attack and view and a column for each remedy: the
 value, its 95 % interval and, first, the chance level. Fed-PRIME needs images with texts: --text-dataset
-replaces its embedded ones.
+replaces its embedded ones. The last table compares the attacks of the server's view over the methods.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from fedvl.audit.finding import written
-from fedvl.audit.perform import audit
+from fedvl.audit.finding import SERVER, written
+from fedvl.audit.perform import NAMES, audit
 from fedvl.audit.show import figure, interval
 from fedvl.config import overlay
 from fedvl.data.opener import Opener
@@ -92,13 +92,31 @@ def show(method: str, found: dict[str, Any]) -> None:
     for remedy, one in audits.items():
         for each in one["findings"]:
             cells = lines.setdefault((each["name"], each["view"]), {"chance": written(each["chance"], each["unit"])})
-            text = f"{figure(each)} ({interval(each)})"
-            cells[remedy] = f"**{text}**" if each["leaks"] else text
+            cells[remedy] = cell(each)
     print(f"\n{method}\n\n| attack | seen by | chance level | {' | '.join(f'`{remedy}`' for remedy in audits)} |")
     print(f"|{'---|' * (3 + len(audits))}")
     for (name, view), cells in lines.items():
         print(f"| {name} | {view} | {cells['chance']} | {' | '.join(cells.get(remedy, '-') for remedy in audits)} |")
     print("", *(f"- `{remedy}`: {one}" for remedy, one in found.items() if isinstance(one, str)), sep="\n", flush=True)
+
+
+def summarise(found: dict[str, dict[str, Any]]) -> None:
+    """Print what the server learns without a remedy, a row for each method and a column for each attack."""
+    plain = {method: audits["nothing"] for method, audits in found.items() if isinstance(audits.get("nothing"), dict)}
+    values = {
+        method: {each["name"]: each for each in one["findings"] if each["view"] == SERVER}
+        for method, one in plain.items()
+    }
+    names = [name for name in NAMES if any(name in own for own in values.values())]
+    print(f"\nBy the server, without remedies\n\n| method | {' | '.join(names)} |\n|{'---|' * (1 + len(names))}")
+    for method, own in values.items():
+        cells = [cell(own[name]) if name in own else "-" for name in names]
+        print(f"| {method} | {' | '.join(cells)} |")
+
+
+def cell(each: dict[str, Any]) -> str:
+    text = f"{figure(each)} ({interval(each)})"
+    return f"**{text}**" if each["leaks"] else text
 
 
 def main() -> None:
@@ -116,6 +134,7 @@ def main() -> None:
     for method in given.methods:
         found[method] = audit_method(method, given, opener)
         show(method, found[method])
+    summarise(found)
     if given.json:
         given.json.write_text(json.dumps(found))
 

@@ -34,6 +34,7 @@ from fedvl.tensors import Tensors
 
 NAME = "empirical-epsilon"
 MOST_CANARIES, MOST_ROUNDS = 400, 10
+FEW_CANARIES = 120  # images, where an encoder runs in each step
 FAR = 2.0  # norm of a canary's update, as a multiple of what it is cut to or of the farthest client
 MANY = 2**16  # numbers of a model, beyond which directions are not made orthogonal
 GRID = 60  # amplitudes of canaries that are tried
@@ -140,17 +141,18 @@ def plant(evidence: Evidence) -> tuple[Samples, list[Planted]]:
     batch, training = evidence.experiment.training.batch_size, evidence.training
     clients = [client for client, rows in enumerate(training.rows) if len(rows)]
     pool = evidence.own
-    each = max(1, min(batch - 1, len(pool) // len(clients), -(-MOST_CANARIES // len(clients))))
-    clients = clients[: len(pool) // each]
+    most = FEW_CANARIES if slow(evidence) else MOST_CANARIES
+    each = max(1, min(batch - 1, len(pool) // len(clients), -(-most // len(clients))))
+    clients = clients[: min(len(pool), most) // each]
     canaries = mislabelled(evidence, pool.take(torch.arange(each * len(clients), device=pool.labels.device)))
     samples = joined(evidence, training.samples, canaries)
     coins, found = tosses(each * len(clients)), []
     for number, client in enumerate(clients):
         rows = training.rows[client]
-        most = -(-len(rows) // batch) * batch - each  # so that all canaries fit into the last batch
+        room = -(-len(rows) // batch) * batch - each  # so that all canaries fit into the last batch
         places = torch.arange(number * each, (number + 1) * each, device=rows.device)
         coins_here = coins[number * each : (number + 1) * each]
-        found.append(Planted(client, rows[: max(1, most)], len(training.samples) + places, coins_here))
+        found.append(Planted(client, rows[: max(1, room)], len(training.samples) + places, coins_here))
     return samples, found
 
 
@@ -318,8 +320,13 @@ def add_to_sums(engine: LocalEngine, canaries: Canaries) -> None:
 # --- rounds
 
 
+def slow(evidence: Evidence) -> bool:
+    """Whether training runs an encoder in each step."""
+    return evidence.slow or evidence.method.through_encoder
+
+
 def rounds_of(evidence: Evidence) -> int:
-    return len(evidence.rounds) if evidence.slow else min(MOST_ROUNDS, evidence.experiment.federation.rounds)
+    return len(evidence.rounds) if slow(evidence) else min(MOST_ROUNDS, evidence.experiment.federation.rounds)
 
 
 def run_first(federation: Federation, rounds: int) -> list[Began]:

@@ -73,10 +73,7 @@ class Shadow(NamedTuple):
 
 
 def candidates_of(evidence: Evidence) -> Candidates:
-    if "candidates" not in evidence.kept:
-        evidence.kept["candidates"] = collect(evidence)
-    found: Candidates = evidence.kept["candidates"]
-    return found
+    return evidence.once("candidates", lambda: collect(evidence))
 
 
 def collect(evidence: Evidence) -> Candidates:
@@ -135,11 +132,7 @@ def tailored(evidence: Evidence, seen: Seen) -> int | None:
 
 def signatures_of(evidence: Evidence, client: int | None, index: int) -> dict[tuple[str, str], Signature]:
     """Return the signatures of all candidates in one round, by item and by kind: alone or beside others."""
-    key = ("signatures", client)
-    if key not in evidence.kept:
-        evidence.kept[key] = replay(evidence, client)
-    found: dict[tuple[str, str], Signature] = evidence.kept[key][index]
-    return found
+    return evidence.once(("signatures", client), lambda: replay(evidence, client))[index]
 
 
 def replay(evidence: Evidence, client: int | None) -> list[dict[tuple[str, str], Signature]]:
@@ -225,13 +218,13 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 def shadows_of(evidence: Evidence, client: int | None, half: str = "trial") -> list[Shadow]:
     """Return imitated clients as large as the audited ones, in every round, of one half of the attacker's images."""
-    key = ("shadows", client, half)
-    if key not in evidence.kept:
+
+    def make() -> list[Shadow]:
         rows = list(shadow_rows(evidence, half))
         seen = imitate(evidence, evidence.own, rows, began_of(evidence, client), noise="run")
-        evidence.kept[key] = [Shadow(own, each) for own, each in zip(rows, seen, strict=True)]
-    found: list[Shadow] = evidence.kept[key]
-    return found
+        return [Shadow(own, each) for own, each in zip(rows, seen, strict=True)]
+
+    return evidence.once(("shadows", client, half), make)
 
 
 def shadow_rows(evidence: Evidence, half: str) -> Iterator[Tensor]:

@@ -4,9 +4,9 @@ The rounds are those of ``fedvl run``: one preparation, one engine, one federati
 evidence lies the truth (the clients' rows and labels), which attacks read only to measure themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ FEW_OWN, FEW_OUTSIDE = 90, 45  # the same for methods that run an encoder in eac
 ENOUGH_OUTSIDE = 100  # unused training images, below which test images are taken instead
 ENCODED = {"features", "embeddings", "patches", "candidates", CLASS_LIST}  # inputs that are computed once
 
+Made = TypeVar("Made")
+
 
 @dataclass
 class Evidence:
@@ -50,7 +52,14 @@ class Evidence:
     messages: list[Message] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     answering: tuple[Tensors, ByClient] = ({}, {})  # the model that users query: shared tensors and last updates
-    kept: dict[Any, Any] = field(default_factory=dict)  # imitated clients, which several attacks share
+    kept: dict[Hashable, Any] = field(default_factory=dict)  # what several attacks share, such as imitated clients
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made under this key; make it if nothing was."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        found: Made = self.kept[key]
+        return found
 
     @property
     def experiment(self) -> Experiment:

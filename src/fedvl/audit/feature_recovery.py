@@ -195,7 +195,8 @@ def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
 
 def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     """Return rows, and what is recovered from clients that have one of them each."""
-    if "singles" not in evidence.kept:
+
+    def make() -> tuple[Tensor, list[Tensor]]:
         sources = sources_of(evidence)
         assert not isinstance(sources, str), "there is something to read"
         source = choose(evidence, sources)
@@ -203,9 +204,9 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
         rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
         began = began_of(evidence, None)[: source.round_index + 1]
         found = imitate(evidence, evidence.training.samples, torch.split(rows, 1), began, noise="run")
-        evidence.kept["singles"] = rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
-    singles: tuple[Tensor, list[Tensor]] = evidence.kept["singles"]
-    return singles
+        return rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
+
+    return evidence.once("singles", make)
 
 
 # --- how well

@@ -85,12 +85,8 @@ def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> 
 
 
 def reader_of(evidence: Evidence, client: int | None, seen: Seen, of_sum: bool) -> "Reader":
-    names = frozenset(seen.items)
-    key = ("reader", client, seen.round_index, names, of_sum)
-    if key not in evidence.kept:
-        evidence.kept[key] = Reader(evidence, client, seen, of_sum)
-    found: Reader = evidence.kept[key]
-    return found
+    key = ("reader", client, seen.round_index, frozenset(seen.items), of_sum)
+    return evidence.once(key, lambda: Reader(evidence, client, seen, of_sum))
 
 
 class Reader:
@@ -209,11 +205,7 @@ class Probe(NamedTuple):
 
 def imitated_classes(evidence: Evidence, client: int | None) -> dict[int, list[Seen]]:
     """Return what clients of one class each would send, in each round."""
-    key = ("classes", client)
-    if key not in evidence.kept:
-        evidence.kept[key] = imitate_classes(evidence, client)
-    found: dict[int, list[Seen]] = evidence.kept[key]
-    return found
+    return evidence.once(("classes", client), lambda: imitate_classes(evidence, client))
 
 
 def imitate_classes(evidence: Evidence, client: int | None) -> dict[int, list[Seen]]:

@@ -74,11 +74,8 @@ def score_candidates(
 def board_of(evidence: Evidence, seen: Sequence[Seen], of_sum: bool) -> "Board":
     rounds = tuple(each.round_index for each in seen)
     whose = next((own for each in seen if (own := tailored(evidence, each)) is not None), None)
-    key = ("board", whose, rounds, frozenset(seen[0].items), of_sum)
-    if key not in evidence.kept:
-        evidence.kept[key] = Board(evidence, whose, rounds, frozenset(seen[0].items), of_sum)
-    found: Board = evidence.kept[key]
-    return found
+    key = (whose, rounds, frozenset(seen[0].items), of_sum)
+    return evidence.once(("board", *key), lambda: Board(evidence, *key))
 
 
 class Board:
@@ -172,14 +169,14 @@ class Board:
 
 def items_of(evidence: Evidence, client: int | None, index: int, names: frozenset[str]) -> list[tuple[Item, str]]:
     """Return the items of a round that depend on a candidate, with the kind of signature."""
-    key = ("items", client, index)
-    if key not in evidence.kept:
-        candidates = candidates_of(evidence)
-        evidence.kept[key] = [
-            (Item(name, signature, candidates.labels, candidates.known), kind)
-            for (name, kind), signature in signatures_of(evidence, client, index).items()
-        ]
-    found: list[tuple[Item, str]] = evidence.kept[key]
+    candidates = candidates_of(evidence)
+
+    def make() -> list[tuple[Item, str]]:
+        signatures = signatures_of(evidence, client, index)
+        labels, known = candidates.labels, candidates.known
+        return [(Item(name, signature, labels, known), kind) for (name, kind), signature in signatures.items()]
+
+    found = evidence.once(("items", client, index), make)
     role = evidence.method.role
     by_gradients = {name for name in names if role.shared(name).trained and name not in role.ends}
     # the gradient of an image does not depend on its company, if the method says so

@@ -116,7 +116,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     if not evidence.messages:
         reason = "Nothing is trained, so no client sends anything."
         if evidence.method.scope == "pooled":
-            reason = "All images are pooled in one place: whoever holds that place has them, and no attack is needed."
+            reason = "All images are pooled in one place, so that no attack is needed to read them there."
         return [Unmeasured(name, SERVER, reason) for name in NAMES]
     shown = display.stage("Attacks")
     found: list[Outcome] = []
@@ -144,6 +144,7 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
         tensor = items[name] if name in NUMBERS else sent[name]
         by = {each["name"] for each in findings if each["view"] == SERVER and name in each["items"]}
         examined = [module.NAMES[0] for module in ATTACKS if by.intersection(module.NAMES)]
+        share = compared_share(evidence, name)
         described.append(
             {
                 "in": "report" if name.startswith(REPORTED) else "update",
@@ -153,10 +154,25 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
                 "masked": evidence.summed,
                 "example": [] if evidence.summed else [round(float(each), 5) for each in tensor.flatten()[:EXAMPLE]],
                 "examined": examined,
+                "share": share,
                 "note": "" if examined else constant(evidence, name),
             }
         )
     return described
+
+
+def compared_share(evidence: Evidence, name: str) -> float:
+    """Return the share of an item's numbers in which single images were sought: of a large item a part."""
+    parts = [
+        signature.part.share
+        for of_rounds in (
+            kept for key, kept in evidence.kept.items() if isinstance(key, tuple) and key[0] == "signatures"
+        )
+        for signatures in of_rounds
+        for (item, _), signature in signatures.items()
+        if item == name
+    ]
+    return min(parts, default=1.0)
 
 
 def constant(evidence: Evidence, name: str) -> str:
@@ -201,8 +217,8 @@ def known_seed(evidence: Evidence) -> str:
     drawn += list(evidence.method.noise())
     also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
-        f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "
-        f"client's batches{also}. Between machines, each party draws what is private from a secret of its own."
+        f"Everything random in a simulation follows from its seed, so an attacker who knows the seed knows the order of each "
+        f"client's batches{also}. Between machines, each client draws what is private from a secret of its own."
     )
 
 

@@ -93,7 +93,7 @@ def values_table(findings: Iterable[Mapping[str, Any]], by_view: bool) -> Table:
 def leaves_table(leaves: Iterable[Mapping[str, Any]]) -> Table:
     table = Table("in", "name", "shape", "examined by", box=None, pad_edge=False)
     for row in leaves:
-        by = ", ".join(row["examined"]) or row["note"]
+        by = examined_by(row)
         told = Text(by) if by else Text(NOT_EXAMINED, style="bold red")
         table.add_row(Text(row["in"]), Text(row["name"]), Text(shape_of(row)), told)
     return table
@@ -166,6 +166,12 @@ def interval(each: Mapping[str, Any]) -> str:
     return f"{low} to {high}{unit}"
 
 
+def examined_by(row: Mapping[str, Any]) -> str:
+    """Name the attacks that examined an item; of a large one single images were sought in a part."""
+    part = f" (images in {100 * row['share']:.0f} % of its numbers)" if row["share"] < 1 else ""
+    return (", ".join(row["examined"]) or row["note"]) + part if row["examined"] or row["note"] else ""
+
+
 def shape_of(row: Mapping[str, Any]) -> str:
     return " x ".join(map(str, row["shape"])) or "a number"
 
@@ -204,7 +210,7 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
                 "bytes": human_bytes(each["bytes"]),
                 "example": ", ".join(f"{value:g}" for value in each["example"]),
                 "more": each["example"] and each["bytes"] > 8 * len(each["example"]),
-                "examined": ", ".join(each["examined"]) or each["note"],
+                "examined": examined_by(each),
             }
             for each in found["leaves"]
         ],
