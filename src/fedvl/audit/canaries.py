@@ -1,8 +1,8 @@
 """Canaries for one-run auditing: images, or clients, that are in a run by the toss of a coin.
 
-At record level canaries are images with wrong labels that some clients train on; the auditor looks for
-what each does to its client's messages. At client level they are updates of full norm, each in a random
-direction; the auditor looks for them in the model that everybody sees.
+At record level canaries are images with wrong labels that some clients train on; the auditor looks
+for what each does to its client's messages. At client level they are updates of full norm, each in
+a random direction; the auditor looks for them in the model that everybody sees.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +51,7 @@ class Tossed(NamedTuple):
 
 
 def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
-    """Return the claimed epsilon and a lower bound of the true one; None if there is no noise to check."""
+    """Return the claimed epsilon and a lower bound of the true one; None without noise."""
     privacy = evidence.experiment.privacy
     if privacy.unit == "none" or not evidence.messages:
         return None
@@ -170,7 +170,7 @@ def mislabelled(evidence: Evidence, samples: Samples) -> Samples:
 def effects_of(
     evidence: Evidence, samples: Samples, planted: Sequence[Planted], began: Sequence[Began]
 ) -> Iterator[list[Tensor]]:
-    """Yield by client, and by round, what a step does without a canary (first) and what each canary changes of it."""
+    """Yield by client and round what a step does without a canary, and what each adds to it."""
     rows = [
         own
         for each in planted
@@ -186,7 +186,7 @@ def effects_of(
 
 
 def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
-    """Return how much of each canary is in a change, by least squares, and how precisely that is known."""
+    """Return by least squares how much of each canary is in a change, and its precision."""
     gram = effects @ effects.T
     usual = float(gram.diagonal()[1:].mean())
     inverse = torch.linalg.inv(gram + (RIDGE * usual + 1e-30) * torch.eye(len(gram), dtype=gram.dtype))
@@ -197,7 +197,7 @@ def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
 
 
 def amplitude(found: Numbers, precision: Numbers) -> float:
-    """Return the coefficient of a canary that is in, if half of them are: the likeliest of a grid."""
+    """Return the likeliest coefficient of a canary that is in, if half of them are."""
     largest = float(np.abs(found).max()) or 1.0
     grid = largest * np.geomspace(1e-3, 1.0, GRID)
     # of each coefficient the likelihood of being in, as a multiple of that of being left out
@@ -261,7 +261,7 @@ class Canaries:
         return total
 
     def learn(self, shared: Tensors, updates: Iterable[Update], clip: float) -> None:
-        """Note what the other clients moved: an auditor may know all but the coins and the noise."""
+        """Note what the other clients moved: an auditor knows all but coins and noise."""
         total = torch.zeros(self.directions.shape[1], dtype=torch.float64)
         for update in updates:
             moves = {name: update.tensors[name].double() - shared[name].double() for name in shared}

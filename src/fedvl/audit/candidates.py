@@ -1,7 +1,7 @@
-"""Candidates of membership, what each of them does to a message, and imitated clients that hold some.
+"""Candidates of membership, what each does to a message, and imitated clients that hold some.
 
-A candidate's signature is what a client sends that has this image alone, or beside a few others less
-what it sends without it. Imitated clients are drawn from the attacker's own images.
+A candidate's signature is what a client sends that has this image alone, or beside a few others
+less what it sends without it. Imitated clients are drawn from the attacker's own images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of an item that candidates are compared in: all of it, or some rows and columns of a large one."""
+    """The part of an item that is compared: all of it, or rows and columns of a large one."""
 
     shape: tuple[int, int]
     rows: Tensor
@@ -66,7 +66,7 @@ class Signature(NamedTuple):
 
 
 class Shadow(NamedTuple):
-    """An imitated client: which of the attacker's images it has, and what it sends in each round."""
+    """An imitated client: which of the attacker's images it has, and what it sends."""
 
     rows: Tensor
     seen: list[Seen]
@@ -104,7 +104,7 @@ def collect(evidence: Evidence) -> Candidates:
 
 
 def own_halves(evidence: Evidence) -> tuple[slice, slice]:
-    """Return which of the attacker's images clients are imitated of, and which ones are compared with."""
+    """Return the attacker's images that clients are imitated of, and those to compare with."""
     return slice(0, len(evidence.own) // 2), slice(len(evidence.own) // 2, len(evidence.own))
 
 
@@ -112,7 +112,7 @@ def own_halves(evidence: Evidence) -> tuple[slice, slice]:
 
 
 def began_of(evidence: Evidence, client: int | None) -> list[Began]:
-    """Return what rounds begin with: of all clients, or of one that was handed tensors of its own."""
+    """Return what rounds begin with, for all or for a client with tensors of its own."""
     own = {message.round_index: message.before for message in evidence.messages if message.client == client}
     return [(index, own.get(index, happened.before)) for index, happened in enumerate(evidence.rounds)]
 
@@ -131,7 +131,7 @@ def tailored(evidence: Evidence, seen: Seen) -> int | None:
 
 
 def signatures_of(evidence: Evidence, client: int | None, index: int) -> dict[tuple[str, str], Signature]:
-    """Return the signatures of all candidates in one round, by item and by kind: alone or beside others."""
+    """Return the candidates' signatures in a round, by item and kind (alone or beside others)."""
     return evidence.once(("signatures", client), lambda: replay(evidence, client))[index]
 
 
@@ -161,7 +161,7 @@ def kinds_of(evidence: Evidence) -> list[str]:
 
 
 def signatures_with(evidence: Evidence, began: Sequence[Began], accompanied: bool) -> list[dict[str, Signature]]:
-    """Return each candidate's signature by round, alone or beside a few of the attacker's images."""
+    """Return each candidate's signature by round, alone or beside a few other images."""
     candidates = candidates_of(evidence)
     samples, count = candidates.samples, len(candidates.samples)
     size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own)) if accompanied else 0
@@ -197,7 +197,7 @@ class Stacks:
                 self.found.setdefault(name, []).append(matrix[part.rows][:, part.columns])
 
     def finish(self, with_base: bool) -> dict[str, Signature]:
-        """Return the signatures of items that all candidates have in one shape; the base comes last."""
+        """Return the signatures of items of one shape; the base comes last."""
         found = {}
         for name, matrices in self.found.items():
             if len(matrices) >= self.count:
@@ -217,7 +217,7 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 
 def shadows_of(evidence: Evidence, client: int | None, half: str = "trial") -> list[Shadow]:
-    """Return imitated clients as large as the audited ones, in every round, of one half of the attacker's images."""
+    """Return imitated clients, as large as the audited ones, of half of the attacker's images."""
 
     def make() -> list[Shadow]:
         rows = list(shadow_rows(evidence, half))
@@ -256,7 +256,7 @@ def together(evidence: Evidence, shadows: list[Shadow]) -> list[Shadow]:
 
 
 def sum_of(shadows: list[Shadow]) -> Shadow:
-    """Add up imitated clients as a secure sum does: weighted means of changes, sums of all numbers."""
+    """Add up imitated clients as a secure sum does: means of changes, sums of numbers."""
     seen = []
     for parts in zip(*(shadow.seen for shadow in shadows), strict=True):
         weights = torch.stack([part.beside[WEIGHT] for part in parts])

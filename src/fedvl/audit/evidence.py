@@ -1,7 +1,8 @@
 """What an attacker has: the messages of the first rounds of a run, and images of its own.
 
 The rounds are those of ``fedvl run``: one preparation, one engine, one federation. Beside the
-evidence lies the truth (the clients' rows and labels), which attacks read only to measure themselves.
+evidence lies the truth (the clients' rows and labels), which attacks read only to measure
+themselves.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -103,7 +104,7 @@ class Evidence:
         return "the mean of all clients' updates" if self.summed else "one client's updates"
 
     def seen_by_server(self) -> list[Seen]:
-        """Return what each client sends or, under secure aggregation, the sum that it is part of."""
+        """Return what each client sends or, under secure aggregation, the sum with it."""
         if self.summed:
             return [seen_in_sum(message, self.rounds[message.round_index]) for message in self.messages]
         return [seen_in(message) for message in self.messages]
@@ -176,7 +177,7 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
 
 
 def only_first(federation: Federation, rounds: int) -> Any:
-    """Return the settings of the first rounds; a mean of single steps is taken of the updates of each client."""
+    """Return the settings of the first rounds, in which each client sends its own update."""
     config = federation.config
     return config.model_copy(update={"rounds": min(rounds, config.rounds), "one_step": False})
 
@@ -220,7 +221,7 @@ def shuffled(rows: Tensor) -> Tensor:
 
 
 def unused_rows(prepared: Prepared, most: int) -> Tensor:
-    """Return labelled training images that nobody trains on; none if they are few or lack a class."""
+    """Return training images that nobody trains on; none if they are few or lack a class."""
     training = prepared.training
     taken = torch.cat([*training.rows, training.root.to(training.true_labels.device)])
     free = torch.nonzero(training.true_labels >= 0)[:, 0]

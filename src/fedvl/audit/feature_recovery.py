@@ -1,10 +1,10 @@
-"""Feature recovery: the encoded images of a client, from any tensor that is as wide as a feature.
+"""Feature recovery: a client's encoded images, from any tensor that is as wide as a feature.
 
 A layer that reads features changes by sums of them. Of one image each row is the feature itself. Of
-several, single rows are often nearly one feature, and independent components of the rows separate some
-more. Any other tensor whose numbers can be put into rows as wide as a feature is read in the same way.
-The tensor and round that give most on imitated clients are taken. A recovered feature is linked if the
-image it is nearest to, among the client's and many others, is the right one.
+several, single rows are often nearly one feature, and independent components of the rows separate
+some more. Any other tensor whose numbers can be put into rows as wide as a feature is read in the
+same way. The tensor and round that give most on imitated clients are taken. A recovered feature is
+linked if the image it is nearest to, among the client's and many others, is the right one.
 """
 
 import warnings
@@ -79,7 +79,7 @@ def width_of(evidence: Evidence) -> int:
 
 
 def sources_of(evidence: Evidence) -> list[Source] | str:
-    """Return all places where features could be read, the layers that read them first; or why there is none."""
+    """Return where features could be read, trained layers first, or why nowhere."""
     width = width_of(evidence)
     if not width:
         return "The method reads no features that are computed once, so that this attack does not apply."

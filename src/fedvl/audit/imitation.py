@@ -1,4 +1,4 @@
-"""Imitate clients: compute, with the method's own code, what a client of given images would send."""
+"""Imitate clients: compute by the method's own code what a client of given images sends."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -75,9 +75,9 @@ def imitate(
 ) -> Iterator[list[Seen]]:
     """Yield what a server would see of each imitated client in each of these rounds.
 
-    A client keeps its private tensors from one round to the next. ``noise``: none, as in the run on its
-    images, or gradients are cut as in the run without noise. ``every_image``: it trains on all images,
-    also where a consultation would choose some.
+    A client keeps its private tensors from one round to the next. ``noise``: none, as in the run on
+    its images, or gradients are cut as in the run without noise. ``every_image``: it trains on all
+    images, also where a consultation would choose some.
     """
     method, federation = evidence.method, evidence.experiment.federation
     all_rows = [each.to(samples.labels.device) for each in rows]

@@ -1,9 +1,10 @@
-"""Label histogram: how a client's images are distributed over the classes, from anything that it sends.
+"""Label histogram: the class shares of a client's images, from anything that it sends.
 
 The attacker imitates one client for each class with its own images, and finds the mixture of these
 messages that is nearest to the client's; or it fits a linear probe from messages to class shares on
-clients that it imitates. It does so for the update as a whole and for each item that leaves, and takes
-what is best on imitated clients. A report with one number for each class is also read as it is.
+clients that it imitates. It does so for the update as a whole and for each item that leaves, and
+takes what is best on imitated clients. A report with one number for each class is also read as it
+is.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ def not_seen(view: str) -> str:
 
 
 def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> Estimate | None:
-    """Return each client's estimated shares, the mean over the rounds; None if nothing tells classes."""
+    """Return each client's estimated shares, the mean over rounds; None if nothing tells them."""
     shares: dict[int, list[Numbers]] = {}
     items, best = set[str](), set[str]()
     for client, all_seen in by_client(seen):
@@ -117,7 +118,7 @@ class Reader:
         return [shares_of(self.labels[shadow.rows], self.classes) for shadow in shadows]
 
     def _best_way(self, names: list[str]) -> "Way | None":
-        """Return the better of a mixture and a probe; None if the items have no fixed shape or never change."""
+        """Return the better of mixture and probe; None if the items never change in one shape."""
         of_classes, trials, known = (
             [seen[self.index].items for seen in each]
             for each in (self.directions.values(), *([s.seen for s in part] for part in (self.trials, self.known)))

@@ -1,9 +1,9 @@
 """Membership: whether a given labelled image was among the images that a client trained on.
 
-An update is a sum of the gradients of its images. The attacker looks for a candidate's gradient in the
-update by several scores (``scores.py``), which it weighs on clients that it imitates. A user who
-queries has the predictions alone, and compares the candidate's loss with the pretrained model's.
-Candidates from outside are weighted to have the classes of the client's images.
+An update is a sum of the gradients of its images. The attacker looks for a candidate's gradient in
+the update by several scores (``scores.py``), which it weighs on clients that it imitates. A user
+who queries has the predictions alone, and compares the candidate's loss with the pretrained
+model's. Candidates from outside are weighted to have the classes of the client's images.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,11 @@
-"""Membership by replay: the universal attack, which applies to every method since its code is known.
+"""Membership by replay: the attack that applies to every method, since its code is known.
 
-The attacker computes with the method's own code what a client would send with and without a candidate
-image, for every tensor and number that leaves: shared tensors, trained or not, sent tensors, reports,
-weight, loss, number of examples, and the lowest bits of all of them. It looks for that difference in
-the message by scores that know nothing of the method (``scores.py``): along it, along it after
-whitening, in the space that rows or columns span (leverage), as a row, and as single numbers.
+The attacker computes with the method's own code what a client would send with and without a
+candidate image, for every tensor and number that leaves: shared tensors, trained or not, sent
+tensors, reports, weight, loss, number of examples, and the lowest bits of all of them. It looks for
+that difference in the message by scores that know nothing of the method (``scores.py``): along it,
+along it after whitening, in the space that rows or columns span (leverage), as a row, and as single
+numbers.
 """
 
 from fedvl.audit.evidence import Evidence

@@ -1,8 +1,8 @@
 """Score candidates against messages: many scores of every item, weighed on imitated clients.
 
-The attacker knows which of its images an imitated client has. It keeps the scores that tell them from
-the others there, over all rounds, and fits a logistic regression on them. Scores are deviations from
-what images of the same class score, so that the class alone gives nothing away.
+The attacker knows which of its images an imitated client has. It keeps the scores that tell them
+from the others there, over all rounds, and fits a logistic regression on them. Scores are
+deviations from what images of the same class score, so that the class alone gives nothing away.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ LEAST = 0.01  # of what an imitated client of the same size counts
 
 
 class Scored(NamedTuple):
-    """Scores of all candidates against what was seen of one client, and the items that gave them."""
+    """Scores of all candidates against what was seen of a client, and the items examined."""
 
     client: int
     scores: Tensor
@@ -81,7 +81,8 @@ def board_of(evidence: Evidence, seen: Sequence[Seen], of_sum: bool) -> "Board":
 class Board:
     """The scores of imitated clients' images, and classifiers fitted on them.
 
-    A classifier is of some items, and for clients of some size: imitated ones of that size count most.
+    A classifier is of some items, and for clients of some size: imitated ones of that size count
+    most.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Board:
         self.told = {key: told_by(column, self.inside, self.weights) for key, column in self.columns.items()}
 
     def predict(self, seen: Sequence[Seen], names: frozenset[str], size: int | None) -> Tensor:
-        """Return one score for each candidate, of these items; 0 for all if none depends on a candidate."""
+        """Return one score for each candidate; 0 for all if no item depends on a candidate."""
         count, keys = self.candidates.held.stop, self._keys(names)
         if not keys:
             return torch.zeros(count, dtype=torch.float64)
@@ -203,7 +204,7 @@ def centres_of(messages: list[Tensors]) -> Tensors:
 
 
 def deviations(scores: Tensor, labels: Tensor, free: Tensor) -> Tensor:
-    """Return scores as deviations from those of images of the same class that are not in the message."""
+    """Return scores as deviations from those of images of the same class that are outside."""
     scores, classes = scores.double(), int(labels.max()) + 1
     known, of = scores[free], labels[free]
     counts = torch.bincount(of, minlength=classes).double()
@@ -229,7 +230,7 @@ def with_tails(table: Tensor) -> Tensor:
 
 
 def told_by(column: Tensor, inside: Tensor, weights: Tensor) -> float:
-    """Return by how many standard errors a score tells members: on average, or some of them surely."""
+    """Return by how many standard errors a score tells members, on average or some surely."""
     members, others, apart = column[inside].numpy(), column[~inside].numpy(), weights[~inside].numpy()
     if not apart.sum() > 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Record the messages of a run: everything that leaves a client, tensor by tensor and number by number."""
+"""Record the messages of a run: every tensor and number that leaves a client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Perform an audit: gather the evidence, make every attack, and say what examined each thing that leaves."""
+"""Perform an audit: gather the evidence, attack, and say what examined each thing that leaves."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
 
 
 def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Describe what one client sends in one round, item by item, with the attacks that examined each."""
+    """Describe each item that a client sends in a round, with the attacks that examined it."""
     if not evidence.messages:
         return []
     message = evidence.messages[0]
@@ -162,7 +162,7 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
 
 
 def compared_share(evidence: Evidence, name: str) -> float:
-    """Return the share of an item's numbers in which single images were sought: of a large item a part."""
+    """Return the share of an item's numbers in which images were sought; a large one in part."""
     parts = [
         signature.part.share
         for of_rounds in (
@@ -176,7 +176,7 @@ def compared_share(evidence: Evidence, name: str) -> float:
 
 
 def constant(evidence: Evidence, name: str) -> str:
-    """Say if an item does not depend on which images a client has, as seen in messages and imitated clients."""
+    """Say if an item does not depend on which images a client has, in messages and imitations."""
     sent = {each.client: each.items[name] for each in evidence.seen_by_server() if name in each.items}
     if not evidence.summed and len(sent) > 1 and len({bytes_of(tensor) for tensor in sent.values()}) == 1:
         return "the same for all clients"

@@ -1,4 +1,4 @@
-"""Show an audit: a table with a sentence for each attack, and a page for a data protection officer."""
+"""Show an audit: a table with a sentence for each attack, and a page for an officer."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ DECIBELS = 40.0  # at the end of a strip of decibels
 
 
 def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the terminal's parts: the headline, the values, a sentence for each, and what was not examined."""
+    """Return the terminal's parts: headline, values, sentences, and what examined each item."""
     title = Text(f"\nAudit of {found['method']} on {found['dataset']}, {found['model']}: {setting(found)}\n")
     untried = not_made(found["unmeasured"], lambda each: f"{each['view']}, {each['name']}")
     if not found["findings"]:
@@ -154,7 +154,7 @@ def figure(each: Mapping[str, Any]) -> str:
 
 
 def interval(each: Mapping[str, Any]) -> str:
-    """Return the interval; limits that would look equal, or equal to the chance level, get more digits."""
+    """Return the interval, with more digits where limits would look equal."""
     unit = " dB" if each["unit"] == " dB" else ""
     low, high = (written(value, each["unit"]).removesuffix(unit) for value in each["interval"])
     if each["leaks"] and low == written(each["chance"], each["unit"]):
@@ -167,7 +167,7 @@ def interval(each: Mapping[str, Any]) -> str:
 
 
 def examined_by(row: Mapping[str, Any]) -> str:
-    """Name the attacks that examined an item; of a large one single images were sought in a part."""
+    """Name the attacks that examined an item, and the part in which images were sought."""
     part = f" (images in {100 * row['share']:.0f} % of its numbers)" if row["share"] < 1 else ""
     return (", ".join(row["examined"]) or row["note"]) + part if row["examined"] or row["note"] else ""
 
