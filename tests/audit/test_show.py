@@ -54,7 +54,7 @@ def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
     for term in ("Singling out", "Linkability", "Inference", "Recommended", "Date and signature"):
         assert term in page
     assert page.count('<td class="missing">not examined</td>') == 1
-    assert "<td>label-histogram, membership</td>" in page
+    assert "<td>label-histogram, membership (images in 25 % of its numbers)</td>" in page
     assert "<b>evil" not in page
     assert not re.search(r"(src|href)=[\"']?https?:", page)
 

@@ -120,6 +120,18 @@ def test_a_dry_run_shows_what_the_update_gives_away_and_which_numbers_go_with_it
     assert "At most epsilon 3 at delta 1e-05 for each client" in said
 
 
+def test_a_dry_run_of_a_secure_sum_attacks_the_update_alone_and_a_sum(fedvl, monkeypatch):
+    """A mask hides the update from the server, not from who approves: a vector of zeros would say nothing."""
+    monkeypatch.delenv("FEDVL_CACHE")
+    flags = ("--set", "federation.threads=1", "--set", "data.shots=60")
+    fedvl("federation", "init", "clinic", *THREE, "--method", "linear", "--secure-sum", *flags)
+    said = " ".join(fedvl("client", "clinic/parties/south", "--dry-run", "--quiet").split())
+    assert "This update alone, the worst case: With these messages the server could" in said
+    assert "A sum with 2 imitated others: " in said
+    assert "0.50 to 0.50" not in said
+    assert "0.00 to 0.00" not in said
+
+
 def test_a_client_with_its_own_folder_of_images(fedvl, tmp_path):
     fedvl("federation", "init", "clinic", *THREE, "--method", "linear")
     for name in ("cat", "Dog"):

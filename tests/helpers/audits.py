@@ -38,6 +38,7 @@ def made_up_audit() -> dict[str, Any]:
                 "masked": False,
                 "example": [0.1],
                 "examined": ["label-histogram", "membership"],
+                "share": 0.25,
                 "note": "",
             },
             {
@@ -48,6 +49,7 @@ def made_up_audit() -> dict[str, Any]:
                 "masked": False,
                 "example": [1.25],
                 "examined": [],
+                "share": 1.0,
                 "note": "",
             },
         ],

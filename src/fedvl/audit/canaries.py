@@ -34,6 +34,7 @@ from fedvl.tensors import Tensors
 
 NAME = "empirical-epsilon"
 MOST_CANARIES, MOST_ROUNDS = 400, 10
+FEW_CANARIES = 120  # images, where an encoder runs in each step
 FAR = 2.0  # norm of a canary's update, as a multiple of what it is cut to or of the farthest client
 MANY = 2**16  # numbers of a model, beyond which directions are not made orthogonal
 GRID = 60  # amplitudes of canaries that are tried
@@ -50,9 +51,7 @@ class Tossed(NamedTuple):
 
 
 def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
-    """Return the claimed epsilon and a lower bound of the true one; None if there is no noise to
-    check.
-    """
+    """Return the claimed epsilon and a lower bound of the true one; None without noise."""
     privacy = evidence.experiment.privacy
     if privacy.unit == "none" or not evidence.messages:
         return None
@@ -142,17 +141,18 @@ def plant(evidence: Evidence) -> tuple[Samples, list[Planted]]:
     batch, training = evidence.experiment.training.batch_size, evidence.training
     clients = [client for client, rows in enumerate(training.rows) if len(rows)]
     pool = evidence.own
-    each = max(1, min(batch - 1, len(pool) // len(clients), -(-MOST_CANARIES // len(clients))))
-    clients = clients[: len(pool) // each]
+    most = FEW_CANARIES if slow(evidence) else MOST_CANARIES
+    each = max(1, min(batch - 1, len(pool) // len(clients), -(-most // len(clients))))
+    clients = clients[: min(len(pool), most) // each]
     canaries = mislabelled(evidence, pool.take(torch.arange(each * len(clients), device=pool.labels.device)))
     samples = joined(evidence, training.samples, canaries)
     coins, found = tosses(each * len(clients)), []
     for number, client in enumerate(clients):
         rows = training.rows[client]
-        most = -(-len(rows) // batch) * batch - each  # so that all canaries fit into the last batch
+        room = -(-len(rows) // batch) * batch - each  # so that all canaries fit into the last batch
         places = torch.arange(number * each, (number + 1) * each, device=rows.device)
         coins_here = coins[number * each : (number + 1) * each]
-        found.append(Planted(client, rows[: max(1, most)], len(training.samples) + places, coins_here))
+        found.append(Planted(client, rows[: max(1, room)], len(training.samples) + places, coins_here))
     return samples, found
 
 
@@ -170,9 +170,7 @@ def mislabelled(evidence: Evidence, samples: Samples) -> Samples:
 def effects_of(
     evidence: Evidence, samples: Samples, planted: Sequence[Planted], began: Sequence[Began]
 ) -> Iterator[list[Tensor]]:
-    """Yield by client, and by round, what a step does without a canary (first) and what each canary
-    changes of it.
-    """
+    """Yield by client and round what a step does without a canary, and what each adds to it."""
     rows = [
         own
         for each in planted
@@ -188,9 +186,7 @@ def effects_of(
 
 
 def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
-    """Return how much of each canary is in a change, by least squares, and how precisely that is
-    known.
-    """
+    """Return by least squares how much of each canary is in a change, and its precision."""
     gram = effects @ effects.T
     usual = float(gram.diagonal()[1:].mean())
     inverse = torch.linalg.inv(gram + (RIDGE * usual + 1e-30) * torch.eye(len(gram), dtype=gram.dtype))
@@ -201,9 +197,7 @@ def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
 
 
 def amplitude(found: Numbers, precision: Numbers) -> float:
-    """Return the coefficient of a canary that is in, if half of them are: the likeliest of a
-    grid.
-    """
+    """Return the likeliest coefficient of a canary that is in, if half of them are."""
     largest = float(np.abs(found).max()) or 1.0
     grid = largest * np.geomspace(1e-3, 1.0, GRID)
     # of each coefficient the likelihood of being in, as a multiple of that of being left out
@@ -267,9 +261,7 @@ class Canaries:
         return total
 
     def learn(self, shared: Tensors, updates: Iterable[Update], clip: float) -> None:
-        """Note what the other clients moved: an auditor may know all but the coins and the
-        noise.
-        """
+        """Note what the other clients moved: an auditor knows all but coins and noise."""
         total = torch.zeros(self.directions.shape[1], dtype=torch.float64)
         for update in updates:
             moves = {name: update.tensors[name].double() - shared[name].double() for name in shared}
@@ -328,8 +320,13 @@ def add_to_sums(engine: LocalEngine, canaries: Canaries) -> None:
 # --- rounds
 
 
+def slow(evidence: Evidence) -> bool:
+    """Whether training runs an encoder in each step."""
+    return evidence.slow or evidence.method.through_encoder
+
+
 def rounds_of(evidence: Evidence) -> int:
-    return len(evidence.rounds) if evidence.slow else min(MOST_ROUNDS, evidence.experiment.federation.rounds)
+    return len(evidence.rounds) if slow(evidence) else min(MOST_ROUNDS, evidence.experiment.federation.rounds)
 
 
 def run_first(federation: Federation, rounds: int) -> list[Began]:

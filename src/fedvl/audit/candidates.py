@@ -38,9 +38,7 @@ class Candidates(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of an item that candidates are compared in: all of it, or some rows and columns of a
-    large one.
-    """
+    """The part of an item that is compared: all of it, or rows and columns of a large one."""
 
     shape: tuple[int, int]
     rows: Tensor
@@ -68,19 +66,14 @@ class Signature(NamedTuple):
 
 
 class Shadow(NamedTuple):
-    """An imitated client: which of the attacker's images it has, and what it sends in each
-    round.
-    """
+    """An imitated client: which of the attacker's images it has, and what it sends."""
 
     rows: Tensor
     seen: list[Seen]
 
 
 def candidates_of(evidence: Evidence) -> Candidates:
-    if "candidates" not in evidence.kept:
-        evidence.kept["candidates"] = collect(evidence)
-    found: Candidates = evidence.kept["candidates"]
-    return found
+    return evidence.once("candidates", lambda: collect(evidence))
 
 
 def collect(evidence: Evidence) -> Candidates:
@@ -111,9 +104,7 @@ def collect(evidence: Evidence) -> Candidates:
 
 
 def own_halves(evidence: Evidence) -> tuple[slice, slice]:
-    """Return which of the attacker's images clients are imitated of, and which ones are compared
-    with.
-    """
+    """Return the attacker's images that clients are imitated of, and those to compare with."""
     return slice(0, len(evidence.own) // 2), slice(len(evidence.own) // 2, len(evidence.own))
 
 
@@ -121,9 +112,7 @@ def own_halves(evidence: Evidence) -> tuple[slice, slice]:
 
 
 def began_of(evidence: Evidence, client: int | None) -> list[Began]:
-    """Return what rounds begin with: of all clients, or of one that was handed tensors of its
-    own.
-    """
+    """Return what rounds begin with, for all or for a client with tensors of its own."""
     own = {message.round_index: message.before for message in evidence.messages if message.client == client}
     return [(index, own.get(index, happened.before)) for index, happened in enumerate(evidence.rounds)]
 
@@ -142,14 +131,8 @@ def tailored(evidence: Evidence, seen: Seen) -> int | None:
 
 
 def signatures_of(evidence: Evidence, client: int | None, index: int) -> dict[tuple[str, str], Signature]:
-    """Return the signatures of all candidates in one round, by item and by kind: alone or beside
-    others.
-    """
-    key = ("signatures", client)
-    if key not in evidence.kept:
-        evidence.kept[key] = replay(evidence, client)
-    found: dict[tuple[str, str], Signature] = evidence.kept[key][index]
-    return found
+    """Return the candidates' signatures in a round, by item and kind (alone or beside others)."""
+    return evidence.once(("signatures", client), lambda: replay(evidence, client))[index]
 
 
 def replay(evidence: Evidence, client: int | None) -> list[dict[tuple[str, str], Signature]]:
@@ -178,9 +161,7 @@ def kinds_of(evidence: Evidence) -> list[str]:
 
 
 def signatures_with(evidence: Evidence, began: Sequence[Began], accompanied: bool) -> list[dict[str, Signature]]:
-    """Return each candidate's signature by round, alone or beside a few of the attacker's
-    images.
-    """
+    """Return each candidate's signature by round, alone or beside a few other images."""
     candidates = candidates_of(evidence)
     samples, count = candidates.samples, len(candidates.samples)
     size = min(LITTLE_COMPANY if evidence.slow else COMPANY, len(evidence.own)) if accompanied else 0
@@ -216,9 +197,7 @@ class Stacks:
                 self.found.setdefault(name, []).append(matrix[part.rows][:, part.columns])
 
     def finish(self, with_base: bool) -> dict[str, Signature]:
-        """Return the signatures of items that all candidates have in one shape; the base comes
-        last.
-        """
+        """Return the signatures of items of one shape; the base comes last."""
         found = {}
         for name, matrices in self.found.items():
             if len(matrices) >= self.count:
@@ -238,16 +217,14 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 
 def shadows_of(evidence: Evidence, client: int | None, half: str = "trial") -> list[Shadow]:
-    """Return imitated clients as large as the audited ones, in every round, of one half of the
-    attacker's images.
-    """
-    key = ("shadows", client, half)
-    if key not in evidence.kept:
+    """Return imitated clients, as large as the audited ones, of half of the attacker's images."""
+
+    def make() -> list[Shadow]:
         rows = list(shadow_rows(evidence, half))
         seen = imitate(evidence, evidence.own, rows, began_of(evidence, client), noise="run")
-        evidence.kept[key] = [Shadow(own, each) for own, each in zip(rows, seen, strict=True)]
-    found: list[Shadow] = evidence.kept[key]
-    return found
+        return [Shadow(own, each) for own, each in zip(rows, seen, strict=True)]
+
+    return evidence.once(("shadows", client, half), make)
 
 
 def shadow_rows(evidence: Evidence, half: str) -> Iterator[Tensor]:
@@ -279,9 +256,7 @@ def together(evidence: Evidence, shadows: list[Shadow]) -> list[Shadow]:
 
 
 def sum_of(shadows: list[Shadow]) -> Shadow:
-    """Add up imitated clients as a secure sum does: weighted means of changes, sums of all
-    numbers.
-    """
+    """Add up imitated clients as a secure sum does: means of changes, sums of numbers."""
     seen = []
     for parts in zip(*(shadow.seen for shadow in shadows), strict=True):
         weights = torch.stack([part.beside[WEIGHT] for part in parts])

@@ -77,9 +77,7 @@ def true_names(evidence: Evidence, client: int) -> set[str]:
 
 
 def guess_names(sent: Tensor, texts: Tensor, count: int) -> list[int]:
-    """Return the names most often nearest to the vectors or, of one vector, those that add to it
-    best.
-    """
+    """Return the names nearest to the vectors, or those that add best to a single one."""
     if len(sent) > 1:
         nearest = Counter((normalize(sent, dim=-1) @ texts.T).argmax(1).tolist())
         return [place for place, _ in nearest.most_common(count)]

@@ -5,9 +5,9 @@ evidence lies the truth (the clients' rows and labels), which attacks read only 
 themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ FEW_OWN, FEW_OUTSIDE = 90, 45  # the same for methods that run an encoder in eac
 ENOUGH_OUTSIDE = 100  # unused training images, below which test images are taken instead
 ENCODED = {"features", "embeddings", "patches", "candidates", CLASS_LIST}  # inputs that are computed once
 
+Made = TypeVar("Made")
+
 
 @dataclass
 class Evidence:
@@ -51,7 +53,14 @@ class Evidence:
     messages: list[Message] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     answering: tuple[Tensors, ByClient] = ({}, {})  # the model that users query: shared tensors and last updates
-    kept: dict[Any, Any] = field(default_factory=dict)  # imitated clients, which several attacks share
+    kept: dict[Hashable, Any] = field(default_factory=dict)  # what several attacks share, such as imitated clients
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Return what was made under this key; make it if nothing was."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        found: Made = self.kept[key]
+        return found
 
     @property
     def experiment(self) -> Experiment:
@@ -95,9 +104,7 @@ class Evidence:
         return "the mean of all clients' updates" if self.summed else "one client's updates"
 
     def seen_by_server(self) -> list[Seen]:
-        """Return what each client sends or, under secure aggregation, the sum that it is part
-        of.
-        """
+        """Return what each client sends or, under secure aggregation, the sum with it."""
         if self.summed:
             return [seen_in_sum(message, self.rounds[message.round_index]) for message in self.messages]
         return [seen_in(message) for message in self.messages]
@@ -170,9 +177,7 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
 
 
 def only_first(federation: Federation, rounds: int) -> Any:
-    """Return the settings of the first rounds; a mean of single steps is taken of the updates of
-    each client.
-    """
+    """Return the settings of the first rounds, in which each client sends its own update."""
     config = federation.config
     return config.model_copy(update={"rounds": min(rounds, config.rounds), "one_step": False})
 
@@ -216,9 +221,7 @@ def shuffled(rows: Tensor) -> Tensor:
 
 
 def unused_rows(prepared: Prepared, most: int) -> Tensor:
-    """Return labelled training images that nobody trains on; none if they are few or lack a
-    class.
-    """
+    """Return training images that nobody trains on; none if they are few or lack a class."""
     training = prepared.training
     taken = torch.cat([*training.rows, training.root.to(training.true_labels.device)])
     free = torch.nonzero(training.true_labels >= 0)[:, 0]

@@ -1,4 +1,4 @@
-"""Feature recovery: the encoded images of a client, from any tensor that is as wide as a feature.
+"""Feature recovery: a client's encoded images, from any tensor that is as wide as a feature.
 
 A layer that reads features changes by sums of them. Of one image each row is the feature itself. Of
 several, single rows are often nearly one feature, and independent components of the rows separate
@@ -79,9 +79,7 @@ def width_of(evidence: Evidence) -> int:
 
 
 def sources_of(evidence: Evidence) -> list[Source] | str:
-    """Return all places where features could be read, the layers that read them first; or why there
-    is none.
-    """
+    """Return where features could be read, trained layers first, or why nowhere."""
     width = width_of(evidence)
     if not width:
         return "The method reads no features that are computed once, so that this attack does not apply."
@@ -197,7 +195,8 @@ def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
 
 def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     """Return rows, and what is recovered from clients that have one of them each."""
-    if "singles" not in evidence.kept:
+
+    def make() -> tuple[Tensor, list[Tensor]]:
         sources = sources_of(evidence)
         assert not isinstance(sources, str), "there is something to read"
         source = choose(evidence, sources)
@@ -205,9 +204,9 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
         rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
         began = began_of(evidence, None)[: source.round_index + 1]
         found = imitate(evidence, evidence.training.samples, torch.split(rows, 1), began, noise="run")
-        evidence.kept["singles"] = rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
-    singles: tuple[Tensor, list[Tensor]] = evidence.kept["singles"]
-    return singles
+        return rows, [read(evidence, seen[source.round_index], source, 1) for seen in found]
+
+    return evidence.once("singles", make)
 
 
 # --- how well

@@ -46,9 +46,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Say which of three is so: above chance, below the goal (tested as equivalence), or
-        neither.
-        """
+        """Return whether the value is above chance, below the goal (equivalence), or neither."""
         if self.interval[0] > self.chance:
             return SHOWN
         return BELOW if self.interval[1] < self.goal else OPEN
@@ -116,9 +114,7 @@ def mean_of(values: Numbers) -> tuple[float, Interval]:
 
 
 def mean_of_few(values: Numbers, bounds: Interval = (-1.0, 1.0)) -> tuple[float, Interval]:
-    """Return the mean over clients, and Student's interval: a bootstrap of few clients is too
-    narrow.
-    """
+    """Return the mean over clients, and Student's interval, which holds for few of them too."""
     from scipy.stats import t
 
     mean, count = float(values.mean()), len(values)

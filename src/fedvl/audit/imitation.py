@@ -1,4 +1,4 @@
-"""Imitate clients: compute, with the method's own code, what a client of given images sends."""
+"""Imitate clients: compute by the method's own code what a client of given images sends."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal

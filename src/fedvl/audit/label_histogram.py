@@ -1,4 +1,4 @@
-"""Label histogram: the shares of the classes in a client's images, from anything that it sends.
+"""Label histogram: the class shares of a client's images, from anything that it sends.
 
 The attacker imitates one client for each class with its own images, and finds the mixture of these
 messages that is nearest to the client's; or it fits a linear probe from messages to class shares on
@@ -69,9 +69,7 @@ def not_seen(view: str) -> str:
 
 
 def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> Estimate | None:
-    """Return each client's estimated shares, the mean over the rounds; None if nothing tells
-    classes.
-    """
+    """Return each client's estimated shares, the mean over rounds; None if nothing tells them."""
     shares: dict[int, list[Numbers]] = {}
     items, best = set[str](), set[str]()
     for client, all_seen in by_client(seen):
@@ -88,12 +86,8 @@ def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> 
 
 
 def reader_of(evidence: Evidence, client: int | None, seen: Seen, of_sum: bool) -> "Reader":
-    names = frozenset(seen.items)
-    key = ("reader", client, seen.round_index, names, of_sum)
-    if key not in evidence.kept:
-        evidence.kept[key] = Reader(evidence, client, seen, of_sum)
-    found: Reader = evidence.kept[key]
-    return found
+    key = ("reader", client, seen.round_index, frozenset(seen.items), of_sum)
+    return evidence.once(key, lambda: Reader(evidence, client, seen, of_sum))
 
 
 class Reader:
@@ -124,9 +118,7 @@ class Reader:
         return [shares_of(self.labels[shadow.rows], self.classes) for shadow in shadows]
 
     def _best_way(self, names: list[str]) -> "Way | None":
-        """Return the better of a mixture and a probe; None if the items have no fixed shape or
-        never change.
-        """
+        """Return the better of mixture and probe; None if the items never change in one shape."""
         of_classes, trials, known = (
             [seen[self.index].items for seen in each]
             for each in (self.directions.values(), *([s.seen for s in part] for part in (self.trials, self.known)))
@@ -214,11 +206,7 @@ class Probe(NamedTuple):
 
 def imitated_classes(evidence: Evidence, client: int | None) -> dict[int, list[Seen]]:
     """Return what clients of one class each would send, in each round."""
-    key = ("classes", client)
-    if key not in evidence.kept:
-        evidence.kept[key] = imitate_classes(evidence, client)
-    found: dict[int, list[Seen]] = evidence.kept[key]
-    return found
+    return evidence.once(("classes", client), lambda: imitate_classes(evidence, client))
 
 
 def imitate_classes(evidence: Evidence, client: int | None) -> dict[int, list[Seen]]:

@@ -1,4 +1,4 @@
-"""Label probe: whether a client has many or few images of a class, from any item that it sends.
+"""Label probe: whether a client has many images of a class, from any single item that it sends.
 
 On imitated clients the attacker fits a linear probe from each item of a message, down to single
 numbers, to the share of each class. It takes the item and the class that it tells best on other

@@ -1,4 +1,4 @@
-"""Membership by replay: the universal attack, which needs nothing but the method's code.
+"""Membership by replay: the attack that applies to every method, since its code is known.
 
 The attacker computes with the method's own code what a client would send with and without a
 candidate image, for every tensor and number that leaves: shared tensors, trained or not, sent

@@ -48,9 +48,7 @@ LEAST = 0.01  # of what an imitated client of the same size counts
 
 
 class Scored(NamedTuple):
-    """Scores of all candidates against what was seen of one client, and the items that gave
-    them.
-    """
+    """Scores of all candidates against what was seen of a client, and the items examined."""
 
     client: int
     scores: Tensor
@@ -76,11 +74,8 @@ def score_candidates(
 def board_of(evidence: Evidence, seen: Sequence[Seen], of_sum: bool) -> "Board":
     rounds = tuple(each.round_index for each in seen)
     whose = next((own for each in seen if (own := tailored(evidence, each)) is not None), None)
-    key = ("board", whose, rounds, frozenset(seen[0].items), of_sum)
-    if key not in evidence.kept:
-        evidence.kept[key] = Board(evidence, whose, rounds, frozenset(seen[0].items), of_sum)
-    found: Board = evidence.kept[key]
-    return found
+    key = (whose, rounds, frozenset(seen[0].items), of_sum)
+    return evidence.once(("board", *key), lambda: Board(evidence, *key))
 
 
 class Board:
@@ -133,9 +128,7 @@ class Board:
         self.told = {key: told_by(column, self.inside, self.weights) for key, column in self.columns.items()}
 
     def predict(self, seen: Sequence[Seen], names: frozenset[str], size: int | None) -> Tensor:
-        """Return one score for each candidate, of these items; 0 for all if none depends on a
-        candidate.
-        """
+        """Return one score for each candidate; 0 for all if no item depends on a candidate."""
         count, keys = self.candidates.held.stop, self._keys(names)
         if not keys:
             return torch.zeros(count, dtype=torch.float64)
@@ -177,14 +170,14 @@ class Board:
 
 def items_of(evidence: Evidence, client: int | None, index: int, names: frozenset[str]) -> list[tuple[Item, str]]:
     """Return the items of a round that depend on a candidate, with the kind of signature."""
-    key = ("items", client, index)
-    if key not in evidence.kept:
-        candidates = candidates_of(evidence)
-        evidence.kept[key] = [
-            (Item(name, signature, candidates.labels, candidates.known), kind)
-            for (name, kind), signature in signatures_of(evidence, client, index).items()
-        ]
-    found: list[tuple[Item, str]] = evidence.kept[key]
+    candidates = candidates_of(evidence)
+
+    def make() -> list[tuple[Item, str]]:
+        signatures = signatures_of(evidence, client, index)
+        labels, known = candidates.labels, candidates.known
+        return [(Item(name, signature, labels, known), kind) for (name, kind), signature in signatures.items()]
+
+    found = evidence.once(("items", client, index), make)
     role = evidence.method.role
     by_gradients = {name for name in names if role.shared(name).trained and name not in role.ends}
     # the gradient of an image does not depend on its company, if the method says so
@@ -211,9 +204,7 @@ def centres_of(messages: list[Tensors]) -> Tensors:
 
 
 def deviations(scores: Tensor, labels: Tensor, free: Tensor) -> Tensor:
-    """Return scores as deviations from those of images of the same class that are not in the
-    message.
-    """
+    """Return scores as deviations from those of images of the same class that are outside."""
     scores, classes = scores.double(), int(labels.max()) + 1
     known, of = scores[free], labels[free]
     counts = torch.bincount(of, minlength=classes).double()
@@ -239,9 +230,7 @@ def with_tails(table: Tensor) -> Tensor:
 
 
 def told_by(column: Tensor, inside: Tensor, weights: Tensor) -> float:
-    """Return by how many standard errors a score tells members: on average, or some of them
-    surely.
-    """
+    """Return by how many standard errors a score tells members, on average or some surely."""
     members, others, apart = column[inside].numpy(), column[~inside].numpy(), weights[~inside].numpy()
     if not apart.sum() > 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Record the messages of a run: every tensor and every number that leaves a client."""
+"""Record the messages of a run: every tensor and number that leaves a client."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,8 +1,8 @@
-"""The lower bound of epsilon from one training run (Steinke, Nasr and Jagielski, 2023).
+"""The lower bound of epsilon from one run with canaries (Steinke, Nasr and Jagielski, 2023).
 
-Each of m canaries is included by a fair coin. The auditor guesses some of the coins from the output
-and abstains from the rest. If the mechanism is (epsilon, delta)-private, it seldom guesses many
-right.
+"Privacy auditing with one (1) training run": each of m canaries is included by a fair coin. The
+auditor guesses some of the coins from the output and abstains from the rest. If the mechanism is
+(epsilon, delta)-private, it seldom guesses many right.
 """
 
 import math
@@ -28,11 +28,10 @@ class Bound(NamedTuple):
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return how likely so many guesses are right if the mechanism is private (theorem 5.2 of the
-    paper).
+    """Return how likely so many guesses are right at most, if the mechanism is private.
 
-    At most f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) is the chance that at least v
-    of the guesses are right if each is with e^epsilon / (e^epsilon + 1).
+    By theorem 5.2 of the paper, f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) is the
+    chance that v or more guesses are right if each is with e^epsilon / (e^epsilon + 1).
     """
     from scipy.special import bdtrc
 
@@ -44,9 +43,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the largest epsilon that so many right guesses refute at this confidence; 0 if
-    none.
-    """
+    """Return the largest epsilon that so many right guesses refute; 0 if none."""
     allowed = 1 - confidence
     if p_value(canaries, guesses, right, 0.0, delta) >= allowed:
         return 0.0

@@ -1,4 +1,4 @@
-"""A client's own values: attacks on the message that it would send first, before anything leaves.
+"""A client's own values: attacks on its first message, before anything leaves.
 
 The attacker is the server. Its images are the client's own test images, or a third of its training
 images where it has no test: then the update is of the rest. Both have the client's own classes.
@@ -80,9 +80,7 @@ def audit_own(
 
 
 def views(evidence: Evidence, sent: Message, federation: Any) -> list[tuple[str, Evidence]]:
-    """Return what is attacked: the update, and under secure aggregation a sum with imitated others
-    too.
-    """
+    """Return the update and, under secure aggregation, a sum with imitated others too."""
     alone = replace(
         evidence,
         summed=False,

@@ -1,4 +1,4 @@
-"""Perform an audit: gather the evidence, make every attack, say what examined each item."""
+"""Perform an audit: gather the evidence, attack, and say what examined each thing that leaves."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     if not evidence.messages:
         reason = "Nothing is trained, so no client sends anything."
         if evidence.method.scope == "pooled":
-            reason = "All images are pooled in one place: whoever holds that place has them, and no attack is needed."
+            reason = "All images are pooled in one place, so that no attack is needed to read them there."
         return [Unmeasured(name, SERVER, reason) for name in NAMES]
     shown = display.stage("Attacks")
     found: list[Outcome] = []
@@ -131,9 +131,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
 
 
 def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Describe what one client sends in one round, item by item, with the attacks that examined
-    each.
-    """
+    """Describe each item that a client sends in a round, with the attacks that examined it."""
     if not evidence.messages:
         return []
     message = evidence.messages[0]
@@ -146,6 +144,7 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
         tensor = items[name] if name in NUMBERS else sent[name]
         by = {each["name"] for each in findings if each["view"] == SERVER and name in each["items"]}
         examined = [module.NAMES[0] for module in ATTACKS if by.intersection(module.NAMES)]
+        share = compared_share(evidence, name)
         described.append(
             {
                 "in": "report" if name.startswith(REPORTED) else "update",
@@ -155,16 +154,29 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
                 "masked": evidence.summed,
                 "example": [] if evidence.summed else [round(float(each), 5) for each in tensor.flatten()[:EXAMPLE]],
                 "examined": examined,
+                "share": share,
                 "note": "" if examined else constant(evidence, name),
             }
         )
     return described
 
 
+def compared_share(evidence: Evidence, name: str) -> float:
+    """Return the share of an item's numbers in which images were sought; a large one in part."""
+    parts = [
+        signature.part.share
+        for of_rounds in (
+            kept for key, kept in evidence.kept.items() if isinstance(key, tuple) and key[0] == "signatures"
+        )
+        for signatures in of_rounds
+        for (item, _), signature in signatures.items()
+        if item == name
+    ]
+    return min(parts, default=1.0)
+
+
 def constant(evidence: Evidence, name: str) -> str:
-    """Say if an item does not depend on which images a client has, as seen in messages and imitated
-    clients.
-    """
+    """Say if an item does not depend on which images a client has, in messages and imitations."""
     sent = {each.client: each.items[name] for each in evidence.seen_by_server() if name in each.items}
     if not evidence.summed and len(sent) > 1 and len({bytes_of(tensor) for tensor in sent.values()}) == 1:
         return "the same for all clients"
@@ -205,8 +217,8 @@ def known_seed(evidence: Evidence) -> str:
     drawn += list(evidence.method.noise())
     also = f" and what clients draw for themselves ({', '.join(sorted(drawn))})" if drawn else ""
     return (
-        f"Everything random in a simulation follows from its seed, so whoever knows it knows the order of each "
-        f"client's batches{also}. Between machines, each party draws what is private from a secret of its own."
+        f"Everything random in a simulation follows from its seed, so an attacker who knows the seed knows the order of each "
+        f"client's batches{also}. Between machines, each client draws what is private from a secret of its own."
     )
 
 

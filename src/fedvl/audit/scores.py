@@ -55,9 +55,7 @@ class Item:
 
     @cached_property
     def common(self) -> Tensor | None:
-        """An orthonormal basis of what images of a class have in common; None for items of few
-        numbers.
-        """
+        """An orthonormal basis of what images of a class share; None of few numbers."""
         own, labels = self.flat[self.known], self.labels[self.known]
         classes = torch.unique(labels)
         if self.flat.shape[1] <= 2 * len(classes):
@@ -131,9 +129,7 @@ class Item:
             yield f"whitened {share:g}", (left / ridge + there[:count] @ (along / (values + ridge))) / length[:count]
 
     def spanned(self, message: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield how well the rows, or columns, of a message span those of a signature
-        (leverage).
-        """
+        """Yield how well rows, or columns, of a message span those of a signature (leverage)."""
         columns, sizes, rows = torch.linalg.svd(message, full_matrices=False)
         rank = int((sizes > FLOORS[0] * sizes[0]).sum())
         delta, total = self.delta[:count].float(), self.flat[:count].square().sum(1).clamp(min=TINY)
@@ -160,9 +156,7 @@ class Item:
         return -(1 - likeness.flatten(1).amax(1)).clamp(min=1e-6).log()
 
     def equal_share(self, message: Tensor, count: int) -> Tensor:
-        """Return the largest share of numbers that a row of the signature and one of the message
-        have equal.
-        """
+        """Return the largest share of equal numbers of a signature's row and a message's row."""
         columns = torch.randperm(message.shape[1], generator=torch_generator(0, "columns"))[:MOST_COLUMNS]
         known = self.raw[:count, self.informative][:, :, columns]
         best = torch.zeros(count)

@@ -1,4 +1,4 @@
-"""Show an audit: a table with a sentence for each attack, and a page for a privacy officer."""
+"""Show an audit: a table with a sentence for each attack, and a page for an officer."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -44,9 +44,7 @@ DECIBELS = 40.0  # at the end of a strip of decibels
 
 
 def audit_table(found: Mapping[str, Any]) -> list[RenderableType]:
-    """Return the terminal's parts: the headline, the values, a sentence for each, and what was not
-    examined.
-    """
+    """Return the terminal's parts: headline, values, sentences, and what examined each item."""
     title = Text(f"\nAudit of {found['method']} on {found['dataset']}, {found['model']}: {setting(found)}\n")
     untried = not_made(found["unmeasured"], lambda each: f"{each['view']}, {each['name']}")
     if not found["findings"]:
@@ -95,7 +93,7 @@ def values_table(findings: Iterable[Mapping[str, Any]], by_view: bool) -> Table:
 def leaves_table(leaves: Iterable[Mapping[str, Any]]) -> Table:
     table = Table("in", "name", "shape", "examined by", box=None, pad_edge=False)
     for row in leaves:
-        by = ", ".join(row["examined"]) or row["note"]
+        by = examined_by(row)
         told = Text(by) if by else Text(NOT_EXAMINED, style="bold red")
         table.add_row(Text(row["in"]), Text(row["name"]), Text(shape_of(row)), told)
     return table
@@ -156,9 +154,7 @@ def figure(each: Mapping[str, Any]) -> str:
 
 
 def interval(each: Mapping[str, Any]) -> str:
-    """Return the interval; limits that would look equal, or equal to the chance level, get more
-    digits.
-    """
+    """Return the interval, with more digits where limits would look equal."""
     unit = " dB" if each["unit"] == " dB" else ""
     low, high = (written(value, each["unit"]).removesuffix(unit) for value in each["interval"])
     if each["leaks"] and low == written(each["chance"], each["unit"]):
@@ -168,6 +164,12 @@ def interval(each: Mapping[str, Any]) -> str:
         low, high = (f"{value:.{digits}f}" for value in each["interval"])
         digits += 1
     return f"{low} to {high}{unit}"
+
+
+def examined_by(row: Mapping[str, Any]) -> str:
+    """Name the attacks that examined an item, and the part in which images were sought."""
+    part = f" (images in {100 * row['share']:.0f} % of its numbers)" if row["share"] < 1 else ""
+    return (", ".join(row["examined"]) or row["note"]) + part if row["examined"] or row["note"] else ""
 
 
 def shape_of(row: Mapping[str, Any]) -> str:
@@ -208,7 +210,7 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
                 "bytes": human_bytes(each["bytes"]),
                 "example": ", ".join(f"{value:g}" for value in each["example"]),
                 "more": each["example"] and each["bytes"] > 8 * len(each["example"]),
-                "examined": ", ".join(each["examined"]) or each["note"],
+                "examined": examined_by(each),
             }
             for each in found["leaves"]
         ],

@@ -1,4 +1,4 @@
-"""The words of an audit for the person responsible: headline, advice, remedies, budget."""
+"""The words of an audit: headline, risks, recommendations, remedies, budget."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
