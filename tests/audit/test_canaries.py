@@ -72,7 +72,7 @@ def test_a_share_of_noise_ten_times_too_small_is_found(monkeypatch):
 
 
 def test_gradients_that_are_not_cut_are_found(monkeypatch):
-    def uncut(gradients, mask, clip):
+    def uncut(gradients, mask, clip, unit):
         return {name: torch.tensordot(mask, gradient, 1) for name, gradient in gradients.items()}
 
     monkeypatch.setattr("fedvl.federation.steps.row_gradients", uncut)

@@ -84,7 +84,7 @@ def test_a_mean_over_few_clients_has_students_interval():
     assert mean_of_few(np.array([0.9]))[1] == (-1.0, 1.0)  # one client says nothing of others
     low, high = mean_of_few(np.ones(10))[1]
     assert low < 1.0 == high  # no interval has no width
-    assert share_of(10, 10)[1] == pytest.approx((0.6915, 1.0), abs=1e-4)
+    assert share_of(10, 10)[1] == pytest.approx((0.7225, 1.0), abs=1e-4)  # Wilson: 10 / (10 + 1.96^2)
 
 
 def test_a_share_of_100_is_rounded_as_its_value_is():

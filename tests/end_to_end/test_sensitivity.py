@@ -15,7 +15,7 @@ ACCEPTED = {
     ("fst-cbdg", "client"),
     ("fedtpg", "client"),
 }
-REFUSED = {("zero-shot", "client"), ("fed-prime", "client"), ("fed-mp", "record"), ("fst-cbdg", "record")}
+REFUSED = {("zero-shot", "client"), ("fed-mp", "record"), ("fst-cbdg", "record")}
 
 
 @pytest.mark.parametrize("unit", UNITS)

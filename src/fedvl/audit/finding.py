@@ -126,7 +126,7 @@ def mean_of_few(values: Numbers, bounds: Interval = (-1.0, 1.0)) -> tuple[float,
 
 
 def share_of(right: float, total: int) -> tuple[float, Interval]:
-    """Return a share of so many trials, and its exact interval."""
+    """Return a share of so many trials, and its interval."""
     return right / total, proportion(round(right), total)
 
 

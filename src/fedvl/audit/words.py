@@ -141,8 +141,6 @@ def remedies(experiment: Experiment) -> list[str]:
         found.append(
             "Noise in each client's own training, which hides single images; the values are of what it sends with it."
         )
-    if federation.robust != "mean":
-        found.append(f"Updates are merged by {federation.robust}: against hostile clients, not against curious ones.")
     return found
 
 
