@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-# autodoc would import it with TYPE_CHECKING set, under which pydantic refuses models that allow extra fields
+# autodoc would import them with TYPE_CHECKING set, under which pydantic refuses models that allow extra fields
+import fedvl.compare.contents
 import fedvl.compare.grid  # noqa: F401
 from fedvl import __version__
 
