@@ -52,9 +52,9 @@ from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
 from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
-from fedvl.preparation import embed_classes
+from fedvl.runs.preparation import embed_classes
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 PARTITIONS = ("iid", "dirichlet:0.1", "disjoint")

@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedvl.preparation as preparation
-from fedvl.data.opener import Opener
-from fedvl.data.sources import open_dataset
+import fedvl.runs.preparation as preparation
+from fedvl.data.sources import Opener, open_dataset
 from fedvl.data.stores import Dataset, Integers, Split
 from fedvl.display import Silent
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.models.checkpoint import load_model
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 ALIGNED = ("fed-inter", "fed-prime")  # the methods that align prompts
 METHODS = ("fedavg-p", "fedprox-p", "fedmsplit-p", "fed-inter", "fed-intra", "fed-prime")

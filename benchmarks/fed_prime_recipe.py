@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import ViltConfig, ViltModel
 
 from fedvl.commands.compare import reproduce_all
-from fedvl.compare.grid import read_recipe
+from fedvl.comparisons.grid import read_recipe
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 
 ROW = "miss both, Fed-PRIME"

@@ -24,17 +24,17 @@ from typing import Any
 
 import torch
 
-import fedvl.preparation as preparation
+import fedvl.runs.preparation as preparation
 from fedvl.config import MOST_ROUNDS, overlay
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
 from fedvl.methods.fedpp import SETTING
 from fedvl.methods.parts.pseudo_labels import label_figures
-from fedvl.result import pseudo_label_figures
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.result import pseudo_label_figures
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import derived_seed, torch_generator
-from fedvl.settings import resolve_experiment
 
 PARTITIONS = ("dirichlet:0.1", "quantity:0.2")
 PROMPTFL = {"method": {"name": "promptfl"}, "training": SETTING["training"]}

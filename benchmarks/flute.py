@@ -17,13 +17,12 @@ from typing import Any, cast
 import torch
 
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.draws import permutations
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Rows
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
-from fedvl.seeding import derived_seed, numpy_generator
+from fedvl.seeding import derived_seed, numpy_generator, permutations
 from fedvl.tensors import Tensors
 
 CLIENTS, SAMPLES, WIDTH, CLASSES, ROUNDS, BATCH, RATE, SEED = 1000, 60, 784, 10, 100, 10, 0.03, 0

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Silent
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation import precision
 from fedvl.federation.round import Federation
-from fedvl.preparation import prepare
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.preparation import prepare
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 ROUNDS = 20
 DATA = {"shots": 64, "clients": 5, "partition": "iid"}

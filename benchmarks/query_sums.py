@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Silent
-from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
 from fedvl.methods.fed_mp import GATE
 from fedvl.methods.parts.query_sums import tailored
-from fedvl.preparation import Prepared, prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import Prepared, prepare
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 OPENER = Opener.once()

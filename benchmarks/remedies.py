@@ -29,10 +29,10 @@ import torch
 import fedvl
 from fedvl.audit.perform import audit
 from fedvl.config import overlay
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 Settings = dict[str, Any]
 

@@ -24,18 +24,18 @@ from typing import Any
 
 import torch
 
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine, make_judge, root_engine
 from fedvl.federation.attacks import KINDS
 from fedvl.federation.robust import RULES
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
-from fedvl.preparation import prepare
-from fedvl.result import backdoor_figures
+from fedvl.runs.experiment import local_engine, make_judge, root_engine
+from fedvl.runs.preparation import prepare
+from fedvl.runs.result import backdoor_figures
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 METHODS: dict[str, dict[str, Any]] = {
     "linear": {},

@@ -124,10 +124,10 @@ def measure(clients: int, numbers: int, lost: int) -> Cost:
 def difference(clients: int) -> tuple[float, float, float]:
     """Return the mean, smallest and largest cosine over the first 20 clients (linear, cifar10-mini)."""
     from fedvl.display import Silent
-    from fedvl.experiment import local_engine
-    from fedvl.preparation import prepare
+    from fedvl.runs.experiment import local_engine
+    from fedvl.runs.preparation import prepare
+    from fedvl.runs.settings import resolve_experiment
     from fedvl.seeding import torch_generator
-    from fedvl.settings import resolve_experiment
 
     data = {"clients": clients, "partition": "dirichlet:0.5"}
     experiment = resolve_experiment({"method": {"name": "linear"}, "data": data, "federation": {"secure_sum": True}})

@@ -36,10 +36,10 @@ import torch
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
 from fedvl.display import Silent
-from fedvl.experiment import complete
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 from fedvl.serve.model import TrainedModel
-from fedvl.settings import resolve_experiment
 
 BATCH = 64
 PART = b'--x\r\nContent-Disposition: form-data; name="files"; filename="x"\r\n\r\n'

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.display import Silent
-from fedvl.experiment import complete
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 UNITS = {"seconds": "ms", "processor": "ms", "memory": "MB", "descriptors": "", "tensors": "kB", "added": "kB"}
 SCALE = {"seconds": 1e3, "processor": 1e3, "memory": 1e-6, "descriptors": 1.0, "tensors": 1e-3, "added": 1e-3}

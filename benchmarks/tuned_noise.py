@@ -31,16 +31,16 @@ import torch
 from torch import Tensor
 
 from fedvl.config import gather_settings
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Silent
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.accounting import sigma_for
 from fedvl.federation.fixed_point import unflat
 from fedvl.federation.privacy import Subspace, clipped, directions
 from fedvl.methods.roles import Shapes
-from fedvl.preparation import Prepared, prepare
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.preparation import Prepared, prepare
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 OPENER = Opener.once()
 TUNED_ON = (100, 101, 102)  # seeds

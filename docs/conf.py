@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 # autodoc would import them with TYPE_CHECKING set, under which pydantic refuses models that allow extra fields
-import fedvl.compare.contents
-import fedvl.compare.grid  # noqa: F401
+import fedvl.comparisons.contents
+import fedvl.comparisons.grid  # noqa: F401
 from fedvl import __version__
 
 project = "FedVL"

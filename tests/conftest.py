@@ -109,7 +109,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def fed_mp(folder_of: Callable[[str], Path]) -> "TrainedModel":
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
     from fedvl.serve.model import TrainedModel
 
     return TrainedModel(RunFolder(folder_of("fed-mp")))

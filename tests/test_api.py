@@ -25,10 +25,10 @@ from fedvl.config import FLAGS
 from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
 from fedvl.display import SilentLine
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 from fedvl.serve.images import png_of
 from fedvl.serve.model import TrainedModel, predict_images
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import digest, flatten
 
 SMALL = {"shots": 4, "clients": 3, "rounds": 2, "data.test_shots": 5, "data.minimum": 0}
@@ -83,8 +83,8 @@ def test_its_functions_are_seen_before_they_are_used():
 
 
 def test_compare_is_the_function_whatever_was_imported_before():
-    """A package has the same name; importing it must not take the function's place."""
-    done = in_python("import fedvl, fedvl.compare.grid; from fedvl.compare.run import Outcome; fedvl.compare([])")
+    """No package may have the name of a function: importing it would take the function's place."""
+    done = in_python("import fedvl, fedvl.comparisons.grid, fedvl.runs.experiment; fedvl.run; fedvl.compare([])")
     assert "FedVLError: Name the methods" in done.stderr
 
 

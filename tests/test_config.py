@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fedvl.config import Experiment, gather_settings, parse_assignment, read_toml, resolve, write_toml
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def test_later_layers_win_and_sections_merge():

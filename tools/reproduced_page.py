@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedvl.compare.claims import Figures, findings, shown
-from fedvl.compare.grid import read_recipe, recipe_names
+from fedvl.comparisons.claims import Figures, findings, shown
+from fedvl.comparisons.grid import read_recipe, recipe_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduced.md"
 FOUND = "This table: "

@@ -6,7 +6,6 @@ user can mend is raised as ``fedvl.FedVLError``. Importing the package loads not
 """
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedvl.errors import FedVLError
@@ -20,10 +19,6 @@ __all__ = ["FedVLError", "__version__", "compare", "open_run", "resume", "run"]
 # Idle processor threads sleep rather than spin, which on a busy machine makes small steps several times slower.
 # Torch reads this when it is imported, and not again.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-# The package of this name is loaded here once, so that it cannot take the function's name later.
-import_module("fedvl.compare")
-globals().pop("compare", None)
 
 
 def __getattr__(name: str) -> Any:

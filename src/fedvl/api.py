@@ -24,7 +24,7 @@ from fedvl.config import FLAGS, Experiment, gather_settings, nested, overlay, se
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
 from fedvl.report.notebook import frame, html_table
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from fedvl.report.notebook import Chart
@@ -218,7 +218,7 @@ def run(
     runs/METHOD-DATASET.
     """
     flags = {name: value for name, value in locals().items() if name in FLAGS}
-    from fedvl.settings import new_experiment
+    from fedvl.runs.settings import new_experiment
 
     given = gather_settings(Path(experiment) if experiment else None, {})
     overlay(given, settings_of({**flags, **settings}, FLAGS, ("out", "quiet")))
@@ -258,12 +258,12 @@ def compare(
     ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with
     ``seeds`` seeds, 3 by default. Further arguments are those of :func:`run`, for every run.
     """
-    from fedvl.compare.grid import Variant, read_grid
-    from fedvl.compare.run import flags_grid, perform_grid, summarise
-    from fedvl.data.opener import Opener
+    from fedvl.comparisons.grid import Variant, read_grid
+    from fedvl.comparisons.run import flags_grid, perform_grid, summarise
+    from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay
     from fedvl.report.page import write_comparison
-    from fedvl.settings import resolve_experiment
+    from fedvl.runs.settings import resolve_experiment
 
     own = ("methods", "dataset", "partition", "seeds", "out", "quiet")
     base = settings_of(settings, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
@@ -339,8 +339,8 @@ def _assignments(settings: Row) -> list[str]:
 
 
 def _finished(folder: RunFolder, quiet: bool) -> RunResult:
-    from fedvl.experiment import complete
     from fedvl.report.page import write_report
+    from fedvl.runs.experiment import complete
 
     with torch_as_new(folder.experiment.federation.threads), display_here(quiet) as display:
         complete(folder, display)

@@ -7,7 +7,6 @@ Settings are merged, later ones winning: the defaults below, the method's preset
 
 import difflib
 import json
-import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedvl.errors import FedVLError
-from fedvl.files import read_file
+from fedvl.files import SHORTENED, read_file
 
 MOST_TOML = 2**20  # bytes
 MOST_DOTS = 200
@@ -25,8 +24,6 @@ MOST_CLIENTS = 10_000_000
 MOST_TEXT = 4096  # characters of a name or path
 MANY = 10**9  # more than there is of anything that is counted
 
-SHORTENED = reprlib.Repr()  # of values from a file, in a sentence
-SHORTENED.maxstring = SHORTENED.maxother = 100
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

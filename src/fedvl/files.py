@@ -4,15 +4,35 @@ import hashlib
 import json
 import os
 import re
+import reprlib
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedvl.errors import FedVLError
 
 MOST_JSON = 2**26  # bytes
 LONGEST_INTEGER = 19  # digits; what is longer is no count
+
+SHORTENED = reprlib.Repr()  # of values from a file, in a sentence
+SHORTENED.maxstring = SHORTENED.maxother = 100
+MOST_NAMES = 100_000
+Number = Annotated[float, Field(allow_inf_nan=True)]  # a loss may have overflown
+Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Names = Annotated[list[str], Field(max_length=MOST_NAMES)]
+Bounds = Annotated[list[Finite], Field(min_length=2, max_length=2)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Scalar = str | int | float | bool | None
+
+
+class Content(BaseModel):
+    """Content of a file: known keys have their type, others are not used."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -101,3 +121,40 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         return None
     except (OSError, ValueError) as error:
         raise FedVLError(f"{path} cannot be read ({error}): run the experiment again to make it anew.") from None
+
+
+Kind = TypeVar("Kind", bound=Content)
+
+
+def same_lengths(**lists: list[Any] | None) -> None:
+    """Refuse lists of different lengths; one that is None is left out."""
+    lengths = {name: len(values) for name, values in lists.items() if values is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(" and ".join(lengths) + " have different lengths")
+
+
+def square(rows: list[list[int]] | None, width: int, name: str) -> None:
+    if any(len(row) != width for row in rows or ()):
+        raise ValueError(f"a row of {name} has not {width} values")
+
+
+def fits(kind: type[Kind], content: object) -> bool:
+    """Whether a content is of this kind."""
+    try:
+        kind.model_validate(content)
+    except ValidationError:
+        return False
+    return True
+
+
+def checked(kind: type[Kind], content: Any, path: Path) -> dict[str, Any]:
+    """Return the content of a file as it is; refuse one that is not of this kind."""
+    try:
+        kind.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])[:100]
+        found = f"its '{place}' is {SHORTENED.repr(problem['input'])}" if place else "what it holds"
+        reason = problem["msg"][0].lower() + problem["msg"][1:]
+        raise FedVLError(f"{path} is not as FedVL writes it ({found}: {reason}); get a whole copy of it.") from None
+    return dict(content)

@@ -1,7 +1,12 @@
 """Draw every random choice from (seed, purpose, round, client, ...): same bits everywhere."""
 
 import hashlib
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     import numpy
@@ -25,3 +30,82 @@ def torch_generator(seed: int, *purpose: str | int) -> "torch.Generator":
     import torch
 
     return torch.Generator().manual_seed(derived_seed(seed, *purpose))
+
+
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as torch writes it, with a sign
+FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+LAST = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Numbers between 0 and 1, neither included."""
+
+    shape: tuple[int, ...] = ()
+
+    def __call__(self, keys: Tensor) -> Tensor:
+        return to_uniform(hashes(keys, math.prod(self.shape))).view(len(keys), *self.shape)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Standard normal numbers."""
+
+    shape: tuple[int, ...] = ()
+
+    def __call__(self, keys: Tensor) -> Tensor:
+        """Make two of each hash, from its upper and lower half (Box and Muller)."""
+        count = math.prod(self.shape)
+        drawn = hashes(keys, -(-count // 2))
+        radius = to_uniform(drawn).log_().mul_(-2).sqrt_()
+        angle = to_uniform(drawn << 32).mul_(2 * math.pi)
+        pair = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
+        return pair.flatten(1)[:, :count].view(len(keys), *self.shape)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Whole numbers from 0, all less than ``below``."""
+
+    below: int
+    shape: tuple[int, ...] = ()
+
+    def __call__(self, keys: Tensor) -> Tensor:
+        drawn = upper(hashes(keys, math.prod(self.shape)), 32)
+        return (drawn * self.below >> 32).view(len(keys), *self.shape)
+
+
+Draw = Uniform | Normal | Integers
+
+
+def keys_of(seed: int, clients: Tensor, step: int) -> Tensor:
+    """Return a key for each client's draws of one step; the seed has 63 bits."""
+    return mixed(mixed((clients + 1) * GOLDEN + seed) + torch.full_like(clients[:1], step + 1) * GOLDEN)
+
+
+def hashes(keys: Tensor, count: int) -> Tensor:
+    """Return the first numbers of a stream of SplitMix64 for each key: keys x count, 64 bits."""
+    return mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN + keys[:, None])
+
+
+def mixed(state: Tensor) -> Tensor:
+    """Mix the bits of 64-bit numbers, in place; products are those modulo 2^64."""
+    for bits, factor in zip((34, 37), FACTORS, strict=True):
+        state.bitwise_xor_(upper(state, bits)).mul_(factor)
+    return state.bitwise_xor_(upper(state, 33))
+
+
+def upper(numbers: Tensor, bits: int) -> Tensor:
+    """Return the upper bits of 64-bit numbers, without regard to their sign."""
+    return (numbers >> (64 - bits)).bitwise_and_((1 << bits) - 1)
+
+
+def to_uniform(numbers: Tensor) -> Tensor:
+    """Make numbers between 0 and 1 of the upper 23 bits: exact in 32-bit floats, never 0 or 1."""
+    return upper(numbers, 23).float().add_(0.5).mul_(2.0**-23)
+
+
+def permutations(seed: int, clients: Tensor, chosen: Tensor, epoch: int) -> Tensor:
+    """Shuffle the places where ``chosen`` (clients x places) is true; the others follow."""
+    order = hashes(keys_of(seed, clients, epoch), chosen.shape[1]).masked_fill_(~chosen, LAST)
+    return order.argsort(dim=1, stable=True)

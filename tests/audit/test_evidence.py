@@ -15,10 +15,10 @@ from fedvl.audit.perform import leaves
 from fedvl.config import Experiment, PrivacyConfig
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine
 from fedvl.federation.accounting import sigma_for
-from fedvl.preparation import prepare
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import prepare
+from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 PRIVATE = PrivacyConfig(unit="record", epsilon=2.0)
@@ -85,7 +85,7 @@ def record_run(experiment: Experiment, folder: Path, monkeypatch: pytest.MonkeyP
         vars(engine).update(train=training, sum_updates=adding, reports=reporting)
         return engine
 
-    monkeypatch.setattr("fedvl.experiment.local_engine", recorded)
+    monkeypatch.setattr("fedvl.runs.experiment.local_engine", recorded)
     run_experiment(experiment, folder, Silent())
     return sent, sums
 

@@ -14,7 +14,7 @@ from fedvl.audit.messages import Message, Round, Seen
 from fedvl.audit.missing_modality import Kinds, attack, shares_of
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles, Shared
-from fedvl.preparation import Training
+from fedvl.runs.preparation import Training
 
 
 def kinds():

@@ -10,7 +10,7 @@ from fedvl.audit.perform import NAMES, audit, check_measured, exceeded, parse_li
 from fedvl.audit.words import budget, remedies
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 SMALL = {
     "data": {"clients": 3, "shots": 6, "test_shots": 20},

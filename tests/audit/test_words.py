@@ -5,7 +5,7 @@ import pytest
 from fedvl.audit.finding import CLIENT, SERVER, USER, Finding
 from fedvl.audit.perform import NAMES
 from fedvl.audit.words import by_risk, headline, recommend, risk_of
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def finding(name, interval, view=SERVER, chance=0.01):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedvl.compare.grid import RECIPES
+from fedvl.comparisons.grid import RECIPES
 from fedvl.errors import FedVLError
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 BROKEN = """from fedvl.methods.base import Method
 

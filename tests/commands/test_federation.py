@@ -13,7 +13,7 @@ if find_spec("flwr") is None:
 from fedvl.cli import app
 from fedvl.config import read_toml
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 THREE = ["--clients", "north,south,west"]
 

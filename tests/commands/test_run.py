@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fedvl import settings
 from fedvl.data import stored
 from fedvl.data.stored import StoredRows
-from fedvl.federation import precision
-from fedvl.run_folder import RunFolder
+from fedvl.federation import steps
+from fedvl.runs import settings
+from fedvl.runs.folder import RunFolder
 
 
 def draw(folder: Path, count: int, seed: int = 0) -> None:
@@ -75,7 +75,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
 
 def test_a_run_resumes_with_the_precision_that_it_began_with(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor computes in bfloat16 as a GPU would; the second machine would choose float32."""
-    monkeypatch.setattr(precision, "FASTER", {"cpu"})
+    monkeypatch.setattr(steps, "FASTER", {"cpu"})
     words: tuple[str, ...] = (
         "run",
         "--method",

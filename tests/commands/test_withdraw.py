@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 RUN = ("run", "--method", "linear", "--clients", "3", "--shots", "4", "--rounds", "1", "--set", "federation.threads=1")
 

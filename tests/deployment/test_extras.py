@@ -17,7 +17,7 @@ from fedvl.deployment.extras import PACKAGES, check_extras
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.membership import create
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 PRIVATE = {"method": {"name": "linear"}, "privacy": {"unit": "record", "epsilon": 8.0}}
 SENTENCE = r'Differential privacy \(--privacy\) needs dp_accounting; install it with pip install "fedvl\[privacy\]"\.'

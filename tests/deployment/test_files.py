@@ -14,9 +14,9 @@ from helpers.small import small_method
 from fedvl.config import Experiment
 from fedvl.deployment.files import experiment_id, resolve_for_parties
 from fedvl.methods import load_method, method_names
-from fedvl.requirements import rule_between_machines
+from fedvl.runs.requirements import rule_between_machines
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def test_server_and_client_must_have_the_same_settings_and_weights():

@@ -15,6 +15,7 @@ if find_spec("flwr") is None:
 from cryptography import x509
 
 from fedvl.cli import app
+from fedvl.commands.doctor import federation_folder
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import (
     authority_fingerprint,
@@ -38,7 +39,6 @@ from fedvl.deployment.membership import (
     revoke,
 )
 from fedvl.deployment.state import request_path
-from fedvl.doctor import federation_folder
 from fedvl.errors import FedVLError
 
 NAMES = ["north", "south"]

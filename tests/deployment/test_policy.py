@@ -40,7 +40,7 @@ from fedvl.deployment.policy import (
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.models.checkpoint import load_model
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def written(folder, text):

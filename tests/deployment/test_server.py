@@ -15,7 +15,7 @@ from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.membership import create
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 HOOKS = {
     "def start(self, generator):\n        return {'weight': self.task.text}": (

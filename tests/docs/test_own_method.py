@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fedvl.compare.grid import Case
-from fedvl.compare.measures import MeasuredRun
-from fedvl.compare.run import perform_case
-from fedvl.data.opener import Opener
+from fedvl.comparisons.grid import Case
+from fedvl.comparisons.measures import MeasuredRun
+from fedvl.comparisons.run import perform_case
+from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay, Silent, TerminalDisplay
 from fedvl.errors import FedVLError
-from fedvl.experiment import complete
 from fedvl.files import file_sha256
 from fedvl.methods import load_method
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-method.md"
 SMALL = {"federation": {"rounds": 2}, "data": {"clients": 2, "partition": "iid"}}

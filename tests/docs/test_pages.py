@@ -9,7 +9,7 @@ import pytest
 from click import MissingParameter
 from helpers.command_line import parse
 
-from fedvl.compare.grid import read_recipe, recipe_names
+from fedvl.comparisons.grid import read_recipe, recipe_names
 from fedvl.methods import method_names
 from tools.reproduced_page import judged, sections
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvl.compare.grid import read_recipe
+from fedvl.comparisons.grid import read_recipe
 from tools.reproduced_page import figures_in, sections
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -25,11 +25,11 @@ from fedvl.deployment.keys import make_authority
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all
-from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
-from fedvl.preparation import prepare
 from fedvl.report.status import read_status
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.serve.model import TrainedModel
 from fedvl.tensors import load

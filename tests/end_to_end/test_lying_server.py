@@ -18,9 +18,9 @@ from helpers.machines import LATEST, clients_at_work, ended, make_federation
 
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.display import Silent
-from fedvl.experiment import local_engine
 from fedvl.federation.fixed_point import encode_update
-from fedvl.preparation import prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import load
 

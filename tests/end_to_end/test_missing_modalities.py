@@ -8,7 +8,7 @@ import torch
 from helpers.runs import prepare, run_experiment
 
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 SMALL: dict[str, Any] = {"device": "cpu", "data": {"shots": 4, "clients": 3}, "method": {"name": "fed-prime"}}
 

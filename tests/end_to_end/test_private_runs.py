@@ -13,7 +13,7 @@ import fedvl
 from fedvl.cli import app
 from fedvl.config import PrivacyConfig
 from fedvl.errors import FedVLError
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 SMALL: dict[str, Any] = {"clients": 5, "rounds": 2, "quiet": True, "shots": 20, "training.batch_size": 200}
 SECURE: dict[str, Any] = {"secure_sum": True, "least_clients": 2}

@@ -21,7 +21,7 @@ SLOW = {
 }
 ELSEWHERE = {
     "fedvl run --model openai/clip-vit-base-patch32": "downloads a model",
-    "fedvl reproduce fst-cbdg/table2 --on embedded": "takes long; tests/compare/test_reproduce.py runs recipes",
+    "fedvl reproduce fst-cbdg/table2 --on embedded": "takes long; tests/comparisons/test_reproduce.py runs recipes",
     "fedvl serve runs/linear-photos": "does not end; tests/commands/test_serve.py starts it",
     "fedvl --install-completion": "changes the shell of whoever runs the tests",
 }

@@ -18,9 +18,9 @@ from helpers.runs import OPENER
 
 from fedvl.display import Silent
 from fedvl.evaluation.judge import Judge, Judged
-from fedvl.experiment import complete
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import Tensors, flatten
 
 RECORD = Path(__file__).with_name("recorded.json")

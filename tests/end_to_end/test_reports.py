@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedvl.config import overlay
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import TerminalDisplay
 from fedvl.evaluation.examples import thumbnail
-from fedvl.experiment import complete
+from fedvl.evaluation.statistics import wilson
 from fedvl.report.page import write_report
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
-from fedvl.uncertainty import wilson
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 SHORT = {"federation": {"rounds": 2, "threads": 1}, "training": {"local_epochs": 1}, "data": {"clients": 3, "shots": 8}}
 FUSED = {"data": {"shots": 2, "test_shots": 3, "missing": "both:0.5"}, "federation": {"rounds": 1}}

@@ -33,9 +33,9 @@ from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.masking import masked
 from fedvl.deployment.messages import pack_tensors
 from fedvl.display import Silent
-from fedvl.experiment import local_engine
 from fedvl.federation.fixed_point import encode_update
-from fedvl.preparation import prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
 from fedvl.tensors import digest, load
 

@@ -3,9 +3,9 @@
 import pytest
 from helpers.sensitivity import CHANGES, MOST, UNITS, Setting, refusal, sensitivity, settings_of
 
-from fedvl import requirements
 from fedvl.errors import FedVLError
 from fedvl.methods import method_names
+from fedvl.runs import requirements
 
 # of which some accept and some refuse; all others are found by themselves
 ACCEPTED = {

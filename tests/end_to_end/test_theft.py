@@ -31,14 +31,14 @@ from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tens
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine
 from fedvl.federation.checks import fits
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import Rows
 from fedvl.methods import load_method, method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Shape, Shapes, Shared
-from fedvl.preparation import prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import prepare
 from fedvl.tensors import Tensors, count_bytes, load
 
 NAMES = ["north", "south", "west"]  # each is a victim of some of the methods, for they are asked one by one

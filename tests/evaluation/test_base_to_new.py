@@ -12,11 +12,11 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.base_to_new import Hits, described, figures, harmonic_mean, set_figures
 from fedvl.evaluation.judge import Judge
-from fedvl.experiment import complete
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.roles import Private
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 
 def test_means_of_the_three_accuracies() -> None:

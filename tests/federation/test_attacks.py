@@ -27,9 +27,9 @@ from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Samples, Update
 from fedvl.methods.roles import Roles
-from fedvl.requirements import RULE_BETWEEN_MACHINES
+from fedvl.runs.requirements import RULE_BETWEEN_MACHINES
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def test_what_is_written_is_read():

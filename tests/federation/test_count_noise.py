@@ -27,8 +27,8 @@ from fedvl.federation.count_noise import (
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.stacks import Rows
 from fedvl.methods.parts.selection import RARE, WHOLE
-from fedvl.requirements import check_privacy
-from fedvl.settings import resolve_experiment
+from fedvl.runs.requirements import check_privacy
+from fedvl.runs.settings import resolve_experiment
 
 CLIENTS = len(RAGGED)
 ROWS = torch.arange(sum(RAGGED)).split(RAGGED)

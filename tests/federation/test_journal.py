@@ -8,7 +8,7 @@ from helpers.small import run_quietly, small_federation, small_method
 
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import MOST_FILES, Journal
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from fedvl.tensors import digest, load
 
 
@@ -58,7 +58,7 @@ def test_a_manifest_of_another_round_is_not_believed(tmp_path):
 
 def test_a_second_process_is_refused_and_a_dead_ones_lock_is_not_in_the_way(tmp_path):
     code = (
-        "import sys, pathlib; from fedvl.run_folder import RunFolder\n"
+        "import sys, pathlib; from fedvl.runs.folder import RunFolder\n"
         "with RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

@@ -7,12 +7,11 @@ import pytest
 import torch
 from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
 
-from fedvl.draws import Uniform, keys_of
 from fedvl.federation.orders import order_of
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Given, Private, Shared
-from fedvl.seeding import derived_seed, torch_generator
+from fedvl.seeding import Uniform, derived_seed, keys_of, torch_generator
 from fedvl.tensors import Tensors, digest
 
 UNTRAINED = {"zero-shot"}  # has nothing that is shared

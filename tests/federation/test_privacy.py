@@ -11,13 +11,11 @@ from helpers.runs import prepare
 from helpers.small import RAGGED, drawn, run_quietly, small_federation, small_method
 from scipy.stats import beta
 
-from fedvl import preparation
 from fedvl.config import PrivacyConfig
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.party import Party
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine, public_subspace
 from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
@@ -41,9 +39,11 @@ from fedvl.federation.stacks import Rows
 from fedvl.methods import method_names
 from fedvl.methods.base import Batch, Samples, Update
 from fedvl.methods.parts.losses import UNIT
-from fedvl.requirements import check_privacy
+from fedvl.runs import preparation
+from fedvl.runs.experiment import local_engine, public_subspace
+from fedvl.runs.requirements import check_privacy
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements, digest
 
 CLIENTS = len(RAGGED)

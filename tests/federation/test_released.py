@@ -8,11 +8,11 @@ import pytest
 from helpers.sensitivity import CHANGES, Setting, pair, prepared, without_noise
 from helpers.small import small_method
 
-from fedvl import experiment
 from fedvl.display import Silent
 from fedvl.federation.released import released
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs import experiment
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 SETTINGS = [
     Setting("linear", "client"),

@@ -14,7 +14,7 @@ from fedvl.config import DataConfig, Experiment, FederationConfig, MethodConfig,
 from fedvl.display import Silent
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
-from fedvl.preparation import Prepared, Test, Training
+from fedvl.runs.preparation import Prepared, Test, Training
 from helpers.small import encoder_of
 
 CLASSES, WIDTH, CLIENTS = 5, 64, 6

@@ -17,10 +17,10 @@ from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
 from fedvl.display import Silent
-from fedvl.experiment import complete
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 from fedvl.serve.connections import make_server
-from fedvl.settings import resolve_experiment
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
 RUNS: dict[str, dict[str, Any]] = {

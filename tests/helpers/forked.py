@@ -14,7 +14,7 @@ import torch
 
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
-from fedvl.result import tower_seconds
+from fedvl.runs.result import tower_seconds
 
 SMALL = ["--rounds", "4", "--clients", "3", "--shots", "2", "--partition", "iid", "--quiet", "--json"]
 SMALL += ["--set", "federation.threads=1"]
@@ -35,8 +35,8 @@ def warm() -> None:
     """Load and measure here, once, what every child would load and measure for itself."""
     for name in (
         "fedvl.display",
-        "fedvl.experiment",
-        "fedvl.federation.flops",
+        "fedvl.runs.experiment",
+        "fedvl.federation.steps",
         "fedvl.report.page",
         "fedvl.report.tables",
     ):

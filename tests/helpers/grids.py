@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fedvl.compare.grid import Grid
-from fedvl.compare.run import Outcome
+from fedvl.comparisons.grid import Grid
+from fedvl.comparisons.run import Outcome
 
 NOTHING: dict[str, Any] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="

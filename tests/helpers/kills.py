@@ -29,10 +29,8 @@ from PIL import Image
 
 import fedvl.files
 from fedvl.config import Experiment
-from fedvl.data.opener import Opener
-from fedvl.data.sources import open_dataset
+from fedvl.data.sources import Opener, open_dataset
 from fedvl.display import Silent
-from fedvl.experiment import complete
 from fedvl.federation.journal import read_sealed
 from fedvl.federation.local import LocalEngine
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
@@ -41,8 +39,9 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 CLASSES = ("bird", "car", "cat", "dog", "frog", "ship")
 ROUNDS = 12

@@ -22,10 +22,10 @@ from fedvl.deployment.client import free_port
 from fedvl.deployment.files import add_experiment
 from fedvl.deployment.membership import approve_experiment, create
 from fedvl.display import Silent
-from fedvl.experiment import local_engine
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Trained
-from fedvl.preparation import prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
 
 HOST = "127.0.0.1"

@@ -16,7 +16,7 @@ from fedvl.deployment.state import state_of
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import digest
 from helpers.lazy import lazily
 from helpers.small import RAGGED, run_quietly, small_federation, small_method

@@ -8,18 +8,18 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fedvl.preparation as preparation
+import fedvl.runs.preparation as preparation
 from fedvl.config import Experiment
-from fedvl.data.opener import Opener
+from fedvl.data.sources import Opener
 from fedvl.display import Display, Silent
 from fedvl.evaluation.judge import Judge
-from fedvl.experiment import complete, local_engine, make_judge
 from fedvl.federation.round import Federation
-from fedvl.preparation import Prepared
-from fedvl.result import pseudo_label_figures
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import complete, local_engine, make_judge
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.preparation import Prepared
+from fedvl.runs.result import pseudo_label_figures
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 OPENER = Opener.once()

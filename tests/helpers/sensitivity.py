@@ -15,13 +15,10 @@ import numpy as np
 import torch
 
 from fedvl.config import EvaluationConfig, Experiment
-from fedvl.data.opener import Opener
-from fedvl.data.sources import open_dataset
-from fedvl.data.stores import Dataset, Split
-from fedvl.data.united import unite
+from fedvl.data.sources import Opener, open_dataset
+from fedvl.data.stores import Dataset, Split, unite
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine
 from fedvl.federation.fixed_point import FIGURES, from_whole
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
@@ -29,9 +26,10 @@ from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Update
 from fedvl.models.clip import Clip, DualEncoder
-from fedvl.preparation import Prepared, prepare
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import Prepared, prepare
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors, count_elements
 
 from .small import small_encoder, small_fused_encoder

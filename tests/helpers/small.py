@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
-from fedvl.draws import keys_of
 from fedvl.federation.count_noise import count_noise
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
@@ -23,7 +22,7 @@ from fedvl.models.preprocessing import Preprocessing
 from fedvl.models.tokenizer import load_tokenizer
 from fedvl.models.transformer import StackShape
 from fedvl.models.vilt import FusedEncoder, ViltShape
-from fedvl.seeding import torch_generator
+from fedvl.seeding import keys_of, torch_generator
 from fedvl.tensors import Tensors
 
 AnyFederation = TypeVar("AnyFederation", bound=Federation)

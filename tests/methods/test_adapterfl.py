@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fedvl.methods.adapterfl import AdapterOptions
 from fedvl.methods.base import Batch
 from fedvl.methods.parts.adapters import bottleneck_start
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 @pytest.mark.parametrize("width, parameters", [(1024, 524_288), (512, 131_072), (768, 294_912)])

@@ -20,8 +20,8 @@ from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.cachefl import CacheFL, CacheOptions, search
 from fedvl.models.checkpoint import load_model
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import count_elements
 
 LN2 = math.log(2)

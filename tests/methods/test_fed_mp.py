@@ -14,17 +14,17 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.metrics import summary
 from fedvl.evaluation.predict import answer_all, confusion
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.merging import last_updates, merge
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
 from fedvl.methods.fed_mp import GATE, FedMP, FedMPOptions
 from fedvl.methods.parts import query_sums
 from fedvl.methods.parts.adapters import gated
-from fedvl.preparation import prepare
-from fedvl.requirements import check_privacy, check_secure_sum
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.preparation import prepare
+from fedvl.runs.requirements import check_privacy, check_secure_sum
+from fedvl.runs.settings import command_for, resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import command_for, resolve_experiment
 from fedvl.tensors import Tensors, count_bytes, count_elements, load, unflatten
 
 

@@ -12,8 +12,8 @@ from fedvl.federation.merging import merge
 from fedvl.methods.base import Update
 from fedvl.methods.fed_prime import USE, Choice, FedPrimeOptions
 from fedvl.methods.parts.fused import Seen, embed
-from fedvl.requirements import check_privacy, check_secure_sum
-from fedvl.settings import resolve_experiment
+from fedvl.runs.requirements import check_privacy, check_secure_sum
+from fedvl.runs.settings import resolve_experiment
 
 
 def seen(*maxima):

@@ -22,7 +22,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
 from fedvl.methods.fedka import FedKA, FedKAOptions
 from fedvl.models.resnet import forward
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 NETWORKS = ("fedavg-nn", "fedprox-nn", "fedka")
 

@@ -11,8 +11,8 @@ from fedvl.errors import FedVLError
 from fedvl.methods.fedka import FedKA, FedKAOptions, discriminate
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy
 from fedvl.models.resnet import forward
-from fedvl.preparation import prepare
-from fedvl.settings import resolve_experiment
+from fedvl.runs.preparation import prepare
+from fedvl.runs.settings import resolve_experiment
 
 
 def test_gradients_leave_running_statistics_alone():

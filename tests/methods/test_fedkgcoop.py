@@ -9,7 +9,7 @@ from helpers.runs import run
 from helpers.small import batch_of, small_method, small_samples
 
 from fedvl.errors import FedVLError
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def test_a_bad_option_is_refused():

@@ -14,8 +14,8 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Update
 from fedvl.methods.fedlora import FedLoRA, FedLoRAOptions, factorised, padded
 from fedvl.methods.zero_shot import ZeroShot
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 VARIANTS = ("fedit", "ffa", "fedsa", "flora", "hetlora", "flexlora")

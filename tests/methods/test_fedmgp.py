@@ -9,11 +9,10 @@ from helpers.real import accuracy
 from helpers.small import batch_of, drawn, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import normalize
 
-from fedvl.draws import Uniform
 from fedvl.errors import FedVLError
 from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, gumbel
-from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
+from fedvl.seeding import Uniform, torch_generator
 
 
 def started(method, count=6):

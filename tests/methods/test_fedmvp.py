@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.cross_attention import block
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def started(method, count=5):

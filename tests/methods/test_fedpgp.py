@@ -10,8 +10,8 @@ from helpers.small import batch_of, run_quietly, small_federation, small_method,
 
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import label_loss
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def started(method, **changed):

@@ -8,8 +8,8 @@ from helpers.small import RAGGED, batch_of, run_quietly, small_federation, small
 
 from fedvl.errors import FedVLError
 from fedvl.methods.fedpha import FedPHA, FedPHAOptions
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def started(method):

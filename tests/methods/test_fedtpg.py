@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, normalize
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples
 from fedvl.methods.fedtpg import FedTPG, FedTPGOptions
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import count_elements
 
 

@@ -9,9 +9,9 @@ from helpers.runs import OPENER
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.experiment import complete
-from fedvl.run_folder import RunFolder
-from fedvl.settings import resolve_experiment
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 
 START = "return {'weight': self.task.text_features.clone()}"
 PREDICT = "return self.scale * inputs['features'] @ tensors['weight'].T"

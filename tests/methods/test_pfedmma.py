@@ -12,8 +12,8 @@ from torch.nn.functional import linear, normalize, relu
 
 from fedvl.errors import FedVLError
 from fedvl.methods.pfedmma import PFedMMA, PFedMMAOptions, adapter
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def started(method):

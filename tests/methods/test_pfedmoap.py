@@ -7,8 +7,8 @@ from helpers.real import accuracy
 from helpers.small import CLASSES, batch_of, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.errors import FedVLError
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 
 def started(method, experts=3):

@@ -12,7 +12,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def test_what_goes_over_the_wire_is_the_context():

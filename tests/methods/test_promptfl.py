@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
 from fedvl.federation.orders import order_of
-from fedvl.settings import resolve_experiment
+from fedvl.runs.settings import resolve_experiment
 
 
 def plain_scores(method, context, features):

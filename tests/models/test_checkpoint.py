@@ -18,7 +18,7 @@ from fedvl.models import checkpoint
 from fedvl.models.checkpoint import load_model, stored
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from tools.quantise import quantise, shrink
 
 

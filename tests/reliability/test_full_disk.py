@@ -33,7 +33,7 @@ def no_files():
 
 def full_log(folder):
     """The log of rounds on a device that is always full."""
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
 
     def append(self, record):
         with open("/dev/full", "a") as log:
@@ -50,7 +50,7 @@ def read_only(*ignored):
 
 
 def full_at_the_end():
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
 
     finish = RunFolder.finish
 

@@ -32,13 +32,12 @@ from safetensors.torch import save as serialise
 
 import fedvl
 import fedvl.cli
-import fedvl.experiment
+import fedvl.runs.experiment
 import fedvl.serve.export
 import fedvl.serve.model
 from fedvl.config import read_toml
 from fedvl.data.images import BadImage, decode
-from fedvl.data.opener import Opener
-from fedvl.data.sources import open_dataset, read_path
+from fedvl.data.sources import Opener, open_dataset, read_path
 from fedvl.deployment import messages
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal, sealed
@@ -454,9 +453,9 @@ def opener() -> Opener:
 @pytest.fixture
 def commands(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and images are opened once; an export has no encoder, and a service is not waited for."""
-    complete = fedvl.experiment.complete
+    complete = fedvl.runs.experiment.complete
     monkeypatch.setattr(
-        fedvl.experiment, "complete", lambda folder, display, **more: complete(folder, display, opener, **more)
+        fedvl.runs.experiment, "complete", lambda folder, display, **more: complete(folder, display, opener, **more)
     )
     monkeypatch.setattr(fedvl.serve.model, "open_model", opener.model)
     monkeypatch.setattr(fedvl.serve.export, "clip_to_hugging_face", lambda tensors: {})

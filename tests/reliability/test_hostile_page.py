@@ -30,8 +30,7 @@ from starlette.responses import Response
 
 from fedvl.serve.app import make_app
 from fedvl.serve.connections import make_server, read_tls
-from fedvl.serve.guard import HEADERS
-from fedvl.serve.limits import LIMITS
+from fedvl.serve.guard import HEADERS, LIMITS
 
 schemathesis = lazily("schemathesis")
 

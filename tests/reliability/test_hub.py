@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 STRANGE = "hf:stranger/set"
 

@@ -8,13 +8,12 @@ from helpers.kills import SMALL
 from helpers.runs import run_experiment
 from PIL import Image
 
-from fedvl.data.opener import Opener
-from fedvl.data.sources import open_dataset
+from fedvl.data.sources import Opener, open_dataset
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report
-from fedvl.requirements import MOST_CLASSES
-from fedvl.settings import resolve_experiment
+from fedvl.runs.requirements import MOST_CLASSES
+from fedvl.runs.settings import resolve_experiment
 
 OPENER = Opener(open_dataset, SMALL.model)
 

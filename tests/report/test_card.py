@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from fedvl.config import Experiment
 from fedvl.report.card import card_text, lineage
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 HASH = "ab" * 32
 BUDGET = {"unit": "client", "epsilon": 2.5, "delta": 1e-5, "sampling": "every client in every round"}

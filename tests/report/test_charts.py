@@ -7,8 +7,8 @@ from fedvl.report.charts import classes as class_charts
 from fedvl.report.charts import partition as partition_charts
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
-from fedvl.report.charts.parts import apart, colour, fitted_names
 from fedvl.report.charts.scatter import Point, bound_chart, map_chart, mark
+from fedvl.report.svg import apart, colour, fitted_names
 
 
 def drawn(svg):

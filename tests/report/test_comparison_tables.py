@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.grids import outcome_of
 
-from fedvl.compare.run import summarise
+from fedvl.comparisons.run import summarise
 from fedvl.report.comparison_tables import csv_table, html_table, latex_table, leads, terminal_tables
 
 

@@ -7,9 +7,9 @@ import pytest
 from helpers.prometheus import read_metrics
 
 from fedvl.config import Experiment
-from fedvl.loopback import served
+from fedvl.report.loopback import served
 from fedvl.report.metrics import metrics_server
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 BUDGET = {"unit": "client", "epsilon": 1.5, "delta": 1e-5, "sampling": "every client in every round"}
 

@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import binomtest
 
 from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import mcnemar, wilson
 from fedvl.report.page import write_report
 from fedvl.report.run_page import best_caption, opening
 from fedvl.report.tables import MINUS, MISSING, spread
-from fedvl.uncertainty import mcnemar, wilson
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
 PICTURE = "data:image/webp;base64,AAAA"

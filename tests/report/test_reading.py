@@ -4,7 +4,7 @@ import pytest
 
 from fedvl.errors import FedVLError
 from fedvl.report.reading import count_of, difference, flatten, number, series
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 
 def test_a_round_made_again_after_a_crash_counts_once_and_torn_lines_are_counted(tmp_path):

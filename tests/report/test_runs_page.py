@@ -8,7 +8,7 @@ from fedvl.errors import FedVLError
 from fedvl.report.page import write_report, write_side_by_side
 from fedvl.report.runs_page import describe_runs, paired_sentences, run_names
 from fedvl.report.tables import MINUS
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&"""
 

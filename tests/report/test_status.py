@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
 from fedvl.report.status import make_server, print_status, read_status, render_status
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 RECORD = {
     "round": 1,

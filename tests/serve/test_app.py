@@ -21,9 +21,9 @@ from PIL import Image
 
 import fedvl.serve.worker
 from fedvl.evaluation.predict import Conversation
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from fedvl.serve.app import make_app
-from fedvl.serve.limits import LIMITS
+from fedvl.serve.guard import LIMITS
 from fedvl.serve.model import TrainedModel
 
 

@@ -16,7 +16,7 @@ from fedvl.data.images import BadImage, decode
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
 from fedvl.models.checkpoint import load_model
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from fedvl.serve.export import export
 from fedvl.serve.model import TrainedModel
 

@@ -8,8 +8,7 @@ from starlette.exceptions import HTTPException
 
 from fedvl.errors import FedVLError
 from fedvl.serve.askers import Shares
-from fedvl.serve.guard import Body, Guard, check_token, place
-from fedvl.serve.limits import LIMITS
+from fedvl.serve.guard import LIMITS, Body, Guard, check_token, place
 
 
 def test_places_of_origins():

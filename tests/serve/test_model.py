@@ -15,9 +15,9 @@ from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import answer_all
 from fedvl.methods.base import Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
 from fedvl.serve.model import TrainedModel, User
-from fedvl.settings import resolve_experiment
 from fedvl.tensors import save
 
 

@@ -21,7 +21,6 @@ from fedvl.audit.finding import Numbers
 from fedvl.audit.imitation import ONE_STEP, Began, imitate, joined
 from fedvl.audit.messages import Recorder, subtract
 from fedvl.audit.one_run import CONFIDENCE, audit_guesses, epsilon_bound
-from fedvl.experiment import local_engine, make_federation
 from fedvl.federation.checks import length
 from fedvl.federation.fixed_point import FIGURES, encode_update, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
@@ -29,6 +28,7 @@ from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Samples, Update
+from fedvl.runs.experiment import local_engine, make_federation
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 

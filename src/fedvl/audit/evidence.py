@@ -17,16 +17,16 @@ from torch import Tensor
 from fedvl.audit.messages import Message, Recorder, Round, Seen, seen_in, seen_in_sum, subtract
 from fedvl.config import Experiment
 from fedvl.data.missing import without_modalities
-from fedvl.data.opener import OPEN_ANEW, Opener
 from fedvl.data.protocols import renumbered
+from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine, make_federation, make_judge, make_validator
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Method, Samples
 from fedvl.methods.parts.losses import CLASS_LIST
 from fedvl.models.vilt import FusedEncoder
-from fedvl.preparation import Prepared, Training, prepare
+from fedvl.runs.experiment import local_engine, make_federation, make_judge, make_validator
+from fedvl.runs.preparation import Prepared, Training, prepare
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvl.evaluation.statistics import Z, proportion
 from fedvl.seeding import numpy_generator
-from fedvl.uncertainty import Z, proportion
 
 SERVER, CLIENT, USER = "the server", "another client", "a user who queries"
 VIEWS = (SERVER, CLIENT, USER)

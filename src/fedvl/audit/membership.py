@@ -33,8 +33,8 @@ from fedvl.audit.finding import (
 from fedvl.audit.membership_scores import Scored, deviations, matched_weights, score_candidates
 from fedvl.audit.messages import Seen, seen_in
 from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import proportion
 from fedvl.methods.base import Samples
-from fedvl.uncertainty import proportion
 
 NAMES = ("membership", "membership-at-1-percent")
 MEASURES = (

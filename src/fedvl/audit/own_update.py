@@ -29,10 +29,10 @@ from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured, c
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
 from fedvl.audit.words import budget, remedies
-from fedvl.experiment import local_engine
 from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.methods.base import Samples
-from fedvl.preparation import Prepared
+from fedvl.runs.experiment import local_engine
+from fedvl.runs.preparation import Prepared
 from fedvl.seeding import numpy_generator, torch_generator
 
 MOST_SECONDS = 120.0  # after which no further attack is begun

@@ -25,7 +25,7 @@ from fedvl.audit.imitation import CannotImitateError
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
 from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
 from fedvl.config import Experiment
-from fedvl.data.opener import OPEN_ANEW, Opener
+from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator

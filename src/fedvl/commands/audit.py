@@ -118,8 +118,8 @@ def verify_logs(folders: list[Path]) -> None:
 
 def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Tensors, ByClient] | None]":
     """Return the experiment of a run or of a TOML file, and the run's model if it has one."""
-    from fedvl.run_folder import RunFolder
-    from fedvl.settings import resolve_experiment
+    from fedvl.runs.folder import RunFolder
+    from fedvl.runs.settings import resolve_experiment
 
     if target.is_dir():
         folder = RunFolder(target, trust_method)

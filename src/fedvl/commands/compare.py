@@ -12,8 +12,8 @@ import typer
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
-    from fedvl.compare.grid import Grid
-    from fedvl.data.opener import Opener
+    from fedvl.comparisons.grid import Grid
+    from fedvl.data.sources import Opener
 
 COMPARE_EXAMPLES = """
 Examples:
@@ -79,11 +79,11 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
-    from fedvl.compare.grid import Variant, read_grid
-    from fedvl.compare.run import flags_grid, summarise
-    from fedvl.data.opener import Opener
+    from fedvl.comparisons.grid import Variant, read_grid
+    from fedvl.comparisons.run import flags_grid, summarise
+    from fedvl.data.sources import Opener
     from fedvl.report.page import write_comparison
-    from fedvl.settings import resolve_experiment
+    from fedvl.runs.settings import resolve_experiment
 
     base = assigned(settings)
     if (grid is None) == (not methods):
@@ -107,7 +107,7 @@ def compare(
 
 def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
     """Run what is not finished, several at once; return the grid as it was run."""
-    from fedvl.compare.jobs import run_side_by_side, unfinished, with_share_of_cores
+    from fedvl.comparisons.jobs import run_side_by_side, unfinished, with_share_of_cores
     from fedvl.display import GridDisplay, TerminalDisplay
 
     grid = with_share_of_cores(grid, jobs)
@@ -118,7 +118,7 @@ def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
 
 def write_array(grid: "Grid", runs: Path, script: Path) -> None:
     """Write the runs that are not finished as a Slurm array; say how to go on."""
-    from fedvl.compare.jobs import unfinished, write_slurm_array
+    from fedvl.comparisons.jobs import unfinished, write_slurm_array
 
     folders = unfinished(grid, runs)
     if not folders:
@@ -146,12 +146,12 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Choose settings on validation images; look at the test once, for the chosen one."""
-    from fedvl.compare.sweep import perform_sweep, read_axes, sweep_grid
+    from fedvl.comparisons.sweep import perform_sweep, read_axes, sweep_grid
     from fedvl.config import gather_settings
-    from fedvl.data.opener import Opener
+    from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay, TerminalDisplay
     from fedvl.report.page import write_comparison
-    from fedvl.settings import new_experiment
+    from fedvl.runs.settings import new_experiment
 
     base = gather_settings(experiment, {"method": method, "dataset": dataset, "model": model})
     grid = sweep_grid(base, read_axes(settings or []), random, validation, seeds)
@@ -176,7 +176,7 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the five papers, and compare it with the paper."""
-    from fedvl.compare.grid import recipe_names
+    from fedvl.comparisons.grid import recipe_names
 
     if on not in ("paper", "embedded"):
         raise FedVLError(f"--on is paper or embedded, not '{on}'.")
@@ -201,15 +201,15 @@ def reproduce_all(
     quiet: bool,
 ) -> None:
     """Reproduce recipes one after the other; runs that they share are run once."""
-    from fedvl.compare.grid import read_recipe
-    from fedvl.compare.reproduce import (
+    from fedvl.comparisons.grid import read_recipe
+    from fedvl.comparisons.reproduce import (
         EMBEDDED_LABEL,
         QUICK_LABEL,
         against_paper,
         arranged,
         missing_requirements,
     )
-    from fedvl.data.opener import Opener
+    from fedvl.data.sources import Opener
     from fedvl.report.page import write_comparison
 
     labels = [*([EMBEDDED_LABEL] if on == "embedded" else []), *([QUICK_LABEL] if quick else [])]
@@ -231,7 +231,7 @@ def reproduce_all(
 
 
 def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
-    from fedvl.compare.run import perform_grid
+    from fedvl.comparisons.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 
     with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
@@ -277,7 +277,7 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
 def show_recipes() -> None:
     from rich.table import Table
 
-    from fedvl.compare.grid import read_recipe, recipe_names
+    from fedvl.comparisons.grid import read_recipe, recipe_names
     from fedvl.display import Console
 
     table = Table("recipe", "kind", "what it is", box=None, pad_edge=False)
@@ -292,7 +292,7 @@ def listed(text: str) -> list[str]:
 
 
 def assigned(assignments: list[str] | None) -> dict[str, Any]:
-    from fedvl.compare.grid import layered
+    from fedvl.comparisons.grid import layered
     from fedvl.config import parse_assignment
 
     return layered(*map(parse_assignment, assignments or []))

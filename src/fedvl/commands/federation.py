@@ -80,7 +80,7 @@ def init(
     from fedvl.deployment.files import LOOPBACK, resolve_for_parties
     from fedvl.deployment.keys import authority_fingerprint
     from fedvl.deployment.membership import create
-    from fedvl.requirements import rule_note
+    from fedvl.runs.requirements import rule_note
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]{0,63}", name) for name in names):
@@ -322,8 +322,8 @@ def server(
     from fedvl.deployment.files import choose_experiment
     from fedvl.deployment.membership import absence_note
     from fedvl.deployment.server import describe_federation
-    from fedvl.run_folder import RunFolder
-    from fedvl.settings import resolve_experiment
+    from fedvl.runs.folder import RunFolder
+    from fedvl.runs.settings import resolve_experiment
 
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))

@@ -28,7 +28,7 @@ def report(
     from fedvl.display import visible
     from fedvl.report.page import write_report, write_side_by_side
     from fedvl.report.runs_page import paired_sentences
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
 
     if len(folders) == 1 and out is not None:
         raise FedVLError("--out is for several runs; the page of one is report.html in its folder.")

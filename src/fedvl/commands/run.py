@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fedvl.config import Experiment
     from fedvl.federation.processes import Processes
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
 
 EXAMPLES = """
 Examples:
@@ -141,8 +141,8 @@ def run(
 
     flags = {name: value for name, value in given_flags.items() if name in FLAGS} | {"classes": read_names(classes)}
     given = gather_settings(experiment, flags, settings or [])
-    from fedvl.run_folder import RunFolder
-    from fedvl.settings import new_experiment
+    from fedvl.runs.folder import RunFolder
+    from fedvl.runs.settings import new_experiment
 
     resolved = new_experiment(given)
     with first_of_several(lambda: resolved) as processes:
@@ -162,7 +162,7 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume a run after a crash from its last committed round; the result is bit-identical."""
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
 
     found = RunFolder(folder, trust_method or settings_sha256 is not None)
     if not found.exists:
@@ -181,8 +181,8 @@ def first_of_several(experiment: "Callable[[], Experiment]") -> Iterator["Proces
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield None
         return
-    from fedvl.experiment import help_with
     from fedvl.federation.processes import join_processes
+    from fedvl.runs.experiment import help_with
 
     processes = join_processes()
     if processes.rank:
@@ -227,7 +227,7 @@ def complete_run(
 
     with saying_how_to_go_on(folder), ExitStack() as stack:
         if metrics is not None:
-            from fedvl.loopback import served
+            from fedvl.report.loopback import served
             from fedvl.report.metrics import metrics_server
 
             stack.enter_context(served(metrics_server(folder.path, metrics)))
@@ -237,7 +237,7 @@ def complete_run(
 
             result = complete_with_machines(folder, display)
         else:
-            from fedvl.experiment import complete
+            from fedvl.runs.experiment import complete
 
             result = complete(folder, display, processes=processes)
         if not (folder.path / "report.html").is_file():

@@ -50,8 +50,8 @@ def serve(
 
     from PIL import Image
 
-    from fedvl.loopback import is_loopback
-    from fedvl.run_folder import RunFolder
+    from fedvl.report.loopback import is_loopback
+    from fedvl.runs.folder import RunFolder
     from fedvl.serve.images import png_of
     from fedvl.serve.model import TrainedModel, predict_images
 
@@ -87,7 +87,7 @@ def predict(
     For example: fedvl predict runs/NAME --classes "cat,dog" photos/
     """
     from fedvl.display import TerminalDisplay
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
     from fedvl.serve.images import image_sources
     from fedvl.serve.model import TrainedModel, predict_images
 
@@ -115,7 +115,7 @@ def export(
     trust_method: Trust = False,
 ) -> None:
     """Write the model as a folder that needs no FedVL: Hugging Face's CLIP and a classifier."""
-    from fedvl.run_folder import RunFolder
+    from fedvl.runs.folder import RunFolder
     from fedvl.serve.export import export as write
     from fedvl.serve.model import TrainedModel
 

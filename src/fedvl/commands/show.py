@@ -90,6 +90,6 @@ def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of a federation or of a party, to check too.")] = None,
 ) -> None:
     """Check this installation and say how to fix what is wrong."""
-    from fedvl.doctor import examine
+    from fedvl.commands.doctor import examine
 
     raise typer.Exit(0 if examine(folder) else 1)

@@ -35,10 +35,10 @@ def withdraw(
 ) -> None:
     """Run an experiment again without one of its clients, and measure what that changes."""
     from fedvl.display import TerminalDisplay
+    from fedvl.report.ending import withdrawal_sentences
     from fedvl.report.page import write_report
-    from fedvl.report.withdrawals import sentences
-    from fedvl.run_folder import RunFolder
-    from fedvl.withdrawal import check_comparable, compare, find_client, without_client
+    from fedvl.runs.folder import RunFolder
+    from fedvl.runs.withdrawal import check_comparable, compare, find_client, without_client
 
     folder = RunFolder(run, trust_method)
     folder.tensors()  # refuses one that is not finished, or damaged
@@ -65,5 +65,5 @@ def withdraw(
     if as_json:
         print(json.dumps(measured))
     else:
-        for sentence in (*sentences(measured), f"The run without it is in {other.path}."):
+        for sentence in (*withdrawal_sentences(measured), f"The run without it is in {other.path}."):
             typer.echo(sentence)

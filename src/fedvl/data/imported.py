@@ -20,12 +20,11 @@ from numpy.lib import format as npy
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from fedvl.config import SHORTENED
 from fedvl.data.catalogue import class_key
 from fedvl.data.features import OWN_FILE, Encoded, default_cache_dir, keep_private
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
-from fedvl.files import parse_json, read_file, regular, write_whole
+from fedvl.files import SHORTENED, parse_json, read_file, regular, write_whole
 from fedvl.models import EMBEDDED
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder

@@ -117,3 +117,36 @@ def without_modalities(
     present = draw_present(has_text, spec, seed, purpose, groups, whole)
     padded = pad(nothing, (0, tokens.shape[1] - nothing.shape[1]), value=int(nothing[0, -1]))
     return lacking(inputs, present, padded)
+
+
+Integers = NDArray[np.int64]
+
+
+class Noise(NamedTuple):
+    kind: str  # symmetric: any other class; pair: the next class
+    share: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Noise":
+        kind, _, share = text.partition(":")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if kind not in ("symmetric", "pair") or not 0 <= value <= 1:
+            raise FedVLError(
+                f"Label noise '{text[:100]}' is not known; use symmetric:SHARE or pair:SHARE, such as symmetric:0.4."
+            )
+        return cls(kind, value)
+
+
+def with_wrong_labels(labels: Integers, clients: list[Integers], classes: int, noise: Noise, seed: int) -> Integers:
+    """Return the labels with as many wrong ones at each client; unknown ones (-1) stay."""
+    noisy = labels.copy()
+    for client, rows in enumerate(clients):
+        generator = numpy_generator(seed, "label-noise", client)
+        known = rows[labels[rows] >= 0]
+        wrong = generator.permutation(known)[: round(noise.share * len(known))]
+        steps = generator.integers(1, classes, len(wrong)) if noise.kind == "symmetric" else 1
+        noisy[wrong] = (labels[wrong] + steps) % classes
+    return noisy

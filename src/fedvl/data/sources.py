@@ -3,23 +3,27 @@
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from fedvl.config import SHORTENED
+from fedvl.config import DataConfig
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
 from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, only_classes, plain_name
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
 from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
-from fedvl.data.stores import Dataset, FileStore, Split
-from fedvl.data.united import unite
+from fedvl.data.imported import ImportedEncoder, open_model
+from fedvl.data.stores import Dataset, FileStore, Split, unite
 from fedvl.errors import FedVLError
-from fedvl.files import parse_json, regular
+from fedvl.files import SHORTENED, parse_json, regular
+from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
 
 __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_dataset"]
 
@@ -418,3 +422,20 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             if not isinstance(row, dict):
                 raise FedVLError(f'Line {number} of {path} is not a JSON object like {{"path": ..., "label": ...}}.')
             yield number, {key: "" if value is None else str(value) for key, value in row.items()}
+
+
+class Opener(NamedTuple):
+    dataset: Callable[[str, Path | None], Dataset] = open_dataset
+    model: Callable[[str, str], DualEncoder | FusedEncoder | ImportedEncoder] = open_model
+
+    def dataset_of(self, data: DataConfig) -> Dataset:
+        """Open an experiment's dataset; one without labels gets its classes from there."""
+        root = Path(data.root) if data.root else None
+        return open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
+
+    @classmethod
+    def once(cls) -> "Opener":
+        return cls(cache(open_dataset), cache(open_model))
+
+
+OPEN_ANEW = Opener()

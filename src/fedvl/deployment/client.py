@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
-from fedvl.data.opener import Opener
-from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
+from fedvl.data.sources import Opener
+from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog, own_rounds
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import write_private
@@ -27,7 +27,6 @@ from fedvl.deployment.membership import KEY, check_key, credentials
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_images import open_own
-from fedvl.deployment.participation import own_rounds
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.roster import needed_roster
@@ -35,18 +34,18 @@ from fedvl.deployment.secure_sum import Member
 from fedvl.deployment.state import RUNS, begin_run, begun, log_of, log_secrets, open_state, read_party, state_of
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.experiment import local_engine, make_judge
 from fedvl.federation.round import Federation
-from fedvl.loopback import page_server, served
 from fedvl.methods.base import Update
 from fedvl.methods.mistakes import explained
-from fedvl.preparation import Prepared, prepare
-from fedvl.prometheus import CONTENT_TYPE
+from fedvl.report.loopback import page_server, served
 from fedvl.report.page import write_report
+from fedvl.report.prometheus import CONTENT_TYPE
 from fedvl.report.reading import images_tested
 from fedvl.report.tables import sure
-from fedvl.result import describe
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import local_engine, make_judge
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.preparation import Prepared, prepare
+from fedvl.runs.result import describe
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 

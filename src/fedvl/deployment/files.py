@@ -23,8 +23,8 @@ from fedvl.files import read_file as read_regular
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.requirements import rule_between_machines
-from fedvl.settings import resolve_experiment
+from fedvl.runs.requirements import rule_between_machines
+from fedvl.runs.settings import resolve_experiment
 
 THIS_MACHINE = "127.0.0.1"
 LOOPBACK = (THIS_MACHINE, "localhost")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedvl.deployment.messages import Message
-from fedvl.prometheus import Metric, exposition
+from fedvl.report.prometheus import Metric, exposition
 
 
 @dataclass

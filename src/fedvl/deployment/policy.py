@@ -28,9 +28,9 @@ from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.files import write_whole
 from fedvl.methods.base import Method
 from fedvl.methods.parts.synthetic import PIPELINE
-from fedvl.run_folder import downloads_of
+from fedvl.runs.folder import downloads_of
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 FILE = "policy.toml"
 TEMPLATE = """\

@@ -19,7 +19,7 @@ from fedvl.deployment.keys import authority_fingerprint, certified_key, public_k
 from fedvl.deployment.state import log_of, read_party, state_of
 from fedvl.errors import FedVLError
 from fedvl.files import read_file, write_whole
-from fedvl.run_folder import PARTY
+from fedvl.runs.folder import PARTY
 
 FILE, PENDING = "roster.json", "roster.pending.json"
 MOST_BYTES = 2**24

@@ -12,20 +12,19 @@ from typing import IO, Any
 
 import torch
 
-from fedvl.deployment.audit_log import FILE, Log
+from fedvl.deployment.audit_log import FILE, Log, who_took_part
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.membership import absence_explained, read_federation
-from fedvl.deployment.participation import who_took_part
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.experiment import run_rounds
 from fedvl.methods.mistakes import explained
-from fedvl.preparation import Prepared, prepare
-from fedvl.run_folder import RunFolder
+from fedvl.runs.experiment import run_rounds
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.preparation import Prepared, prepare
 
 RETURN_SECONDS = 60.0  # for parties to come, whatever the deadline: a SuperNode returns within 30 to a new SuperLink
 

@@ -20,7 +20,7 @@ from fedvl.deployment.audit_log import Log
 from fedvl.deployment.files import Frozen, PartyFile, read_file
 from fedvl.deployment.keys import read_private, write_private
 from fedvl.errors import FedVLError
-from fedvl.run_folder import PARTY, STATE
+from fedvl.runs.folder import PARTY, STATE
 
 ORIGIN = "origin.json"
 MACHINE_ID = Path("/etc/machine-id")

@@ -1,7 +1,7 @@
 """Secure aggregation as the server runs it: attempts at a sum, lost clients, and spoiled sums."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,6 @@ from fedvl.deployment.masking import threshold
 from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, Header, Kind, Summed, pack_tensors
 from fedvl.deployment.secure_sum import ROSTER, Entry, SumId, read_items
 from fedvl.deployment.sum_server import Collected
-from fedvl.deployment.suspects import Search
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import SpoiledSumError
 from fedvl.files import read_file, write_whole
@@ -35,6 +34,30 @@ class Exchange(Protocol):
     def __call__(
         self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], *, enough: int, sum_attempt: int
     ) -> dict[int, Received]: ...
+
+
+class Search(Frozen):
+    """A search by halves. It assumes one culprit, and begins again if there were more."""
+
+    suspects: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()  # of the next sum
+
+    def after(self, sound: bool, clients: Collection[int], room: int) -> "Search":
+        """Return the search after a sum of these clients; ``room``: how many may be left out."""
+        if not self.suspects and sound:
+            return self
+        if sound:  # the culprit is among those who were left out
+            suspects = tuple(client for client in self.suspects if client not in clients)
+        else:
+            suspects = tuple(client for client in self.suspects if client in clients) or tuple(sorted(clients))
+        if sound and len(suspects) == 1:
+            return Search(suspects=suspects, left_out=suspects)
+        return Search(suspects=suspects, left_out=suspects[: min((len(suspects) + 1) // 2, max(room, 0))])
+
+    @property
+    def found(self) -> int | None:
+        """The culprit, once a sum without this client alone was sound."""
+        return self.suspects[0] if len(self.suspects) == 1 and self.left_out == self.suspects else None
 
 
 class Note(Frozen):

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.evaluation.predict import predict_classes
+from fedvl.evaluation.statistics import Interval, bootstrap_figures, bootstrap_seeds
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import Tensors
-from fedvl.uncertainty import Interval, bootstrap_figures, bootstrap_seeds
 
 Integers = NDArray[np.int64]
 Shares = NDArray[np.float64]

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvl.uncertainty import Interval, bootstrap_figures
+from fedvl.evaluation.statistics import Interval, bootstrap_figures
 
 MOST_IMAGES = 2000
 BINS = 15  # of shares, equally wide (Guo et al., 2017)

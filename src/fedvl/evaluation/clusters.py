@@ -5,11 +5,13 @@ no user has, so the accuracy is an upper bound.
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.errors import FedVLError
+from fedvl.methods.base import Samples
 
 RESTARTS = 10  # of k-means; the one with the lowest inertia wins
 
@@ -34,3 +36,27 @@ def name_clusters(clusters: NDArray[np.int64], labels: NDArray[np.int64], classe
     together = np.bincount(clusters * classes + labels, minlength=classes * classes).reshape(classes, classes)
     _, names = linear_sum_assignment(together, maximize=True)
     return np.asarray(names, dtype=np.int64)[clusters]
+
+
+MOST_POINTS = 500  # more would overlap
+PERPLEXITY = 30.0  # scikit-learn's default; lowered for fewer than about 90 points
+
+
+def embedding_map(vectors: NDArray[np.float32], samples: Samples) -> dict[str, list[Any]]:
+    """Return x, y, label and, if modalities may be missing, `present` of evenly spaced samples."""
+    from sklearn.manifold import TSNE
+
+    chosen = np.unique(np.linspace(0, len(vectors) - 1, min(MOST_POINTS, len(vectors))).astype(int))
+    points = np.zeros((len(chosen), 2))
+    if len(chosen) > 3:  # t-SNE needs more than three points
+        perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
+        points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors[chosen])
+    found: dict[str, list[Any]] = {
+        "x": points[:, 0].round(2).tolist(),
+        "y": points[:, 1].round(2).tolist(),
+        "label": samples.labels.cpu()[chosen].tolist(),
+    }
+    if "present" in samples.inputs:
+        present = samples.inputs["present"].cpu().numpy()[chosen]
+        found["present"] = ["both" if text and image else "text" if text else "image" for text, image in present]
+    return found

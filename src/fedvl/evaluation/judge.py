@@ -12,10 +12,10 @@ from fedvl.evaluation.base_to_new import Hits, share_right
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.evaluation.predict import predict_classes
+from fedvl.evaluation.statistics import bootstrap_macro
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.tensors import ByClient, Tensors
-from fedvl.uncertainty import bootstrap_macro
 
 Models = tuple[Method, Sequence[Tensors]]  # a method for some classes, and the tensors of each model
 

@@ -10,14 +10,17 @@ before. Its manifest then names the ``earlier`` rounds whose files have those of
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from fedvl.config import MOST_ROUNDS
-from fedvl.contents import Manifest, fits
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON, no_link, parse_json, read_file, write_whole
-from fedvl.tensors import Tensors, load, save
+from fedvl.federation.records import Manifest
+from fedvl.files import MOST_JSON, fits, no_link, parse_json, read_file, write_whole
+from fedvl.tensors import ByClient, Tensors, load, save, unflatten
 
 FORMAT = 1
 MOST_FILES = 16  # that the tensors of a round are read from
@@ -147,3 +150,37 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         return None
     body = {key: value for key, value in manifest.items() if key != "sha256"}
     return body if manifest.get("sha256") == sealed(body) else None
+
+
+Record = dict[str, Any]
+BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
+
+
+def best_round(records: Sequence[Record]) -> int | None:
+    """Return the first round with the highest accuracy on validation images; None without them."""
+    known = [record for record in records if record.get("validation") is not None]
+    return int(max(known, key=lambda record: record["validation"])["round"]) if known else None
+
+
+def chosen_round(tensors: Tensors) -> Tensors:
+    """Return the tensors of the best round of a journal's newest round, which may be the newest."""
+    older = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
+    return older or tensors
+
+
+class State(NamedTuple):
+    """What the journal holds of a round."""
+
+    shared: Tensors
+    last: ByClient
+    private: ByClient
+
+
+def read_state(tensors: Tensors, device: torch.device | str) -> State:
+    """Sort the tensors of a round by owner, and place them."""
+    owners: dict[str, Tensors] = {"shared": {}, "kept": {}, "": {}}
+    for key, tensor in tensors.items():
+        owner, name = key.split("/", 1)
+        known = owner in ("shared", "kept")
+        owners[owner if known else ""][name if known else key] = tensor.to(device)
+    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]))

@@ -315,7 +315,7 @@ class LocalEngine(ChunkTraining):
 
     def _step_flops(self, client: int, handed: Tensors) -> int:
         """Count the operations of a client's first step."""
-        from fedvl.federation.flops import Operations  # of use once in a run
+        from fedvl.federation.steps import Operations  # of use once in a run
 
         plain = self._gradient_step(same=True, replay=False)
         with Operations() as counted:

@@ -1,8 +1,10 @@
 """Merge updates: what is needed in sum by a rule, what is needed of each by the method."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from fedvl.federation.robust import Rule, mean, merged_move
 from fedvl.federation.stacks import Updates
@@ -49,3 +51,19 @@ def last_updates(method: Method, last: ByClient, updates: Sequence[Update]) -> B
     sent = {update.client: {name: t.clone() for name, t in update.tensors.items()} for update in kept}
     newest = last | {client: tensors for client, tensors in sent.items() if tensors}
     return {client: newest[client] for client in sorted(newest)}
+
+
+def drift(before: Sequence[Tensors], after: Sequence[Tensors], names: Sequence[str]) -> dict[str, float]:
+    """Return figures for each name; private tensors are known only in simulation."""
+    figures = {}
+    for name in names:
+        shapes = {tensors[name].shape if name in tensors else None for tensors in (*before, *after)}
+        if len(after) > 1 and len(shapes) == 1 and None not in shapes:
+            ends = [tensors[name].double().flatten() for tensors in after]
+            moves = torch.stack([end - start[name].double().flatten() for start, end in zip(before, ends, strict=True)])
+            together = moves.sum(0).pow(2).sum()
+            if together > 0:  # one client may send the others' moves back, and standing still has no direction
+                figures[f"drift_diversity_{name}"] = float(moves.pow(2).sum() / together)  # eq. 6
+            cosines = [cosine_similarity(one, other, dim=0) for one, other in combinations(ends, 2)]
+            figures[f"cosine_distance_{name}"] = float(1 - torch.stack(cosines).mean())
+    return figures

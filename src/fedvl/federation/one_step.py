@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedvl.draws import keys_of
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.optimisers import Optimiser, learning_rate
-from fedvl.federation.precision import mixed_products
+from fedvl.federation.steps import mixed_products
 from fedvl.federation.training import MOST_CHUNK, working_set
 from fedvl.methods.base import Batch, Method
-from fedvl.seeding import derived_seed
+from fedvl.seeding import derived_seed, keys_of
 from fedvl.tensors import Tensors
 
 

@@ -9,10 +9,9 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedvl.config import TrainingConfig
-from fedvl.draws import permutations
 from fedvl.federation.optimisers import learning_rate
 from fedvl.federation.privacy import RecordPrivacy
-from fedvl.seeding import derived_seed
+from fedvl.seeding import derived_seed, permutations
 
 
 class Orders(NamedTuple):

@@ -23,17 +23,15 @@ from fedvl.federation.checks import (
     sum_of_reports,
     unsound,
 )
-from fedvl.federation.drift import drift
 from fedvl.federation.fixed_point import decode_updates, moved
-from fedvl.federation.journal import Journal
+from fedvl.federation.journal import BEST, Journal, Record, State, best_round, chosen_round, read_state
 from fedvl.federation.local import LocalEngine, Summed
-from fedvl.federation.merging import last_updates, merge, moves_of
+from fedvl.federation.merging import drift, last_updates, merge, moves_of
 from fedvl.federation.one_step import mean_step
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
-from fedvl.federation.state import BEST, Record, State, best_round, chosen_round, read_state
 from fedvl.methods.base import Method
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten

@@ -1,17 +1,19 @@
 """The gradient step of many clients: in one kernel, in closed form, by image, or one by one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.graphs import Replayed
-from fedvl.federation.precision import in_precision, mixed_products
 from fedvl.federation.privacy import RecordPrivacy, row_gradients
 from fedvl.methods.base import CLOSED_FORMS, Batch, Method
 from fedvl.methods.parts.losses import UNIT
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, pick_device
 
 GradientStep = Callable[[Tensors, Tensors, Batch], tuple[Tensors, tuple[Tensor, Tensors]]]
 
@@ -103,3 +105,64 @@ def first(tensors: Tensors) -> Tensors:
 
 def lift(tensors: Tensors) -> Tensors:
     return {name: tensor[None] for name, tensor in tensors.items()}
+
+
+FASTER = {"cuda"}  # kinds of device that gain by lower precision
+
+
+def choose_precision(through_encoder: bool, device: str) -> str:
+    """Return what ``auto`` means: bfloat16 through the encoder where a GPU has it, or float32."""
+    found = pick_device(device) if through_encoder else "cpu"
+    has_bfloat16 = found.startswith("cuda") and torch.cuda.get_device_capability(found) >= (8, 0)  # since Ampere
+    return "bfloat16" if has_bfloat16 else "float32"
+
+
+def used_precision(precision: str, device: str) -> str:
+    """Return the precision of products on a kind of device."""
+    return precision if device in FASTER else "float32"
+
+
+def mixed_products(precision: str, device: str) -> torch.autocast:
+    """Compute products in bfloat16 while an objective is evaluated, if that is the precision."""
+    return torch.autocast(device, torch.bfloat16, enabled=used_precision(precision, device) == "bfloat16")
+
+
+def in_precision(step: Callable[..., Any], precision: str, device: str) -> Callable[..., Any]:
+    """Return the step, with its float32 products in TF32 if that is the precision."""
+    if used_precision(precision, device) != "tf32":
+        return step
+
+    def rounded(*arguments: Any) -> Any:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return step(*arguments)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return rounded
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations of matrix products, convolutions and attention while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would be loaded to be told so
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None and func is not torch.ops.prim.device.default:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+                if parts is not NotImplemented:
+                    return parts
+        found = func(*args, **kwargs)
+        if count is not None:
+            self.total += count(*args, **kwargs, out_val=found)
+        return found

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
-from fedvl.draws import keys_of
 from fedvl.federation.chunks import LABELS, Chunk, Done
 from fedvl.federation.fixed_point import rounding_error
 from fedvl.federation.optimisers import Optimiser
@@ -21,7 +20,7 @@ from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.methods.parts.losses import UNIT
-from fedvl.seeding import derived_seed, torch_generator
+from fedvl.seeding import derived_seed, keys_of, torch_generator
 from fedvl.tensors import Tensors, count_bytes, placed
 
 WORKING_SET = {"cpu": 2**26, "cuda": 2**31}  # bytes that the clients of a chunk may take, if their number is not set

@@ -19,10 +19,10 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedvl.draws import Draw
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.methods.roles import Role, Roles, Shapes
+from fedvl.seeding import Draw
 from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Method:
         return {}
 
     def noise(self) -> Mapping[str, Draw]:
-        """Return which random numbers one step of one client needs (``draws.py``)."""
+        """Return which random numbers one step of one client needs (``seeding.py``)."""
         return {}
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
@@ -286,7 +286,7 @@ class Method:
         if len(inspect.signature(cls.noise).parameters) > 1:
             raise TypeError(
                 f"{cls.__name__}.noise draws nothing itself: it takes no generator and returns which numbers a step "
-                'needs, such as {"z": Normal((50, 512))} of fedvl.draws'
+                'needs, such as {"z": Normal((50, 512))} of fedvl.seeding'
             )
         for name, hook in HOOKS.items():
             check_arguments(cls, name, hook)

@@ -17,13 +17,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize, one_hot
 
-from fedvl.draws import Draw, Integers
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Task
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.alignment import class_discrepancy
 from fedvl.methods.parts.losses import contrastive, label_loss
 from fedvl.methods.roles import Role, Shared
+from fedvl.seeding import Draw, Integers
 from fedvl.tensors import Tensors
 
 EPSILON, MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm

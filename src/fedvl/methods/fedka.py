@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.draws import Draw, Integers
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
@@ -24,6 +23,7 @@ from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.alignment import domain_loss, kernel_discrepancy, reverse_gradient
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.models.resnet import forward
+from fedvl.seeding import Draw, Integers
 from fedvl.tensors import Tensors
 
 DISCRIMINATOR = ("domain.0.weight", "domain.0.bias", "domain.1.weight", "domain.1.bias")

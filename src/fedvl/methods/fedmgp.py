@@ -25,12 +25,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, one_hot
 
-from fedvl.draws import Draw, Uniform
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.methods.roles import Private, Role, Shared
+from fedvl.seeding import Draw, Uniform
 from fedvl.tensors import Tensors
 
 NOISE = 0.01  # on the words that a context begins as

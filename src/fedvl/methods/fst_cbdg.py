@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.draws import Draw, Normal, Uniform
 from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.losses import masked_mean
 from fedvl.methods.roles import Private, Role, Shared
+from fedvl.seeding import Draw, Normal, Uniform
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50, "schedule": "step"}

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from fedvl.config import SHORTENED
 from fedvl.errors import FedVLError
+from fedvl.files import SHORTENED
 
 MOST_SIDE = 4096  # pixels of an image that an encoder reads
 CHANNELS = 3

@@ -9,11 +9,11 @@ from typing import Any
 from fedvl.config import BY_CLIENT
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
+from fedvl.evaluation.statistics import wilson
 from fedvl.files import file_sha256
 from fedvl.models import EMBEDDED
 from fedvl.report import privacy
-from fedvl.run_folder import RunFolder
-from fedvl.uncertainty import wilson
+from fedvl.runs.folder import RunFolder
 from fedvl.version import __version__
 
 CARD_SCHEMA = 1

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from fedvl.evaluation.statistics import Interval
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
-from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
 from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening, zero_shot
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
+from fedvl.report.svg import COLOURS, colour
 from fedvl.report.tables import MISSING, cell_of, moment, points, spread
-from fedvl.uncertainty import Interval
 
 OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars

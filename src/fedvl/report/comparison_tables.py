@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.display import visible
+from fedvl.evaluation.statistics import Interval
 from fedvl.files import write_whole
 from fedvl.report.tables import MISSING, csv_cell, human_count, points, spread
-from fedvl.uncertainty import Interval
 
 Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
 GridCell = Mapping[str, Any]  # one of its cells

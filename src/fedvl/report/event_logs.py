@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvl.errors import FedVLError
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 
 class Log(NamedTuple):

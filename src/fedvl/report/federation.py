@@ -7,7 +7,7 @@ from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.partition import LARGEST_BUBBLES
 from fedvl.report.reading import number
 from fedvl.report.tables import MISSING, Cell, cell_of, human_bytes
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 SIMULATED = ("data.partition",)  # settings that parties do not follow: they hold what they hold
 

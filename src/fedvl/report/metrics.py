@@ -7,10 +7,10 @@ federation's parties, which do not change during a run.
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from fedvl.loopback import page_server
-from fedvl.prometheus import CONTENT_TYPE, Metric, exposition
+from fedvl.report.loopback import page_server
+from fedvl.report.prometheus import CONTENT_TYPE, Metric, exposition
 from fedvl.report.status import read_status
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 
 def run_metrics(folder: Path) -> str:

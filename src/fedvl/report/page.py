@@ -11,16 +11,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedvl.compare.contents import Comparison
-from fedvl.contents import checked
+from fedvl.comparisons.contents import Comparison
 from fedvl.display import visible
 from fedvl.errors import FedVLError
-from fedvl.files import no_link, read_json, write_whole
+from fedvl.files import checked, no_link, read_json, write_whole
 from fedvl.report.comparison_page import describe_grid
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
 from fedvl.report.runs_page import describe_runs
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 COMPARISON = "comparison.json"
 

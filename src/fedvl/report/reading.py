@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 
 from fedvl.evaluation.metrics import fairness
-from fedvl.run_folder import RunFolder
-from fedvl.uncertainty import Interval, Paired, bootstrap_figures, bootstrap_macro, bootstrap_mean, mcnemar, wilson
+from fedvl.evaluation.statistics import (
+    Interval,
+    Paired,
+    bootstrap_figures,
+    bootstrap_macro,
+    bootstrap_mean,
+    mcnemar,
+    wilson,
+)
+from fedvl.runs.folder import RunFolder
 
 LARGEST = 1e100
 NEWCOMERS = ("newcomers_", "newcomers_trained_", "newcomers_zero_shot_")

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from fedvl.evaluation.statistics import Paired, wilson
 from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
 from fedvl.report.charts.comparing import Bar, bar_chart
 from fedvl.report.charts.lines import Series, line_chart
-from fedvl.report.charts.parts import COLOURS, colour
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
+from fedvl.report.ending import withdrawal_sentences
 from fedvl.report.federation import describe_federation, name_of, own_classes, unheld
 from fedvl.report.reading import count_of, difference, flatten, gain, images_tested, intervals, number, series
+from fedvl.report.svg import COLOURS, colour
 from fedvl.report.tables import (
     MISSING,
     Cell,
@@ -36,9 +38,7 @@ from fedvl.report.tables import (
     sure,
     tail_rows,
 )
-from fedvl.report.withdrawals import sentences
-from fedvl.run_folder import RunFolder
-from fedvl.uncertainty import Paired, wilson
+from fedvl.runs.folder import RunFolder
 
 SIZES = WIDE, NARROW = 848, 356
 MODALITY_LABELS = {"both": "text and image", "text": "text only", "image": "image only"}
@@ -62,7 +62,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_protocol(run.result),
         **_troubles(run),
         **describe_federation(run),
-        "withdrawals": [" ".join(sentences(each)) for each in run.withdrawals],
+        "withdrawals": [" ".join(withdrawal_sentences(each)) for each in run.withdrawals],
         "examples": _examples(run.examples),
         "privacy": privacy.sentences(run.result),
         "beside": privacy.beside(run.result),

@@ -5,9 +5,9 @@ from typing import Any
 
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
-from fedvl.report.charts.parts import colour
 from fedvl.report.reading import against, difference, flatten, images_tested, intervals, number, series
 from fedvl.report.run_page import SIZES, drawn, kind_of
+from fedvl.report.svg import colour
 from fedvl.report.tables import (
     MISSING,
     Cell,
@@ -20,7 +20,7 @@ from fedvl.report.tables import (
     points,
     spread,
 )
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 
 FEWEST_DATASETS = 3  # for a radar
 STRONGEST = 30.0  # points of difference shown in full colour

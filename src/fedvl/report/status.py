@@ -11,12 +11,12 @@ from rich.text import Text
 
 from fedvl.config import resolve
 from fedvl.display import Console, visible
-from fedvl.loopback import page_server
 from fedvl.report.charts.lines import Series, line_chart
+from fedvl.report.loopback import page_server
 from fedvl.report.page import render
 from fedvl.report.reading import number
 from fedvl.report.tables import MISSING, human_bytes, human_seconds, percent, sure
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
 REFRESH_SECONDS = 3

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.display import visible
+from fedvl.evaluation.statistics import Interval, mean_of_shares, wilson
 from fedvl.report.privacy import statement
 from fedvl.report.reading import difference, gain, images_tested, intervals, number
-from fedvl.uncertainty import Interval, mean_of_shares, wilson
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"

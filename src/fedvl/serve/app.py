@@ -19,8 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from fedvl.data.images import MAX_PIXELS
 from fedvl.errors import FedVLError
 from fedvl.serve.askers import Asker, BusyError, TurnPool
-from fedvl.serve.guard import BUSY, Guard, address_of, check_token, refuse
-from fedvl.serve.limits import LIMITS, Limits
+from fedvl.serve.guard import BUSY, LIMITS, Guard, Limits, address_of, check_token, refuse
 from fedvl.serve.metrics import Metrics
 from fedvl.serve.model import TrainedModel
 from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text

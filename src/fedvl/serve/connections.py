@@ -13,8 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedvl.errors import FedVLError
-from fedvl.serve.guard import HEADERS
-from fedvl.serve.limits import Limits
+from fedvl.serve.guard import HEADERS, Limits
 
 BACKLOG = 256  # connections that are accepted at once, before the limit is applied to them
 FILES = 128  # open beside the connections, at most

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from fedvl.prometheus import Metric, exposition
+from fedvl.report.prometheus import Metric, exposition
 from fedvl.serve.worker import Worker
 
 BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -23,7 +23,7 @@ from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.parts.losses import entropy
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.clip import DualEncoder
-from fedvl.run_folder import RunFolder
+from fedvl.runs.folder import RunFolder
 from fedvl.serve.images import Source
 from fedvl.tensors import Tensors, pick_device
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fedvl.data.images import BadImage
 from fedvl.serve.askers import Asker, BusyError
-from fedvl.serve.limits import Limits
+from fedvl.serve.guard import Limits
 from fedvl.serve.model import Batch, User
 from fedvl.serve.worker import Encoded, Worker
 

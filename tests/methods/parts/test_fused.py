@@ -22,8 +22,8 @@ from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.parts.fused import classifier_start, classify, embed, read
 from fedvl.models.checkpoint import load_model
+from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
-from fedvl.settings import resolve_experiment
 
 ENCODER = small_fused_encoder()
 

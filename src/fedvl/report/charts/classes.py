@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.report.charts.parts import fitted_names
-from fedvl.report.svg import coordinate, drawing, element, label
+from fedvl.report.svg import coordinate, drawing, element, fitted_names, label
 
 LARGEST_MATRIX = 30  # classes; larger confusion matrices become a table of pairs
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedvl.report.charts.parts import colour, fitted_names
-from fedvl.report.svg import coordinate, drawing, element, label, shorten, text_width, ticks
+from fedvl.report.svg import colour, coordinate, drawing, element, fitted_names, label, shorten, text_width, ticks
 
 LOGARITHMIC = 50.0  # ratio of the largest to the smallest bar above which the scale is logarithmic
 BAR = 17.0  # height

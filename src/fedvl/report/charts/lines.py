@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedvl.report.charts.parts import apart, colour
-from fedvl.report.svg import coordinate, drawing, element, label, scale, shorten, text_width, ticks
+from fedvl.report.svg import apart, colour, coordinate, drawing, element, label, scale, shorten, text_width, ticks
 
 TIPS = 200  # tooltips in a chart at most
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.report.charts.parts import LABEL_WIDTH, fitted_names
-from fedvl.report.svg import coordinate, drawing, element, every, label, text_width
+from fedvl.report.svg import LABEL_WIDTH, coordinate, drawing, element, every, fitted_names, label, text_width
 
 LARGEST_BUBBLES = 40  # clients or classes; larger partitions become a heat map
 LARGEST_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are summed

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedvl.report.charts.parts import colour
-from fedvl.report.svg import coordinate, drawing, element, label, scale, ticks
+from fedvl.report.svg import colour, coordinate, drawing, element, label, scale, ticks
 
 RADIUS = 3.0
 MODALITIES = {"both": "circle", "text": "triangle", "image": "square"}  # marker shapes by the modalities present

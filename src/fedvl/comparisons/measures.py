@@ -1,0 +1,202 @@
+"""Measures of a finished run: a number, a list (one value per step) or points to draw.
+
+A name that is not in ``MEASURES`` is a metric of ``result.json``; ``rounds.NAME`` is that metric in
+every round, and ``NAME@PART`` that of one condition of the missing-modality protocol or of one
+figure of the base-to-new protocol (``accuracy@hm3``).
+"""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedvl.data.sources import Opener
+from fedvl.display import Silent
+from fedvl.errors import FedVLError
+from fedvl.evaluation.clusters import MOST_POINTS, embedding_map
+from fedvl.evaluation.leakage import SIDE, attack
+from fedvl.evaluation.predict import answer_all
+from fedvl.methods.base import Samples
+from fedvl.methods.fed_mp import FedMP
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.preparation import Prepared, prepare
+from fedvl.seeding import numpy_generator
+from fedvl.tensors import ByClient, Tensors
+
+Figure = float | list[float] | dict[str, Any]
+
+DOTS = 1000  # images in FST-CBDG's scatter of entropies
+
+
+class Reopened(NamedTuple):
+    prepared: Prepared
+    shared: Tensors
+    last: ByClient
+
+
+class MeasuredRun:
+    """A finished run, and what it was made of for measures that query the model again."""
+
+    def __init__(self, folder: RunFolder, opener: Opener) -> None:
+        self.folder, self.opener = folder, opener
+        self.result, self.rounds = folder.result, folder.rounds
+
+    @cached_property
+    def reopened(self) -> Reopened:
+        prepared = prepare(self.folder.experiment, Silent(), self.opener)
+        return Reopened(prepared, *self.folder.tensors())
+
+
+def measured(name: str, run: MeasuredRun) -> Figure:
+    if name in MEASURES:
+        return MEASURES[name](run)
+    key, _, part = name.partition("@")
+    if key.startswith("rounds."):
+        found: Any = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
+    elif part:
+        rows = [*run.result.get("conditions", ()), *run.result.get("base_to_new", ())]
+        found = next((row.get(key) for row in rows if part in (row.get("condition"), row.get("name"))), None)
+    else:
+        found = run.result.get(key)
+    if found is None:
+        raise FedVLError(f"This run has no '{name}' to measure; see result.json in {run.folder.path}.")
+    return found if isinstance(found, (list, dict)) else float(found)
+
+
+def curve(run: MeasuredRun) -> list[float]:
+    """Return the accuracy over rounds, starting with zero-shot."""
+    return [run.result["zero_shot_accuracy"], *run.result["per_round"]]
+
+
+def uploaded_parameters(run: MeasuredRun) -> float:
+    """Return how many 32-bit numbers a client sends in a round."""
+    return float(run.result["bytes_up_per_client_round"]) / 4
+
+
+def trained_percent(run: MeasuredRun) -> float:
+    """Return the percentage of parameters that are trained; all of them in a network on pixels."""
+    prepared = run.reopened.prepared
+    if prepared.method.inputs == ("pixels",):
+        return 100.0
+    frozen = sum(parameter.numel() for parameter in prepared.method.task.encoder.parameters())
+    trained: int = run.result["trainable_parameters"] + run.result.get("private_parameters", 0)
+    return 100 * trained / (frozen + trained)
+
+
+def encoder_flops(run: MeasuredRun) -> float:
+    """Count the frozen encoder's operations for each image of the largest client, once."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    prepared = run.reopened.prepared
+    if prepared.method.inputs == ("pixels",):
+        return 0.0  # a network of its own, whose operations are those of training
+    encoder = prepared.method.task.clip
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encoder.encode_image(torch.zeros(1, 3, encoder.image_size, encoder.image_size, device=prepared.device))
+    return float(counter.get_total_flops() * max(len(rows) for rows in prepared.training.rows))
+
+
+def partition(run: MeasuredRun) -> dict[str, Any]:
+    """Return the number of images of each class held by each client."""
+    names = ("partition_counts", "partition_class_names", "partition_note")
+    counts = np.array(run.result["partition_counts"])
+    held = float((counts > 0).sum(1).mean())
+    return {
+        **{name: run.result[name] for name in names},
+        "value": held,
+        "value_is": "classes that a client holds, mean",
+    }
+
+
+def classes(run: MeasuredRun) -> float:
+    return float(len(run.result["class_names"]))
+
+
+def training_images(run: MeasuredRun) -> float:
+    """Return how many images the clients hold together."""
+    return float(np.sum(run.result["partition_counts"]))
+
+
+def test_images(run: MeasuredRun) -> float:
+    return float(np.sum(run.result["confusion"]))
+
+
+def entropies(run: MeasuredRun) -> dict[str, Any]:
+    """Return the entropy in bits of zero-shot predictions without temperature, and its bound."""
+    prepared = run.reopened.prepared
+    images = some(prepared.test.samples, run, DOTS)
+    scores = images.inputs["features"] @ prepared.queried.task.text_features.T
+    likelihood = torch.softmax(scores, dim=-1)
+    entropy = -(likelihood * likelihood.log2()).sum(-1)
+    bound = math.log2(scores.shape[1])
+    value = 100 * float(entropy.mean()) / bound
+    return {"y": entropy.tolist(), "bound": bound, "value": value, "value_is": "mean entropy, % of the bound"}
+
+
+def prediction_map(run: MeasuredRun) -> dict[str, Any]:
+    """Return a t-SNE map with the predictions without and with prototypes (Fed-MP)."""
+    prepared, shared, last = run.reopened
+    method, images = prepared.queried, some(prepared.test.samples, run, MOST_POINTS)
+    if not isinstance(method, FedMP):
+        raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
+    tensors = method.tailor(shared, last)
+    with torch.no_grad():
+        adapted = method.adapted(tensors, images.inputs).cpu().numpy()
+        by_text = method.predict(tensors, images.inputs).argmax(-1).cpu().numpy()
+    answers = answer_all(method, tensors, images, prepared.experiment.evaluation.batch_size)
+    labels = images.labels.cpu().numpy()
+    corrected = int((answers == labels).sum() - (by_text == labels).sum())
+    return {
+        **embedding_map(adapted, images),
+        "by_text": by_text.tolist(),
+        "with_prototypes": answers.tolist(),
+        "class_names": list(method.task.class_names),
+        "value": 100 * corrected / len(images),
+        "value_is": "answers that prototypes correct, less those that they spoil, %",
+    }
+
+
+def alone(run: MeasuredRun) -> list[float]:
+    """Return the accuracy with all weight on one client's gate, for each client (Fed-MP)."""
+    prepared, shared, last = run.reopened
+    test, size = prepared.test.samples, prepared.experiment.evaluation.batch_size
+    gates = [{name: sent[name] for name in shared} for sent in last.values()]
+    if not gates:
+        raise FedVLError("No client's last update was kept, so none can answer alone; measure it on a run of fed-mp.")
+    labels = test.labels.cpu().numpy()
+    return [100 * float((answer_all(prepared.queried, gate, test, size) == labels).mean()) for gate in gates]
+
+
+def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
+    """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
+    prepared, shared, _ = run.reopened
+    data = prepared.experiment.data
+    split = run.opener.dataset_of(data).splits["train"]
+    picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
+    return attack(prepared.method, shared, picture, int(split.labels[0]))
+
+
+def some(test: Samples, run: MeasuredRun, most: int) -> Samples:
+    """Sample at most `most` test images by the run's seed, in order."""
+    rows = numpy_generator(run.result["seed"], "shown").choice(len(test), min(most, len(test)), replace=False)
+    return test.take(torch.from_numpy(np.sort(rows)).to(test.labels.device))
+
+
+MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
+    "curve": curve,
+    "uploaded_parameters": uploaded_parameters,
+    "trained_percent": trained_percent,
+    "encoder_flops": encoder_flops,
+    "partition": partition,
+    "classes": classes,
+    "training_images": training_images,
+    "test_images": test_images,
+    "entropies": entropies,
+    "prediction_map": prediction_map,
+    "best_client_alone": lambda run: max(alone(run)),
+    "worst_client_alone": lambda run: min(alone(run)),
+    "gradient_inversion": gradient_inversion,
+}

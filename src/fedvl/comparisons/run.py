@@ -1,0 +1,369 @@
+"""Run a grid, one ordinary run folder per case, and summarise it over seeds.
+
+In each column the best row is compared with the second best by a two-sided paired t-test over
+seeds; with fewer than three seeds, or if all differences are equal, nothing is claimed.
+"""
+
+import hashlib
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedvl.comparisons.grid import Case, Grid, folder_name, layered
+from fedvl.comparisons.measures import Figure, MeasuredRun, measured
+from fedvl.config import MethodConfig, toml_value
+from fedvl.data.sources import Opener
+from fedvl.display import GridDisplay
+from fedvl.errors import FedVLError
+from fedvl.evaluation.base_to_new import mean_intervals
+from fedvl.evaluation.statistics import Interval, bootstrap_clients, bootstrap_lead, bootstrap_right, wilson
+from fedvl.files import no_link
+from fedvl.methods import load_method
+from fedvl.runs.experiment import complete
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
+from fedvl.version import __version__
+
+SIGNIFICANT = 0.05
+FEWEST_SEEDS = 3
+TEST = "two-sided paired t-test over seeds, the best row of a column against the best of the others"
+# Measures of which smaller is better.
+COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
+
+# What a comparison's page tells of its runs
+FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
+KEPT = (
+    *FACTS,
+    *("per_round", "config", "base_to_new", "base_to_new_right", "per_client_accuracy", "per_client_test_images"),
+)
+APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
+
+Place = tuple[str, str]  # row and column
+
+
+@dataclass
+class Outcome:
+    """Results of a grid: values per cell and seed, run folders, and failures."""
+
+    grid: Grid
+    figures: dict[Place, list[Figure]] = field(default_factory=dict)
+    runs: dict[Place, list[str]] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    tests: dict[Place, list[tuple[str, str]]] = field(
+        default_factory=dict
+    )  # the test's hash, and which images are right
+    results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
+    sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
+
+
+def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
+    """Run what is not finished and measure all; failures are collected and do not stop the rest."""
+    outcome = Outcome(grid)
+    cases = list(grid.cases())
+    for number, case in enumerate(cases):
+        began = time.perf_counter()
+        title = ", ".join((case.row, case.column, f"seed {case.seed}"))
+        display.begin(title, number, len(cases))
+        try:
+            folder, fresh = perform_case(case, runs, display, opener)
+            figure = measured(case.measure, MeasuredRun(folder, opener))
+        except (FedVLError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError) as error:
+            reason = str(error) if isinstance(error, FedVLError) else f"{type(error).__name__}: {error}"
+            outcome.failures.append({"row": case.row, "column": case.column, "seed": case.seed, "error": reason})
+            display.end(f"failed: {reason}", number + 1, len(cases))
+            continue
+        place = (case.row, case.column)
+        outcome.figures.setdefault(place, []).append(figure)
+        outcome.runs.setdefault(place, []).append(folder.path.name)
+        found = folder.result
+        outcome.results.setdefault(place, []).append({key: found.get(key) for key in KEPT})
+        outcome.tests.setdefault(place, []).append((found.get("test_sha256") or "", found.get("right") or ""))
+        seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
+        display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
+    return outcome
+
+
+def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[RunFolder, bool]:
+    """Return the finished run, and whether it ran now."""
+    folder = folder_of(case, runs)
+    with folder.lock():
+        fresh = not described(folder).finished
+        complete(folder, display, opener)
+    return folder, fresh
+
+
+def folder_of(case: Case, runs: Path) -> RunFolder:
+    experiment = resolve_experiment(case.settings)
+    folder = RunFolder(no_link(runs / folder_name(experiment)))
+    folder.experiment = experiment  # what is asked for, whatever the folder says
+    folder.path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def described(folder: RunFolder) -> RunFolder:
+    """Write the settings that were asked for into the run's folder; refuse a folder with others."""
+    if not folder.exists:
+        folder.describe(folder.experiment)
+    elif folder.settings_sha256 != asked_sha256(folder):
+        raise FedVLError(
+            f"{folder.path / 'config.toml'} is not of the settings that this command asks for; delete {folder.path}, or "
+            "choose another --out."
+        )
+    if folder.federation is not None:
+        raise FedVLError(f"{folder.path} is a run between machines, not of this comparison; choose another --out.")
+    return folder
+
+
+def asked_sha256(folder: RunFolder) -> str:
+    """Return the SHA-256 of the settings that were asked for, whatever the folder says."""
+    return hashlib.sha256(folder.experiment.to_toml().encode()).hexdigest()
+
+
+def short(figure: Figure) -> str:
+    return f"{figure:.4g}" if isinstance(figure, float) else f"{len(figure)} values"
+
+
+def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
+    """Return everything that tables and figures need, as written to comparison.json."""
+    grid = outcome.grid
+    return {
+        "schema": 1,
+        "fedvl_version": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "title": grid.title,
+        "kind": grid.kind,
+        "unit": grid.unit,
+        "seeds": grid.seeds,
+        "test": TEST,
+        "rows": list(grid.rows),
+        "columns": list(grid.columns),
+        "cells": cells_of(outcome),
+        "series": [
+            {"row": row, "column": column, **mean_series(figures)}
+            for (row, column), figures in outcome.figures.items()
+            if isinstance(figures[0], list)
+        ],
+        "points": [
+            {"row": row, "column": column, **figures[0]}  # of the first seed: points cannot be averaged
+            for (row, column), figures in outcome.figures.items()
+            if isinstance(figures[0], dict)
+        ],
+        "note": grid.note,
+        "failures": outcome.failures,
+        "facts": facts_of(outcome),
+        "curves": curves_of(outcome),
+        "different": different_settings(outcome),
+        "settings": {
+            "base": layered(grid.base, grid.over),
+            "rows": {name: entry.settings for name, entry in grid.rows.items()},
+            "columns": {name: entry.settings for name, entry in grid.columns.items()},
+        },
+    }
+
+
+def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return a cell per row and column with a single number, as `single` defines it."""
+    cells: list[dict[str, Any]] = []
+    for (row, column), figures in outcome.figures.items():
+        values = [value for value in map(single, figures) if value is not None]
+        if not values:
+            continue
+        cells.append(
+            {
+                "row": row,
+                "column": column,
+                "measure": outcome.grid.measure_of(row, column),
+                "mean": statistics.mean(values),
+                "deviation": statistics.stdev(values) if len(values) > 1 else None,
+                "n": len(values),
+                "values": values,
+                "runs": outcome.runs[row, column],
+                "interval": interval_of(outcome, (row, column), values),
+                "images": images_of(outcome, (row, column)),
+                "protocol": next((one["protocol"] for one in outcome.results.get((row, column), ())), None),
+            }
+        )
+    for column in outcome.grid.columns:
+        mark_best([cell for cell in cells if cell["column"] == column])
+    for cell in cells:
+        if cell["against"] is not None and cell["measure"] == "accuracy":
+            cell["lead"] = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]))
+    return cells
+
+
+def facts_of(outcome: Outcome) -> dict[str, list[Any]]:
+    """Return the different values of what all runs should share, in their order."""
+    runs = [result for results in outcome.results.values() for result in results]
+    return {key: list(dict.fromkeys(run[key] for run in runs if run[key] is not None)) for key in FACTS if runs}
+
+
+def curves_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the accuracy over rounds, as the mean over seeds, of runs that have one."""
+    curves = []
+    for (row, column), results in outcome.results.items():
+        known = [result["per_round"] for result in results]
+        every = results[0]["config"]["evaluation"]["every"]
+        if all(known) and every == 1:
+            curves.append({"row": row, "column": column, **mean_series(known)})
+    return curves
+
+
+def different_settings(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the settings in which rows differ, with a text for each row; "" where it has none."""
+    flat: dict[str, dict[str, str]] = {}
+    for (row, _), results in outcome.results.items():
+        if row not in flat:
+            flat[row] = {
+                f"{section}.{key}": shown(value)
+                for section, part in results[0]["config"].items()
+                for key, value in (part.items() if isinstance(part, dict) else ())
+            }
+    keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in APART)
+    texts = {key: [flat.get(row, {}).get(key, "") for row in outcome.grid.rows] for key in keys}
+    return [{"setting": key, "values": values} for key, values in texts.items() if len(set(values)) > 1]
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else toml_value(value)
+
+
+def images_of(outcome: Outcome, place: Place) -> int | None:
+    """Return the test images that were asked, where all seeds asked as many."""
+    counts = {len(right.replace("-", "")) for _, right in outcome.tests.get(place, ())}
+    return counts.pop() or None if len(counts) == 1 else None
+
+
+def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
+    """Return the interval of an accuracy over test images and, of several runs, over seeds."""
+    key, _, part = outcome.grid.measure_of(*place).partition("@")
+    results, tests = outcome.results.get(place, []), outcome.tests.get(place, [])
+    if key != "accuracy":
+        return None
+    if part:
+        return interval_of_set(outcome, place, part)
+    right = [right.replace("-", "") for _, right in tests]
+    shares = [100 * run.count("1") / len(run) if run else math.nan for run in right]
+    if len(right) == len(values) and all(map(math.isclose, shares, values)):  # not means over clients
+        if len(values) == 1:
+            return list(wilson(values[0], len(right[0])))
+        return list(bootstrap_right(right)) if len({(test, len(run)) for test, run in tests}) == 1 else None
+    clients = [by_client(result) for result in results]
+    if len(values) < 2 or len(clients) != len(values) or not all(map(len, (run[0] for run in clients))):
+        return None
+    return list(bootstrap_clients(clients))
+
+
+def by_client(result: dict[str, Any]) -> tuple[list[float], list[int]]:
+    """Return the accuracy and the test images of each client that has some."""
+    pairs = zip(result.get("per_client_accuracy") or (), result.get("per_client_test_images") or (), strict=False)
+    known = [(accuracy, images) for accuracy, images in pairs if accuracy is not None and images]
+    return [accuracy for accuracy, _ in known], [images for _, images in known]
+
+
+def interval_of_set(outcome: Outcome, place: Place, part: str) -> list[float] | None:
+    """Return the interval of a figure of the base-to-new protocol."""
+    results = outcome.results.get(place, [])
+    if len(results) == 1:
+        rows = results[0].get("base_to_new") or ()
+        return next((list(row["interval"]) for row in rows if row["name"] == part), None)
+    right = [result.get("base_to_new_right") for result in results]
+    known = [one for one in right if one is not None]
+    if not known or len(known) < len(right) or len({(len(one["base"]), len(one["new"])) for one in known}) > 1:
+        return None
+    runs = tuple(outcome.runs[place])
+    if runs not in outcome.sets:  # several columns show figures of the same runs
+        outcome.sets[runs] = mean_intervals(known)
+    return list(outcome.sets[runs][part]) if part in outcome.sets[runs] else None
+
+
+def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> list[float] | None:
+    """Return the interval of a lead over the test images; None unless all runs had the same."""
+    tests = [*outcome.tests.get(ours, ()), *outcome.tests.get(theirs, ())]
+    images = {(sha256, len(right)) for sha256, right in tests}
+    if len(images) != 1 or not all(sha256 and right and "-" not in right for sha256, right in tests):
+        return None
+    return list(bootstrap_lead(*([right for _, right in outcome.tests[place]] for place in (ours, theirs))))
+
+
+def single(figure: Figure) -> float | None:
+    """Return the number that represents a measured value in a table."""
+    if isinstance(figure, list):
+        return figure[-1] if figure else None
+    return figure.get("value") if isinstance(figure, dict) else figure
+
+
+def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return mean and standard deviation over seeds of each step."""
+    steps = list(zip(*(figure for figure in figures if isinstance(figure, list)), strict=False))
+    return {
+        "values": [statistics.mean(step) for step in steps],
+        "deviations": [statistics.stdev(step) if len(step) > 1 else None for step in steps],
+        "n": len(figures),
+    }
+
+
+def mark_best(cells: list[dict[str, Any]]) -> None:
+    """Mark the best cell of a column, and whether its lead is significant."""
+    for cell in cells:
+        cell.update(best=False, p=None, against=None, significant=False)
+    if len(cells) < 2:
+        return
+    sign = -1 if any(word in cells[0]["measure"] for word in COSTS) else 1
+    best, second = sorted(cells, key=lambda cell: -sign * cell["mean"])[:2]
+    p = paired_p(best["values"], second["values"])
+    significant = p is not None and p < SIGNIFICANT
+    best.update(best=best["mean"] != second["mean"], p=p, against=second["row"], significant=significant)
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Return p of a two-sided paired t-test, or None if it cannot be computed."""
+    from scipy.stats import ttest_rel
+
+    differences = [one - other for one, other in zip(ours, theirs, strict=False)]
+    if len(ours) != len(theirs) or len(ours) < FEWEST_SEEDS or statistics.pstdev(differences) < 1e-12:
+        return None
+    p = float(ttest_rel(ours, theirs).pvalue)
+    return None if math.isnan(p) else p
+
+
+def flags_grid(
+    methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str], seeds: int, base: dict[str, Any]
+) -> Grid:
+    """Return a grid of methods (rows) by datasets and partitions (columns)."""
+    columns: dict[str, Any] = {}
+    for dataset in datasets or [""]:
+        for partition in partitions or [""]:
+            data = {key: value for key, value in (("dataset", dataset), ("partition", partition)) if value}
+            columns[", ".join(data.values()) or "accuracy"] = {"data": data}
+    common, own, note = options_by_method(methods, base)
+    rows = {method: {"method": {"name": method, **own[method]}} for method in methods}
+    return Grid.model_validate({"seeds": seeds, "base": common, "rows": rows, "columns": columns, "note": note})
+
+
+def options_by_method(
+    methods: Sequence[str], base: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]], str]:
+    """Give a method's option to the methods that have it, and say which; the rest stays common."""
+    known = {method: set(load_method(method).options_type.model_fields) for method in methods}
+    options = {key: value for key, value in base.get("method", {}).items() if key not in MethodConfig.model_fields}
+    told = []
+    for key in options:
+        having = [method for method in methods if key in known[method]]
+        if not having:
+            raise FedVLError(
+                f"None of {', '.join(methods)} has an option '{key}'; fedvl methods NAME lists those of a method."
+            )
+        if len(having) < len(methods):
+            told.append(
+                f"method.{key}={shown(options[key])} is for {', '.join(having)}; the other methods have no {key}."
+            )
+    own = {method: {key: value for key, value in options.items() if key in known[method]} for method in methods}
+    rest = {key: value for key, value in base.get("method", {}).items() if key not in options}
+    common = {key: value for key, value in base.items() if key != "method"} | ({"method": rest} if rest else {})
+    return common, own, " ".join(told)

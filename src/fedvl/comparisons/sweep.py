@@ -1,0 +1,174 @@
+"""Choose settings on validation images: all combinations or random ones, then one look at the test.
+
+Every setting is an ordinary run that never sees the test images. The chosen one is run once more,
+with the test.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvl.comparisons.grid import Grid, Settings, layered
+from fedvl.comparisons.run import Outcome, perform_grid, shown, summarise
+from fedvl.config import BY_CLIENT, nested, parse_assignment
+from fedvl.data.sources import Opener
+from fedvl.display import GridDisplay
+from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import wilson
+from fedvl.runs.folder import RunFolder
+from fedvl.seeding import numpy_generator
+
+COLUMN = "validation accuracy"
+MOST = 10_000  # settings
+RANGE = re.compile(r"(?P<low>-?[\d.]+(e-?\d+)?)\.\.(?P<high>-?[\d.]+(e-?\d+)?)(?P<log>:log)?")
+
+
+class Range(NamedTuple):
+    """Numbers that a random draw takes one of: whole ones if both ends are."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+
+Axis = Range | list[Any]
+
+
+def read_axes(assignments: Sequence[str]) -> dict[str, Axis]:
+    """Return the values of each ``section.key=A,B`` or ``section.key=LOW..HIGH[:log]``."""
+    axes: dict[str, Axis] = {}
+    for assignment in assignments:
+        key, _, text = assignment.partition("=")
+        found = RANGE.fullmatch(text.strip())
+        if found:
+            parse_assignment(f"{key}=0")  # that it is a key
+            axes[key.strip()] = as_range(assignment, found)
+        else:
+            parts = [text] if text.lstrip().startswith("[") else text.split(",")
+            axes[key.strip()] = [value_of(parse_assignment(f"{key}={part.strip()}")) for part in parts]
+    return axes
+
+
+def as_range(assignment: str, found: re.Match[str]) -> Range:
+    try:
+        low, high = (float(found[end]) for end in ("low", "high"))
+    except ValueError as error:
+        raise FedVLError(f"A range is LOW..HIGH, for example 0.001..1:log, not '{assignment}'.") from error
+    if not low < high or (found["log"] and low <= 0):
+        raise FedVLError(f"A range goes from a lower to a higher number, above 0 with :log; '{assignment}' does not.")
+    return Range(low, high, bool(found["log"]))
+
+
+def value_of(settings: Mapping[str, Any]) -> Any:
+    """Return the only value in nested settings."""
+    while isinstance(settings, Mapping):
+        (settings,) = settings.values()
+    return settings
+
+
+def settings_of(axes: Mapping[str, Axis], random: int | None) -> dict[str, Settings]:
+    """Return all combinations, or so many random ones, by name; a key of one value is no choice."""
+    choices = {key: axis for key, axis in axes.items() if isinstance(axis, Range) or len(axis) > 1}
+    if not choices:
+        raise FedVLError(
+            "Nothing to choose from; give a setting several values, as in --set training.learning_rate=0.01,0.1."
+        )
+    if random is None:
+        if ranges := [key for key, axis in choices.items() if isinstance(axis, Range)]:
+            raise FedVLError(f"{ranges[0]} is a range; say how many settings to draw with --random.")
+        drawn = list(itertools.islice(itertools.product(*(list(axis) for axis in choices.values())), MOST + 1))
+    else:
+        generator = numpy_generator(0, "sweep")
+        drawn = [tuple(draw(axis, generator) for axis in choices.values()) for _ in range(random)]
+    if len(drawn) > MOST:
+        raise FedVLError(f"These are more than {MOST:,} settings; give fewer values, or use --random.")
+    lasts = [key.rpartition(".")[2] for key in choices]
+    words = [key if lasts.count(last) > 1 else last for key, last in zip(choices, lasts, strict=True)]
+    return {
+        ", ".join(f"{word} {shown(value)}" for word, value in zip(words, values, strict=True)): layered(
+            *(nested(key, value) for key, value in zip(choices, values, strict=True))
+        )
+        for values in drawn
+    }
+
+
+def draw(axis: Axis, generator: Any) -> Any:
+    if not isinstance(axis, Range):
+        return axis[int(generator.integers(len(axis)))]
+    low, high, logarithmic = axis
+    ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
+    drawn = float(generator.uniform(*ends))
+    drawn = math.exp(drawn) if logarithmic else drawn
+    return round(drawn) if low.is_integer() and high.is_integer() else float(f"{drawn:.3g}")
+
+
+def sweep_grid(base: Settings, axes: Mapping[str, Axis], random: int | None, share: float, seeds: int) -> Grid:
+    """Return the grid of a sweep: a row for each setting, judged by validation images alone."""
+    fixed = [nested(key, axis[0]) for key, axis in axes.items() if not isinstance(axis, Range) and len(axis) == 1]
+    blind = {"evaluation": {"validation": share, "test": False}}
+    return Grid.model_validate(
+        {
+            "title": "Sweep",
+            "unit": "%",
+            "measure": "validation_accuracy",
+            "seeds": seeds,
+            "base": layered(base, *fixed),
+            "rows": settings_of(axes, random),
+            "columns": {COLUMN: {}},
+            "over": blind,
+        }
+    )
+
+
+def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, command: str) -> dict[str, Any]:
+    """Run all settings, choose one, run it with the test, and return the summary of all."""
+    outcome = perform_grid(grid, runs, display, opener)
+    summary = summarise(outcome, command)
+    for cell in summary["cells"]:
+        result = RunFolder(runs / cell["runs"][0]).result
+        cell["images"] = result["validation_images"]
+        if cell["n"] == 1 and result["protocol"] not in BY_CLIENT:  # there it is a mean over clients
+            cell["interval"] = wilson(cell["mean"], cell["images"])
+    whole = [cell for cell in summary["cells"] if cell["n"] == grid.seeds]
+    if not whole:
+        return summary
+    chosen = max(whole, key=lambda cell: cell["mean"])  # the first of equals
+    for cell in summary["cells"]:
+        cell["best"] = cell["chosen"] = cell is chosen
+    tested = grid.model_copy(
+        update={
+            "rows": {chosen["row"]: grid.rows[chosen["row"]]},
+            "measure": "accuracy",
+            "over": layered(grid.over, {"evaluation": {"test": True}}),
+        }
+    )
+    final = perform_grid(tested, runs, display, opener)
+    summary["failures"] += final.failures
+    return {**summary, "opening": opening(summary, chosen, final, runs)}
+
+
+def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcome, runs: Path) -> str:
+    """Say what was chosen, how close others were, and what it is worth on the test."""
+    others = [cell for cell in summary["cells"] if cell is not chosen]
+    text = f"Of {len(summary['rows'])} settings, {chosen['row']} is the best on {chosen['images']:,} validation images"
+    text += f" ({chosen['mean']:.1f} %)"
+    if chosen["interval"] is not None:
+        near = sum(cell["mean"] >= chosen["interval"][0] for cell in others)
+        which = "the other lies" if len(others) == 1 else f"{near} of the other {len(others)} lie"
+        text += f"; {which} within its interval of 95 %" if near else ""
+    place = (chosen["row"], COLUMN)
+    if place not in final.runs:
+        return text + "."
+    results = [RunFolder(runs / name).result for name in final.runs[place]]
+    accuracies = [result["accuracy"] for result in results]
+    mean = sum(accuracies) / len(accuracies)
+    count = sum(map(sum, results[0]["confusion"]))
+    text += f". On {count:,} test images, looked at once, it has {mean:.1f} %"
+    if len(results) == 1 and results[0]["protocol"] not in BY_CLIENT:
+        low, high = wilson(mean, count)
+        text += f" ({low:.1f} to {high:.1f})"
+    reference = results[0]["zero_shot_accuracy"]
+    return text + (f", zero-shot {reference:.1f} %." if reference is not None else ".")

@@ -1,0 +1,1 @@
+"""A run: settings, preparation, rounds, result and files."""

@@ -1,0 +1,429 @@
+"""Everything that a run needs before its first round, in five steps.
+
+Open the dataset and the model, encode the images, assign rows to clients and queries, make the
+method, take the samples to train on and to test with. ``splits`` are those on this machine.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedvl.config import BY_CLIENT, Experiment
+from fedvl.data.holdings import Units, hold_out, of_newcomers, take_root, units_of, without
+from fedvl.data.imported import ImportedEncoder, encoding_in
+from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
+from fedvl.data.missing import Noise, conditions_of, with_wrong_labels, without_modalities
+from fedvl.data.partition import few_shot
+from fedvl.data.protocols import (
+    PROTOCOLS,
+    Assignment,
+    Labels,
+    Queries,
+    number_domains,
+    number_origins,
+    only_test,
+    renumbered,
+    with_client_shots,
+)
+from fedvl.data.sources import OPEN_ANEW, Opener
+from fedvl.data.stores import Dataset
+from fedvl.display import Display
+from fedvl.errors import FedVLError
+from fedvl.methods import load_method
+from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.parts.losses import CLASS_LIST, UNIT
+from fedvl.methods.parts.pseudo_labels import Rule, relabelled
+from fedvl.models.clip import DualEncoder
+from fedvl.models.vilt import FusedEncoder
+from fedvl.runs.requirements import (
+    check_classes,
+    check_labels,
+    check_method,
+    check_model,
+    check_settings,
+    check_united,
+    check_withdrawn,
+)
+from fedvl.tensors import pick_device
+
+Integers = NDArray[np.int64]
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What clients train on."""
+
+    samples: Samples
+    rows: list[Tensor]  # of the samples, by client
+    true_labels: Tensor  # of the samples, to measure pseudo-labels; -1 where there is none
+    counts: Integers  # clients x classes of the dataset
+    note: str  # on the partition
+    root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
+    newcomers: list[Tensor] = field(default_factory=list)  # rows of clients that join when training is over
+    validation: "Validation | None" = None
+    group: "Group | None" = None
+
+
+class Group(NamedTuple):
+    """Images that are of one unit, such as a patient, where the source says whose they are."""
+
+    column: str
+    largest: int  # images of one unit at a client
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Training images that clients hold out, to choose a round or a setting by."""
+
+    samples: Samples
+    parts: list[Tensor]  # rows of each client; none unless it has its own test
+
+
+@dataclass(frozen=True)
+class Test:
+    """What is queried."""
+
+    samples: Samples
+    read: Callable[[int], Image.Image]  # the image of a row
+    parts: list[Tensor]  # rows that each client queries; none unless it has its own test
+    conditions: dict[str, Samples]  # of the missing-modality protocol; none in another
+    sha256: str = ""  # of the images in their order, so that runs on the same can be compared image by image
+    candidates: list[Tensor] = field(default_factory=list)  # classes among which each client is asked; none: among all
+    new: Samples | None = None  # of classes that nobody trains on, in the base-to-new protocol
+    newcomers: list[Tensor] = field(default_factory=list)  # rows that clients query who join when training is over
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything in place for the first round."""
+
+    experiment: Experiment
+    method: Method
+    queried: Method  # the method for the queried classes; that of training in a closed set
+    for_new: Method | None  # the method for the new classes of the base-to-new protocol
+    training: Training
+    test: Test
+    class_names: list[str]  # of the dataset
+    templates: list[str]  # for its class names
+    skipped: list[dict[str, str]]
+    notes: list[str]
+    encode_seconds: float
+    sources: "Sources"
+    encoded: "Encoded"
+    assignment: Assignment
+
+    @property
+    def device(self) -> torch.device:
+        return self.test.samples.labels.device
+
+
+class Sources(NamedTuple):
+    """Step 1: the dataset, the model, and what the method wants of them."""
+
+    dataset: Dataset
+    encoder: DualEncoder | FusedEncoder | ImportedEncoder
+    method: type[Method]
+    options: Options
+    inputs: list[str]  # of training
+    device: str
+
+    @property
+    def wanted(self) -> list[str]:
+        """The inputs of the test: features too, for pseudo-labels and the zero-shot accuracy."""
+        fused = isinstance(self.encoder, FusedEncoder)
+        return self.inputs if fused else list(dict.fromkeys([*self.inputs, "features"]))
+
+
+class Encoded(NamedTuple):
+    """Step 2: the inputs and labels of each split that is here."""
+
+    read: Mapping[str, Read]
+    labels: Mapping[str, Integers]
+
+    def labels_of(self, split: str) -> Integers:
+        return self.labels.get(split, np.array([], np.int64))
+
+    def inputs(self, forms: Sequence[str], rows: Integers) -> dict[str, Tensor]:
+        """Take rows of the test split, and after its last those of the training split."""
+        count = len(self.labels_of("test"))
+        parts = {"test": rows[rows < count], "train": rows[rows >= count] - count}
+        order = np.argsort(np.argsort(rows >= count, kind="stable"))
+
+        def taken(form: str) -> Tensor:
+            found = [self.read[split].forms[form][part] for split, part in parts.items() if len(part)]
+            return stacked(found, form)[order] if len(found) > 1 else found[0]
+
+        return {form: taken(form) for form in forms}
+
+
+def prepare(
+    experiment: Experiment, display: Display, opener: Opener = OPEN_ANEW, splits: Sequence[str] = SPLITS
+) -> Prepared:
+    """Prepare a run from its description."""
+    began = time.perf_counter()
+    simulated = set(splits) >= set(SPLITS)
+    check_settings(experiment, simulated)
+    sources = open_sources(experiment, opener)
+    encoded = encode(sources, experiment, splits, display)
+    encode_seconds = time.perf_counter() - began
+    assignment = assign(sources, encoded, experiment)
+    test = take_test(sources, encoded, assignment, experiment)
+    method, queried, for_new = make_methods(sources, encoded, assignment, experiment, display)
+    check_method(method, experiment)
+    return Prepared(
+        experiment=experiment,
+        method=method,
+        queried=queried,
+        for_new=for_new,
+        training=take_training(sources, encoded, assignment, experiment, method),
+        test=test,
+        class_names=list(sources.dataset.class_names),
+        templates=list(sources.dataset.templates.get(experiment.data.templates, ())),
+        skipped=[{"image": i, "reason": r, "split": name} for name, read in encoded.read.items() for i, r in read.bad],
+        notes=[
+            *sources.dataset.notes,
+            *(note for read in encoded.read.values() for note in read.notes),
+            *withdrawal_note(experiment),
+        ],
+        encode_seconds=encode_seconds,
+        sources=sources,
+        encoded=encoded,
+        assignment=assignment,
+    )
+
+
+def withdrawal_note(experiment: Experiment) -> list[str]:
+    withdrawn = experiment.federation.withdrawn
+    return [f"Clients {', '.join(map(str, sorted(withdrawn)))} have withdrawn and take no part."] if withdrawn else []
+
+
+def open_sources(experiment: Experiment, opener: Opener) -> Sources:
+    """Open the dataset and the model, and check that the method can use them."""
+    device = pick_device(experiment.device)
+    method = load_method(experiment.method.name)
+    dataset = opener.dataset_of(experiment.data)
+    check_classes(dataset)
+    check_united(dataset, method, experiment)
+    options = method.options_type.model_validate(experiment.method.options)
+    inputs = [form for form in method.forms(options) if form != "present"]
+    encoder = opener.model(experiment.model.name, device)
+    if isinstance(encoder, FusedEncoder):
+        encoder = encoder.for_runs(experiment.model.text_length)
+    encoder = encoding_in(encoder, experiment.model.encoding)
+    check_model(isinstance(encoder, FusedEncoder), "tokens" in inputs, experiment)
+    return Sources(dataset, encoder, method, options, inputs, device)
+
+
+def encode(sources: Sources, experiment: Experiment, splits: Sequence[str], display: Display) -> Encoded:
+    """Encode the images of the splits, by way of the feature cache."""
+    parts = {name: sources.dataset.splits[name] for name in splits if name in sources.dataset.splits}
+    read = {
+        name: read_forms(name, part, sources.encoder, sources.wanted, sources.device, display.stage)
+        for name, part in parts.items()
+    }
+    labels = {name: part.labels[read[name].kept] for name, part in parts.items()}
+    found = Encoded(read, labels)
+    check_labels(sources.dataset, sources.method, labels, experiment)
+    if experiment.data.test_shots and "test" in read:
+        few = few_shot(labels["test"], experiment.data.test_shots, seed=0)  # one test for all seeds
+        read["test"], labels["test"] = read["test"].take(few), labels["test"][few]
+    return found
+
+
+def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assignment:
+    """Assign rows to clients and to queries, by the protocol."""
+    check_withdrawn(experiment)
+    domains = None
+    if encoded.read.keys() >= {"train", "test"}:
+        parts = (domains_of(sources.dataset.splits[name], encoded.read[name].kept) for name in ("train", "test"))
+        domains = number_domains(*parts)
+    origins = number_origins(sources.dataset.origins)
+    known = Labels(
+        encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains, origins
+    )
+    if "train" not in encoded.read:
+        return only_test(known, experiment.data.clients)
+    found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
+    if experiment.data.unit and (units := training_units(sources, encoded, experiment)):
+        found = replace(found, clients=units.together(found.clients))
+    return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
+
+
+def training_units(sources: Sources, encoded: Encoded, experiment: Experiment) -> Units | None:
+    return units_of(sources.dataset.splits["train"], encoded.read["train"].kept, experiment.data.unit)
+
+
+def make_methods(
+    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, display: Display
+) -> tuple[Method, Method, Method | None]:
+    """Make the method for the trained classes, for the queried ones, and for further new ones."""
+    target = None
+    if sources.method.uses_target and len(assignment.validation):
+        target = encoded.inputs(list(encoded.read["test"].forms), assignment.validation)
+    embeddings = embed_classes(sources.dataset, experiment.data.templates, sources.encoder, sources.device)
+
+    def held_out() -> Samples:
+        """Return the training images that no client holds."""
+        free = np.setdiff1d(np.arange(len(encoded.labels_of("train"))), np.concatenate(assignment.clients))
+        rows = torch.from_numpy(free).to(sources.device)
+        labels = torch.from_numpy(renumbered(encoded.labels_of("train")[free], assignment.trained_classes))
+        forms = encoded.read["train"].forms
+        return Samples({form: forms[form][rows] for form in sources.inputs}, labels.to(sources.device))
+
+    def make(classes: Integers) -> Method:
+        task = Task(
+            tuple(sources.dataset.class_names[c] for c in classes),
+            embeddings[classes],
+            sources.encoder,
+            experiment.data.clients,
+            experiment.seed,
+            protocol=experiment.evaluation.protocol,
+            target=target,
+            origins=tuple(sources.dataset.origins[c] for c in classes) if sources.dataset.origins else (),
+            templates=tuple(sources.dataset.templates.get(experiment.data.templates, ())),
+            stage=display.stage,
+            **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
+        )
+        return sources.method(sources.options, task)
+
+    new = assignment.new
+    return (
+        make(assignment.trained_classes),
+        make(assignment.queried_classes),
+        None if new is None else make(new.classes),
+    )
+
+
+def take_training(
+    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, method: Method
+) -> Training:
+    """Take what clients train on: their rows, what is missing of them, and pseudo-labels."""
+    device, data = sources.device, experiment.data
+    labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)
+    kept, held = hold_out(assignment.clients, experiment)
+    counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in kept])
+    rows = [torch.from_numpy(client).to(device) for client in kept]
+    withdrawn = list(experiment.federation.withdrawn)
+    counts[withdrawn] = 0
+    left = torch.cat([torch.zeros(0, dtype=torch.long, device=device), *(rows[client] for client in experiment.absent)])
+    newcomers = of_newcomers(rows, experiment)
+    own = torch.from_numpy(renumbered(labels, assignment.trained_classes)).to(device)
+    if "train" not in encoded.read:
+        return Training(Samples({}, own), rows, own, counts, assignment.note)
+    forms = encoded.read["train"].forms
+    units = training_units(sources, encoded, experiment)
+    group = Group(units.column, units.most(kept)) if units else None
+    numbers = {UNIT: torch.from_numpy(units.numbers).to(device)} if units and data.unit else {}
+    samples = Samples({form: forms[form] for form in sources.inputs} | numbers, own)
+    if isinstance(sources.encoder, FusedEncoder):
+        groups = None if data.missing_by == "all" else assignment.clients  # held-out images miss as much
+        whole = data.missing_by == "whole-client"
+        inputs = without_modalities(
+            samples.inputs, data.missing, "train", sources.encoder, experiment.seed, groups, whole
+        )
+        samples = Samples(inputs, own)
+    if assignment.lists:
+        samples = with_class_lists(samples, assignment)
+    validation = take_validation(samples, held, experiment)
+    if data.label_noise is not None:
+        noise, count = Noise.parse(data.label_noise), len(assignment.trained_classes)
+        noisy = with_wrong_labels(own.cpu().numpy(), kept, count, noise, experiment.seed)
+        samples = Samples(samples.inputs, torch.from_numpy(noisy).to(device))
+    if data.labels != "true":
+        texts, scale = method.task.text_features, method.task.clip.logit_scale
+        rows = without(rows, left)  # they have no say in the labels of others
+        rule = Rule(data.labels, data.pseudo_shots, data.cpl_alpha, data.cpl_beta)
+        samples, rows = relabelled(samples, rows, forms["features"], texts, scale, rule)
+    if method.scope == "pooled":
+        rows = [torch.cat(rows).sort().values]
+    root = left[:0]
+    if experiment.federation.robust == "root" or experiment.privacy.subspace is not None:
+        root, rows = take_root(rows, len(own), experiment)  # before anyone leaves: the others keep what they had
+    (root,) = without([root], left)
+    return Training(samples, without(rows, left), own, counts, assignment.note, root, newcomers, validation, group)
+
+
+def with_class_lists(samples: Samples, assignment: Assignment) -> Samples:
+    """Give each training image its client's class list, among which alone its label is learned."""
+    known = np.ones((len(samples), len(assignment.trained_classes)), bool)
+    for rows, own in zip(assignment.clients, assignment.lists, strict=True):
+        known[rows] = np.isin(assignment.trained_classes, own)
+    return Samples({**samples.inputs, CLASS_LIST: torch.from_numpy(known).to(samples.labels.device)}, samples.labels)
+
+
+def take_validation(samples: Samples, held: list[Integers], experiment: Experiment) -> Validation | None:
+    """Take the images that clients have held out, with their true labels."""
+    if experiment.evaluation.validation is None:
+        return None
+    present = [rows[:0] if client in experiment.absent else rows for client, rows in enumerate(held)]
+    chosen = samples.take(torch.from_numpy(np.concatenate(present)).to(samples.labels.device))
+    if not len(chosen) or bool((chosen.labels < 0).any()):
+        raise FedVLError(
+            "Validation needs labelled training images, two at least at some client; leave out evaluation.validation."
+        )
+    if experiment.evaluation.protocol not in BY_CLIENT:
+        return Validation(chosen, [])
+    places = np.split(np.arange(len(chosen)), np.cumsum([len(rows) for rows in present])[:-1])
+    return Validation(chosen, [torch.from_numpy(part).to(chosen.labels.device) for part in places])
+
+
+def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment) -> Test:
+    """Take what is queried, and the same under each condition of missing modalities."""
+    device = sources.device
+    rows, count = assignment.queried, len(encoded.labels_of("test"))
+    both = np.concatenate([encoded.labels_of("test"), encoded.labels_of("train")])
+    own = torch.from_numpy(renumbered(both[rows], assignment.queried_classes)).to(device)
+    if "test" not in encoded.read:
+        return Test(Samples({}, own), dict[int, Image.Image]().__getitem__, [], {})  # no row has an image
+    samples, conditions = Samples(encoded.inputs(sources.wanted, rows), own), dict[str, Samples]()
+    if isinstance(sources.encoder, FusedEncoder):
+        specs = conditions_of(experiment.data.missing)
+        made = {
+            spec: Samples(
+                without_modalities(samples.inputs, spec, "test", sources.encoder, experiment.seed), samples.labels
+            )
+            for spec in set(specs.values())
+        }
+        conditions = {name: made[spec] for name, spec in specs.items()}
+        samples = conditions["as trained"]
+
+    def place_of(row: int) -> tuple[str, int]:
+        split, place = ("test", rows[row]) if rows[row] < count else ("train", rows[row] - count)
+        return split, int(encoded.read[split].kept[place])
+
+    def picture(row: int) -> Image.Image:
+        split, place = place_of(row)
+        return sources.dataset.splits[split].read(place)
+
+    parts = [torch.from_numpy(part).to(device) for part in assignment.parts]
+    places = [place_of(row) for row in range(len(rows))]
+    identities = [sources.dataset.splits[name].identity for name in sorted({name for name, _ in places})]
+    return Test(
+        samples,
+        picture,
+        [part[:0] if client in experiment.absent else part for client, part in enumerate(parts)],
+        conditions if experiment.evaluation.protocol == "missing" else {},
+        hashlib.sha256(json.dumps([identities, places]).encode()).hexdigest(),
+        [
+            torch.from_numpy(np.searchsorted(assignment.queried_classes, own)).to(device)
+            for own in assignment.candidates
+        ],
+        None if assignment.new is None else take_queries(sources, encoded, assignment.new),
+        of_newcomers(parts, experiment),
+    )
+
+
+def take_queries(sources: Sources, encoded: Encoded, queries: Queries) -> Samples:
+    """Take rows of the test split, labelled by their place among the candidates."""
+    labels = renumbered(encoded.labels_of("test")[queries.rows], queries.classes)
+    return Samples(encoded.inputs(sources.wanted, queries.rows), torch.from_numpy(labels).to(sources.device))

@@ -1,0 +1,110 @@
+"""From a user's settings to one experiment, and back to the shortest command for it."""
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedvl.config import Experiment, MethodConfig, explain, nested, overlay, resolve, toml_value
+from fedvl.data.catalogue import lookup
+from fedvl.errors import FedVLError
+from fedvl.federation.steps import choose_precision
+from fedvl.methods import file_digest, load_method
+
+# Settings of a federation that may change between rounds: they decide whether there is another round and who is waited
+# for, not what a committed round holds.
+OPERATIONAL = {"rounds", "quorum", "attempts", "patience", "drift", "deadline", "max_message_bytes"}
+
+
+def resolve_experiment(settings: dict[str, Any]) -> Experiment:
+    """Lay settings over the method's preset and the defaults, and check all of them."""
+    wanted = resolve([settings])
+    asked = wanted.method
+    if asked.name.endswith(".py"):
+        settings = with_digest(settings, asked)
+    method = load_method(asked.name)
+    if asked.preset not in method.presets:
+        raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
+    layered: dict[str, Any] = {}
+    for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
+        overlay(layered, layer)
+    experiment = resolve([layered])
+    if experiment.training.precision == "auto":  # the choice is recorded with the run, which resumes with it elsewhere
+        overlay(layered, nested("training.precision", choose_precision(method.through_encoder, experiment.device)))
+    try:
+        options = method.options_type.model_validate(experiment.method.options)
+    except ValidationError as error:
+        raise FedVLError(explain(error, method.options_type, prefix="method.")) from error
+    return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
+
+
+def new_experiment(settings: dict[str, Any]) -> Experiment:
+    """Resolve the settings of a new run; refuse what no user can mean, though old runs have it."""
+    experiment = resolve_experiment(settings)
+    per_round, clients = experiment.federation.per_round, experiment.data.clients
+    if per_round is not None and per_round > clients:
+        raise FedVLError(
+            f"{per_round} clients a round are more than the {clients} there are; lower --per-round, or raise --clients."
+        )
+    return experiment
+
+
+def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]:
+    """Note the SHA-256 of a method's file; refuse one that changed since it was noted."""
+    digest = file_digest(Path(asked.name))
+    if asked.sha256 not in (None, digest):
+        raise FedVLError(f"{asked.name} has changed since the run began; restore it, or start a new run.")
+    return {**settings, "method": {**settings["method"], "sha256": digest}}
+
+
+def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
+    """Return the options that papers set for this dataset; a file goes by its name."""
+    entry = lookup(Path(dataset).stem)
+    return {"method": dict(entry.methods.get(method, {})), "data": dict(entry.data)} if entry else {}
+
+
+def resume_key(experiment: Experiment) -> str:
+    """Hash the settings that decide what committed rounds hold; files go by name.
+
+    Defaults of later sections are left out, so that a new setting does not change old keys.
+    """
+    settings = experiment.model_dump(mode="json", include={"seed", "method", "data", "model", "training"})
+    evaluation, rounds = experiment.evaluation, experiment.federation.rounds
+    validated = evaluation.validation is not None
+    further = {
+        "federation": experiment.federation.model_dump(mode="json", exclude=OPERATIONAL, exclude_defaults=True),
+        "privacy": experiment.privacy.model_dump(mode="json") if experiment.privacy.unit != "none" else None,
+        "protocol": evaluation.protocol if evaluation.protocol != "closed" else None,  # it divides the training images
+        "validation": evaluation.validation,
+        "every": evaluation.every if validated and evaluation.every > 1 else None,  # the rounds to choose from
+        "rounds": rounds if experiment.training.schedule == "cosine" else None,  # its learning rate depends on them
+    }
+    settings |= {name: value for name, value in further.items() if value}
+    for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
+        settings[section][key] = Path(settings[section][key]).name
+    del settings["data"]["root"]
+    if experiment.data.unit is None:  # runs of before it was a setting go on
+        del settings["data"]["unit"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def command_for(experiment: Experiment) -> str:
+    """Return the shortest command line that gives this experiment again."""
+    method = {"name": experiment.method.name, "preset": experiment.method.preset}
+    plain = resolve_experiment({"method": method}).model_dump(mode="json")
+    of_dataset = resolve_experiment({"method": method, "data": {"dataset": experiment.data.dataset}})
+    for_dataset = of_dataset.model_dump(mode="json")
+    plain["method"], plain["data"] = for_dataset["method"], {**for_dataset["data"], "dataset": plain["data"]["dataset"]}
+    words = ["fedvl", "run", "--method", method["name"]]
+    words += ["--preset", method["preset"]] if method["preset"] != "paper" else []
+    for section, value in experiment.model_dump(mode="json", exclude_none=True).items():
+        if not isinstance(value, dict):
+            words += [f"--{section}", str(value)] if value != plain[section] else []
+            continue
+        for key, setting in value.items():
+            if setting != plain[section].get(key):
+                words += ["--set", f"{section}.{key}={toml_value(setting)}"]
+    return shlex.join(words)

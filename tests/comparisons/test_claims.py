@@ -1,0 +1,76 @@
+"""Claims: what the papers' own figures say of them, and sentences computed from tables of known figures."""
+
+import pytest
+
+from fedvl.comparisons.claims import Figures, Higher, Level, as_shown, findings, shown
+from fedvl.comparisons.grid import Grid, read_recipe, recipe_names
+
+# Pictures whose sentence compares no rows and no columns.
+NO_ORDER = {
+    "fed-mp/figure3",
+    "fed-prime/figure1",
+    "fedpp/figure5",
+    "fedpp/table6",
+    "fst-cbdg/figure2",
+    "privacy/epsilon",
+}
+TABLE = Figures(
+    ["a", "b", "c, d"],
+    ["one", "two", "three"],
+    {
+        **{("a", "one"): 70.04, ("a", "two"): 50.0, ("a", "three"): 10.0},
+        **{("b", "one"): 70.01, ("b", "two"): 40.0, ("b", "three"): 11.0},
+        ("c, d", "one"): 80.0,
+    },
+)
+
+
+def test_places_are_counted_by_the_figures_that_a_reader_sees():
+    claim = Higher(higher="a", than=["b", "c, d"])
+    assert findings([claim], TABLE) == ['a is higher than b in 1 of 3 (1 equal), than "c, d" in 0 of 1 columns.']
+
+
+def test_columns_are_compared_in_the_rows_that_have_both():
+    assert findings([Higher(higher="one", than=["two"])], TABLE) == ["one is higher than two in 2 of 2 rows."]
+    assert findings([Higher(higher="one", than=["two"], among=["b"])], TABLE) == [
+        "one is higher than two in 1 of 1 of the rows that the recipe names for this."
+    ]
+
+
+def test_a_level_row_is_told_by_its_ends():
+    assert findings([Level(level="a")], TABLE) == ["a is between 10.0 and 70.0."]
+    named = "in the columns that the recipe names for this"
+    assert findings([Level(level="*", among=["two"])], TABLE) == [
+        f"a is between 50.0 and 50.0 {named}. b is between 40.0 and 40.0 {named}."
+    ]
+
+
+def test_a_table_without_the_figures_says_nothing():
+    assert findings([Higher(higher="c, d", than=["a"], among=["two"]), Level(level="none")], TABLE) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0369, "0.0369"), (0, "0.0"), (54.55, "54.5"), (503520256, "503,520,256")]
+)
+def test_figures_are_compared_as_they_are_shown(value, text):
+    assert shown(value) == text
+    assert as_shown(value) == float(text.replace(",", ""))
+
+
+def test_a_claim_about_no_row_or_column_is_refused():
+    with pytest.raises(ValueError, match="a claim is about 'nobody'"):
+        Grid.model_validate({"rows": {"a": {}}, "claims": [{"higher": "a", "than": ["nobody"]}]})
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_papers_own_figures_agree_with_what_a_recipe_says_of_them(name):
+    recipe = read_recipe(name)
+    assert bool(recipe.claims) == (name not in NO_ORDER)
+    places = [(row, column) for row in recipe.rows for column in recipe.columns]
+    cells = {place: figure for place in places if (figure := recipe.paper_figure(*place)) is not None}
+    paper = Figures(list(recipe.rows), list(recipe.columns), cells)
+    for claim in (claim for claim in recipe.claims if isinstance(claim, Higher)):
+        for other in claim.than:
+            pairs = claim.pairs(paper, other)
+            assert all(one >= two for one, two in pairs)
+            assert not pairs or any(one > two for one, two in pairs)

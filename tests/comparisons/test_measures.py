@@ -1,0 +1,68 @@
+"""Measures whose values can be computed by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.small import encoder_of
+
+from fedvl.comparisons.measures import MEASURES, Reopened, measured
+from fedvl.errors import FedVLError
+from fedvl.methods.base import Samples, Task
+from fedvl.methods.linear import Linear, LinearOptions
+
+
+class FlatEncoder(torch.nn.Module):
+    """An encoder of 2 x 2 images that is one matrix product: 12 numbers in, 5 out."""
+
+    image_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = torch.nn.Linear(12, 5, bias=False)
+
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.matrix(pixels.flatten(1))
+        return out
+
+
+def of(**parts: Any) -> Any:
+    return SimpleNamespace(reopened=Reopened(SimpleNamespace(device="cpu", **parts), {}, {}))  # type: ignore[arg-type]
+
+
+def test_the_frozen_encoder_is_counted_once_for_each_image_of_the_largest_client() -> None:
+    training = SimpleNamespace(rows=[torch.arange(3), torch.arange(7)])
+    method = SimpleNamespace(inputs=("features",), task=SimpleNamespace(clip=FlatEncoder()))
+    assert MEASURES["encoder_flops"](of(method=method, training=training)) == 7 * 2 * 12 * 5
+    assert MEASURES["encoder_flops"](of(method=SimpleNamespace(inputs=("pixels",)), training=training)) == 0
+
+
+def test_the_best_and_the_worst_client_answer_alone() -> None:
+    """One client's head is right about all four images, the other's about one."""
+    method = Linear(LinearOptions(scale=1.0), Task(tuple("abcd"), torch.eye(4), encoder_of(), 2))
+    test = Samples({"features": torch.eye(4)}, torch.arange(4))
+    right, wrong = torch.eye(4), torch.eye(4)[[0, 2, 3, 1]]
+    last = {client: {"weight": weight, "bias": torch.zeros(4)} for client, weight in enumerate((right, wrong))}
+    prepared: Any = SimpleNamespace(
+        queried=method,
+        test=SimpleNamespace(samples=test),
+        experiment=SimpleNamespace(evaluation=SimpleNamespace(batch_size=3)),
+    )
+    run: Any = SimpleNamespace(reopened=Reopened(prepared, last[0], last))
+    assert MEASURES["best_client_alone"](run) == 100
+    assert MEASURES["worst_client_alone"](run) == 25
+    run.reopened = Reopened(prepared, last[0], {})
+    with pytest.raises(FedVLError, match="none can answer alone"):
+        MEASURES["best_client_alone"](run)
+
+
+def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:
+    result = {
+        "conditions": [{"condition": "full", "accuracy": 50.0}],
+        "base_to_new": [{"name": "base", "accuracy": 60.0}, {"name": "hm3", "accuracy": 40.0}],
+    }
+    run: Any = SimpleNamespace(result=result, rounds=[], folder=SimpleNamespace(path="run"))
+    assert [measured(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
+    with pytest.raises(FedVLError, match="no 'accuracy@new' to measure"):
+        measured("accuracy@new", run)

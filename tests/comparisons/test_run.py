@@ -1,0 +1,228 @@
+"""Grids that are run: what is run once, what survives a failure, and the arithmetic of the summary."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.grids import grid_of, outcome_of
+
+from fedvl.comparisons.grid import Grid
+from fedvl.comparisons.run import KEPT, Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
+from fedvl.data.sources import Opener
+from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.errors import FedVLError
+from fedvl.evaluation.base_to_new import mean_intervals
+from fedvl.evaluation.statistics import bootstrap_clients, bootstrap_lead, bootstrap_right, wilson
+from fedvl.report.comparison_tables import cell_text, footnote, opening
+from fedvl.report.page import write_comparison
+
+CONFIG: dict[str, Any] = {"evaluation": {"every": 1}}
+SMALL = {"data": {"clients": 2, "shots": 4, "partition": "iid"}, "federation": {"rounds": 2}}
+
+
+@pytest.fixture(scope="module")
+def opener() -> Opener:
+    return Opener.once()
+
+
+def perform(grid: Grid, runs: Path, opener: Opener) -> Outcome:
+    with TerminalDisplay(quiet=True) as display:
+        return perform_grid(grid, runs, GridDisplay(display), opener)
+
+
+def test_flags_make_a_row_a_method_and_a_column_a_dataset_and_partition() -> None:
+    grid = flags_grid(["linear", "zero-shot"], ["a", "b"], ["iid", "shards:2"], 3, {"training": {"momentum": 0.5}})
+    assert list(grid.rows) == ["linear", "zero-shot"]
+    assert list(grid.columns) == ["a, iid", "a, shards:2", "b, iid", "b, shards:2"]
+    assert len(list(grid.cases())) == 2 * 4 * 3
+    assert list(flags_grid(["linear"], [], [], 1, {}).columns) == ["accuracy"]
+
+
+def test_an_option_goes_to_the_methods_that_have_it_and_that_is_said() -> None:
+    base = {"method": {"mu": 0.5, "preset": "paper"}, "training": {"momentum": 0.5}}
+    grid = flags_grid(["linear", "fedprox"], [], [], 1, base)
+    methods = {case.row: case.settings["method"] for case in grid.cases()}
+    assert methods == {
+        "linear": {"name": "linear", "preset": "paper"},
+        "fedprox": {"name": "fedprox", "preset": "paper", "mu": 0.5},
+    }
+    assert grid.note == "method.mu=0.5 is for fedprox; the other methods have no mu."
+    assert flags_grid(["fedprox"], [], [], 1, base).note == ""
+    with pytest.raises(FedVLError, match="None of linear, zero-shot has an option 'mu'"):
+        flags_grid(["linear", "zero-shot"], [], [], 1, base)
+
+
+# --- running
+
+
+def test_runs_are_ordinary_shared_and_not_run_again(tmp_path: Path, opener: Opener) -> None:
+    """Two rows that are the same experiment share a folder; a second call runs nothing."""
+    grid = grid_of(base=SMALL, rows={"one": {}, "same": {}, "zero": {"method": {"name": "zero-shot"}}}, seeds=1)
+    outcome = perform(grid, tmp_path, opener)
+    assert outcome.runs["one", "all"] == outcome.runs["same", "all"]
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 2
+    results = {folder: (folder / "result.json").read_bytes() for folder in folders}
+    assert all((folder / "config.toml").is_file() for folder in folders)
+    assert perform(grid, tmp_path, opener).figures == outcome.figures
+    assert {folder: (folder / "result.json").read_bytes() for folder in folders} == results
+
+
+def test_an_interrupted_run_is_gone_on_with_to_the_same_bits(tmp_path: Path, opener: Opener) -> None:
+    grid = grid_of(base=SMALL, seeds=1)
+    (folder,) = (tmp_path / name for name in perform(grid, tmp_path, opener).runs["a", "all"])
+    whole = json.loads((folder / "result.json").read_bytes())
+    for path in (folder / "result.json", *folder.glob("journal/*2.*")):  # as if stopped after round 1
+        path.unlink()
+    perform(grid, tmp_path, opener)
+    again = json.loads((folder / "result.json").read_bytes())
+    assert again["state_sha256"] == whole["state_sha256"]
+    assert again["per_round"] == whole["per_round"]
+
+
+def test_a_run_that_fails_loses_no_other(tmp_path: Path, opener: Opener) -> None:
+    rows = {"good": {}, "bad": {"data": {"dataset": "no-such-set"}}, "after": {"method": {"name": "zero-shot"}}}
+    outcome = perform(grid_of(base=SMALL, rows=rows, seeds=1), tmp_path, opener)
+    assert [failure["row"] for failure in outcome.failures] == ["bad"]
+    assert "no-such-set" in outcome.failures[0]["error"]
+    assert set(outcome.figures) == {("good", "all"), ("after", "all")}
+    summary = summarise(outcome, "fedvl compare")
+    assert {cell["row"] for cell in summary["cells"]} == {"good", "after"}
+
+
+def test_a_damaged_run_folder_is_a_failure_of_its_own(tmp_path: Path, opener: Opener) -> None:
+    grid = grid_of(base=SMALL, seeds=1)
+    (name,) = perform(grid, tmp_path, opener).runs["a", "all"]
+    (tmp_path / name / "result.json").write_text("{")
+    assert len(perform(grid, tmp_path, opener).failures) == 1
+    shutil.rmtree(tmp_path / name)
+    assert not perform(grid, tmp_path, opener).failures
+
+
+# --- the summary
+
+
+def test_mean_deviation_and_the_best_of_each_column() -> None:
+    summary = summarise(outcome_of({("a", "x"): [1.0, 2.0, 3.0], ("b", "x"): [4.0, 6.0, 9.0]}), "c")
+    worse, better = summary["cells"]
+    assert (worse["mean"], worse["deviation"], worse["n"]) == (2.0, 1.0, 3)
+    assert (worse["best"], better["best"]) == (False, True)
+    assert better["against"] == "a"
+    assert better["p"] == pytest.approx(0.0390, abs=5e-4)  # differences 3, 4, 6: t = 13/3 / (1.5275 / sqrt 3) = 4.914
+    assert better["significant"]
+
+
+def test_a_lead_is_tested_image_by_image() -> None:
+    """The best row is right on two of four images more often than the other, in both seeds; and one that no run can show."""
+    places = {("a", "x"): [75.0, 75.0], ("b", "x"): [25.0, 25.0]}
+    outcome = outcome_of(places)
+    outcome.tests = {("a", "x"): [("s", "1110")] * 2, ("b", "x"): [("s", "0010")] * 2}
+    best = next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])
+    assert best["lead"] == list(bootstrap_lead(["1110"] * 2, ["0010"] * 2))
+    said = (
+        "a has the highest accuracy, 75.0 %, but +50.0 points over b may be chance (95 % over the test images 0.0 to "
+    )
+    assert opening(summarise(outcome, "")) == said + "100.0, paired)."
+    outcome.tests[("b", "x")][1] = ("another test", "0010")
+    assert next(cell for cell in summarise(outcome, "")["cells"] if cell["best"])["lead"] is None
+
+
+def test_a_single_run_has_the_interval_of_its_images() -> None:
+    outcome = outcome_of({("a", "x"): [75.0], ("b", "x"): [60.0]})
+    outcome.tests = {("a", "x"): [("s", "1110")], ("b", "x"): [("s", "1110")]}  # b is a mean over clients
+    first, second = summarise(outcome, "")["cells"]
+    assert first["interval"] == list(wilson(75.0, 4))
+    assert second["interval"] is None
+    assert cell_text(first) == "75.0 (30.1 to 95.4; n = 4)"
+    assert "In brackets, the interval of 95 %" in footnote(summarise(outcome, ""))
+
+
+def test_several_runs_have_an_interval_over_seeds_and_images() -> None:
+    outcome = outcome_of({("a", "x"): [75.0, 25.0], ("b", "x"): [60.0, 70.0], ("c", "x"): [75.0, 25.0]})
+    outcome.tests = {
+        ("a", "x"): [("s", "1110"), ("s", "0010")],
+        ("b", "x"): [("s", "1110"), ("s", "0010")],  # means over clients
+        ("c", "x"): [("s", "1110"), ("other", "0010")],
+    }
+    clients = [([50.0, 70.0], [10, 10]), ([60.0, 80.0], [10, 10])]
+    facts = dict.fromkeys(KEPT)
+    outcome.results = {
+        ("b", "x"): [
+            {**facts, "per_client_accuracy": [*own, None], "per_client_test_images": [*n, 0], "config": CONFIG}
+            for own, n in clients
+        ]
+    }
+    seeds, means, tests = summarise(outcome, "")["cells"]
+    assert seeds["interval"] == list(bootstrap_right(["1110", "0010"]))
+    assert means["interval"] == list(bootstrap_clients(clients))
+    assert tests["interval"] is None  # of different images
+    low, high = seeds["interval"]
+    assert cell_text(seeds) == f"50.0 ± 35.4 ({low:.1f} to {high:.1f}; n = 4)"
+    assert "over seeds and test images (two-level bootstrap)" in footnote(summarise(outcome, ""))
+
+
+def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
+    right = {"owner": [0, 0, 1, 1], "own": "1101", "base": [1000, 500, 0, 1000], "new": [1000, 0]}
+    facts = dict.fromkeys(KEPT)
+    outcome = outcome_of({("a", "x"): [75.0, 75.0]}, measure="accuracy@own")
+    outcome.results = {("a", "x"): [{**facts, "base_to_new_right": right, "config": CONFIG}] * 2}
+    (cell,) = summarise(outcome, "")["cells"]
+    expected = mean_intervals([right, right])
+    assert cell["interval"] == list(expected["own"])
+    assert cell["interval"][0] < 75 < cell["interval"][1]
+    assert list(expected) == ["own", "base", "new", "hm3", "hm2", "cm"]
+
+
+def test_no_claim_with_few_seeds_or_no_spread() -> None:
+    assert paired_p([1.0, 2.0], [3.0, 5.0]) is None
+    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) is None
+    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0]) is None
+
+
+def test_the_smaller_cost_is_the_better() -> None:
+    cells = [
+        {"measure": "local_flops", "row": row, "mean": mean, "values": [mean]} for row, mean in (("a", 5.0), ("b", 7.0))
+    ]
+    mark_best(cells)
+    assert [cell["best"] for cell in cells] == [True, False]
+
+
+def test_equal_rows_have_no_best() -> None:
+    cells = [{"measure": "accuracy", "row": row, "mean": 5.0, "values": [5.0]} for row in "ab"]
+    mark_best(cells)
+    assert not any(cell["best"] for cell in cells)
+
+
+def test_series_are_averaged_step_by_step_and_end_in_their_cell() -> None:
+    summary = summarise(outcome_of({("a", "x"): [[1.0, 2.0], [3.0, 6.0]]}), "c")
+    assert summary["series"] == [
+        {
+            "row": "a",
+            "column": "x",
+            "values": [2.0, 4.0],
+            "deviations": [pytest.approx(2**0.5), pytest.approx(8**0.5)],
+            "n": 2,
+        }
+    ]
+    assert summary["cells"][0]["mean"] == 4.0
+
+
+def test_points_are_those_of_the_first_seed() -> None:
+    summary = summarise(outcome_of({("a", "x"): [{"y": [1], "value": 3.0}, {"y": [2], "value": 5.0}]}), "c")
+    assert summary["points"] == [{"row": "a", "column": "x", "y": [1], "value": 3.0}]
+    assert summary["cells"][0]["mean"] == 4.0
+
+
+@pytest.fixture
+def summary() -> dict[str, Any]:
+    figures = {("50% & <b>", "x_1"): [10.0, 20.0, 30.0], ("plain", "x_1"): [1.0, 2.0, 3.5]}
+    return summarise(outcome_of(figures, title="T & t"), "fedvl compare --methods a")
+
+
+def test_all_forms_are_written(summary: dict[str, Any], tmp_path: Path) -> None:
+    write_comparison(summary, tmp_path / "new")
+    written = {path.name for path in (tmp_path / "new").iterdir()}
+    assert {"comparison.json", "table.csv", "table.tex", "table.html"} <= written
+    assert json.loads((tmp_path / "new" / "comparison.json").read_bytes()) == summary
