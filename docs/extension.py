@@ -17,9 +17,8 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from fedvl.config import Experiment, toml_value
+from fedvl.config import Experiment, field_help, toml_value
 from fedvl.methods import load_method, method_summaries
-from fedvl.methods.show import describe_option
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -34,7 +33,7 @@ def option_rows(options: Any, prefix: str, only: Sequence[str] = ()) -> list[tup
         if only and key not in only:
             continue
         default = "" if field.default in (None, PydanticUndefined) else f"`{toml_value(field.default)}`"
-        rows.append((f"`{prefix}{key}`", default, describe_option(options, key, field.annotation)))
+        rows.append((f"`{prefix}{key}`", default, field_help(field)))
     return rows
 
 

@@ -3,8 +3,19 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from fedvl.config import Experiment, gather_settings, parse_assignment, read_toml, resolve, write_toml
+from fedvl.config import (
+    Experiment,
+    PrivacyConfig,
+    TrainingConfig,
+    field_help,
+    gather_settings,
+    parse_assignment,
+    read_toml,
+    resolve,
+    write_toml,
+)
 from fedvl.errors import FedVLError
 from fedvl.runs.settings import resolve_experiment
 
@@ -92,6 +103,23 @@ def test_files_that_are_not_toml(tmp_path):
         read_toml(path)
     with pytest.raises(FedVLError, match="no experiment file"):
         read_toml(tmp_path / "none.toml")
+
+
+def test_every_setting_has_a_description_that_is_a_sentence():
+    fields = {f"Experiment.{name}": field for name, field in Experiment.model_fields.items()}
+    for section in list(fields.values()):
+        if isinstance(section.annotation, type) and issubclass(section.annotation, BaseModel):
+            model = section.annotation
+            fields |= {f"{model.__name__}.{name}": field for name, field in model.model_fields.items()}
+    assert len(fields) > 70
+    assert [name for name, field in fields.items() if not (field.description or "").endswith(".")] == []
+
+
+def test_the_help_of_a_setting_has_its_choices_on_one_line():
+    assert field_help(TrainingConfig.model_fields["optimiser"]) == (
+        "One of sgd, adam, adamw. Optimiser of the clients' local training."
+    )
+    assert "\n" not in field_help(PrivacyConfig.model_fields["clip"])
 
 
 def test_defaults_are_complete():

@@ -10,9 +10,10 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedvl.errors import FedVLError
 from fedvl.files import SHORTENED, read_file
@@ -29,16 +30,21 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=MOST_TEXT)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=MOST_TEXT, use_attribute_docstrings=True
+    )
 
 
 class MethodConfig(BaseModel):
     """The method; further keys are its options (``fedvl methods NAME`` lists them)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MOST_TEXT)
-    name: str = "linear"  # a method of the package, or the user's file (mine.py)
+    model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MOST_TEXT, use_attribute_docstrings=True)
+    name: str = "linear"
+    """A method of the package, or the path of your own Python file."""
     preset: str = "paper"
-    sha256: str | None = None  # of that file, so that a run does not resume with another
+    """The method's preset: paper, or another that it has."""
+    sha256: str | None = None
+    """SHA-256 of that Python file, so that a run does not resume with a changed one."""
 
     @property
     def label(self) -> str:
@@ -51,147 +57,242 @@ class MethodConfig(BaseModel):
 
 
 class DataConfig(Section):
-    # an embedded set, a catalogue name, a folder, a parquet file or a manifest; several, joined by a plus
     dataset: str = "cifar10-mini"
-    root: str | None = None  # folder of catalogue datasets; the user's cache folder if absent
-    # names of the classes to keep, all if absent; for a folder of images without labels, the names of its classes
+    """An embedded set, a catalogue name, a folder, a Parquet file or a manifest; join several with
+    a plus.
+    """
+    root: str | None = None
+    """Folder of catalogue datasets; the user's cache folder if absent."""
     classes: tuple[str, ...] | None = Field(None, min_length=2)
+    """Names of the classes to keep, all if absent. For a folder of images without labels, the names
+    of its classes.
+    """
     templates: Literal["default", "bare", "coop", "ensemble"] = "default"
+    """Prompt templates that turn class names into texts."""
     partition: str = "dirichlet:0.5"
+    """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:N,
+    quantity:BETA, disjoint, domains or a CSV file.
+    """
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
-    newcomers: int = Field(0, ge=0, le=MOST_CLIENTS)  # clients, the last ones, that join only when training is over
-    minimum: int = Field(10, ge=0, le=MANY)  # samples that a Dirichlet client should have at least
-    shots: int | None = Field(None, ge=1, le=MANY)  # training images kept per class, drawn before the partition
-    # column that says whose an image is (patient, subject, person, user, case): record-level privacy then hides all
-    # images of one at a client; one image, if absent
+    """Number of clients."""
+    newcomers: int = Field(0, ge=0, le=MOST_CLIENTS)
+    """Number of clients, the last ones, that join only when training is over."""
+    minimum: int = Field(10, ge=0, le=MANY)
+    """Minimum number of samples of a client under a Dirichlet partition."""
+    shots: int | None = Field(None, ge=1, le=MANY)
+    """Training images kept per class, drawn before the partition; all if absent."""
     unit: str | None = None
-    client_shots: int | None = Field(None, ge=1, le=MANY)  # of each class at each client, drawn after the partition
-    # how many times more training images the first class keeps than the last, with those between on a geometric scale
+    """Column that says whom an image belongs to: patient, subject, person, user or case.
+    Record-level privacy then hides all images of one person at a client; if absent, one image.
+    """
+    client_shots: int | None = Field(None, ge=1, le=MANY)
+    """Training images of each class at each client, drawn after the partition; all if absent."""
     long_tail: float | None = Field(None, ge=1, le=MANY)
-    # wrong training labels of each client, as KIND:SHARE: symmetric (any other class) or pair (the next class)
+    """Ratio of the training images of the first class to those of the last; the classes between
+    follow a geometric scale. Classes are not reduced if absent.
+    """
     label_noise: str | None = None
-    test_shots: int | None = Field(
-        None, ge=1, le=MANY
-    )  # test images kept per class, the same for every seed: a quicker look
-    # the domain that leave-one-domain-out tests on; if absent, seed 0 leaves out the first in the order of names, seed 1
-    # the second and so on
+    """Wrong training labels of each client, as KIND:SHARE; symmetric draws any other class, pair
+    the next class.
+    """
+    test_shots: int | None = Field(None, ge=1, le=MANY)
+    """Test images kept per class, the same for every seed; all if absent."""
     target_domain: str | None = None
-    missing: str | None = None  # missing modalities, as text:RATE, image:RATE or both:RATE; none if absent
-    # whether RATE is of all training samples, of each client's, or of the clients, who then miss it in every sample
+    """Domain that leave-one-domain-out tests on. If absent, seed 0 leaves out the first by name,
+    seed 1 the second, and so on.
+    """
+    missing: str | None = None
+    """Missing modalities, as text:RATE, image:RATE or both:RATE; none if absent."""
     missing_by: Literal["all", "client", "whole-client"] = "all"
-    # pseudo-labels of each client from its zero-shot predictions: a scheme of methods/parts/pseudo_labels.py
+    """What RATE is a share of: all training samples, each client's samples, or clients that lack
+    the modality in every sample.
+    """
     labels: Literal["true", "zero-shot", "upl", "fpl", "cpl", "cps"] = "true"
-    pseudo_shots: int = Field(16, ge=1, le=MANY)  # images per class that a client labels; for upl, fpl and cpl
-    cpl_alpha: float = Field(0.6, ge=0, le=1)  # of cpl: quantile of confidences up to which an image has candidates
-    cpl_beta: float = Field(0.9, ge=0, le=1)  # of cpl: quantile of a class's probabilities from which it is one
+    """Training labels: the true ones, or pseudo-labels of each client from its zero-shot
+    predictions.
+    """
+    pseudo_shots: int = Field(16, ge=1, le=MANY)
+    """Images per class that a client labels under upl, fpl and cpl."""
+    cpl_alpha: float = Field(0.6, ge=0, le=1)
+    """Under cpl, quantile of confidences up to which an image has candidate labels."""
+    cpl_beta: float = Field(0.9, ge=0, le=1)
+    """Under cpl, quantile of a class's probabilities from which it is a candidate label."""
 
 
 class ModelConfig(Section):
     name: str = "fedvl-tiny"
-    # of matrix products where images are encoded before training; each has its own features in the cache
+    """The pretrained model: fedvl-tiny, a folder, a file, or a name on the Hugging Face Hub."""
     encoding: Literal["float32", "bfloat16"] = "float32"
-    # positions of a fused model's texts: its own are interpolated to so many, as Fed-PRIME does; its own number if absent
+    """Precision of matrix products that encode images before training; each has its own features in
+    the cache.
+    """
     text_length: int | None = Field(None, ge=2, le=4096)
+    """Positions of a fused model's texts, to which its own are interpolated, as in Fed-PRIME; the
+    model's own number if absent.
+    """
 
 
 class TrainingConfig(Section):
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Optimiser of the clients' local training."""
     learning_rate: float = Field(0.01, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)  # sgd only
-    betas: tuple[Share, Share] = (0.9, 0.999)  # adam and adamw only
-    epsilon: float = Field(1e-8, gt=0)  # adam and adamw only
-    weight_decay: float = Field(0.0, ge=0)  # adamw: decoupled; sgd and adam: added to the gradient
+    """Learning rate."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum, for sgd only."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Decay rates of the moments, for adam and adamw only."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Term added to the denominator, for adam and adamw only."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay: decoupled under adamw, added to the gradient under sgd and adam."""
     batch_size: int = Field(50, ge=1, le=MANY)
+    """Images per training step."""
     local_epochs: int = Field(1, ge=1, le=10_000)
-    # of matrix products on a GPU, where what is trained stays float32; "auto" becomes one of the others when a run begins
+    """Epochs over a client's own images in each round."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "float32"
-    schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"  # of the rate over rounds
-    restart_rounds: int = Field(
-        5, ge=1, le=MOST_ROUNDS
-    )  # rounds after which "cosine-restarts", which decays over epochs, restarts
-    step_factor: float = Field(0.99, gt=0, le=1)  # factor of the rate after each round under "step"
+    """Precision of matrix products on a GPU, where trained tensors stay float32; auto is resolved
+    when a run begins.
+    """
+    schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"
+    """Schedule of the learning rate over rounds."""
+    restart_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
+    """Rounds between restarts under cosine-restarts, which decays over epochs."""
+    step_factor: float = Field(0.99, gt=0, le=1)
+    """Factor on the learning rate after each round under step."""
 
 
 class FederationConfig(Section):
     rounds: int = Field(10, ge=0, le=MOST_ROUNDS)
-    per_round: int | None = Field(None, ge=1, le=MOST_CLIENTS)  # clients chosen each round; all of them if absent
-    dropout: float = Field(0.0, ge=0, lt=1)  # chance that a chosen client does not answer
-    quorum: int = Field(1, ge=1, le=MOST_CLIENTS)  # usable updates without which a round does not count
-    attempts: int = Field(3, ge=1, le=1000)  # draws of clients for a round before the run stops without a quorum
-    patience: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # rounds without a better validation before a run stops
-    withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()  # clients that take no part any more
-    drift: bool = False  # whether a round's record has the drift of its clients, which a secure sum does not show
-    # clients trained in one kernel; if absent, as many as fit into a fixed share of memory, whatever is free
+    """Number of rounds."""
+    per_round: int | None = Field(None, ge=1, le=MOST_CLIENTS)
+    """Clients sampled each round; all if absent."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability that a sampled client does not answer."""
+    quorum: int = Field(1, ge=1, le=MOST_CLIENTS)
+    """Valid updates that a round needs to count."""
+    attempts: int = Field(3, ge=1, le=1000)
+    """Samples of clients for a round before the run stops for lack of a quorum."""
+    patience: int | None = Field(None, ge=1, le=MOST_ROUNDS)
+    """Rounds without a better validation accuracy before a run stops; it does not stop early if
+    absent.
+    """
+    withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()
+    """Clients that no longer take part."""
+    drift: bool = False
+    """Record the drift of the clients in each round; secure aggregation does not reveal it."""
     chunk: int | None = Field(None, ge=1, le=MOST_CLIENTS)
-    # from round 2 on a client goes on from the tensors of the one before, and the last one's are all that is merged: a
-    # fault of Fed-PRIME's public code, to be looked at
+    """Clients trained in one kernel; if absent, as many as fit into a fixed share of memory,
+    independent of what is free.
+    """
     sequential: bool = False
-    # clients of one local step each as one backward pass, without updates of single clients: for cohorts of very many
+    """From round 2 on, each client continues from the tensors of the one before, and only the last
+    one's are merged: a fault of Fed-PRIME's released code, for study.
+    """
     one_step: bool = False
-    one_by_one: bool = False  # the same arithmetic without batching: the reference for the batched path
-    threads: int = Field(2, ge=1, le=256)  # of the CPU in training; a setting, since it changes the order of sums
-    max_update_norm: float = Field(1e4, gt=0)  # an update of a larger norm is refused
-    max_norm_ratio: float = Field(6.0, gt=1)  # an update that moves so many times farther than others is refused
-    max_examples: float = Field(1e6, gt=0)  # a client that declares more examples is refused
-    # how updates are merged, some of which may be hostile; "root" trusts those that agree with images of the server's own
+    """Train clients of one local step each in one backward pass, without separate updates; for very
+    large cohorts.
+    """
+    one_by_one: bool = False
+    """Train clients one after another: the reference for batched training."""
+    threads: int = Field(2, ge=1, le=256)
+    """CPU threads for training. A setting, since it changes the order of sums."""
+    max_update_norm: float = Field(1e4, gt=0)
+    """Updates with a larger norm are refused."""
+    max_norm_ratio: float = Field(6.0, gt=1)
+    """Updates whose norm exceeds the others' by more than this factor are refused."""
+    max_examples: float = Field(1e6, gt=0)
+    """Clients that declare more samples are refused."""
     robust: Literal["mean", "median", "trimmed", "multi-krum", "geometric-median", "centred-clipping", "root"] = "mean"
-    # training images that are the server's, not a client's, for "root" and for privacy.subspace
+    """Rule that merges updates, some of which may be hostile; root trusts those that agree with the
+    server's own images.
+    """
     root_images: int = Field(100, ge=1, le=100_000)
-    attack: str | None = None  # hostile clients in a simulation: KIND:SHARE
-    secure_sum: bool = False  # the server learns sums over clients only, counted in whole numbers
-    least_clients: int = Field(3, ge=2)  # in such a sum
-    # share of a sum's clients that must sign its list of survivors and help to open it; always more than half
+    """Training images held by the server instead of a client, for robust = root and
+    privacy.subspace.
+    """
+    attack: str | None = None
+    """Hostile clients in a simulation, as KIND:SHARE; none if absent."""
+    secure_sum: bool = False
+    """Secure aggregation: the server learns only sums over clients, computed in integers."""
+    least_clients: int = Field(3, ge=2)
+    """Minimum number of clients in a secure sum."""
     sum_threshold: float = Field(2 / 3, gt=0.5, le=1)
-    # across machines only
-    deadline: float = Field(600.0, gt=0, le=1e7)  # seconds for clients to answer; later ones are left out of the round
-    max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)  # a larger message is not read
+    """Share of a sum's clients that must sign its list of survivors and help to open it; always
+    more than half.
+    """
+    deadline: float = Field(600.0, gt=0, le=1e7)
+    """Seconds that clients have to answer; later answers are left out of the round. Between
+    machines only.
+    """
+    max_message_bytes: int = Field(2**28, ge=2**16, le=2**40)
+    """Larger messages are not read. Between machines only."""
 
 
 class PrivacyConfig(Section):
     """Differential privacy: whose presence the trained model hides, and how well."""
 
-    unit: Literal["none", "client", "record"] = "none"  # a client with all its images, or one image of a client
-    epsilon: float = Field(8.0, gt=0, le=100)  # most that all planned rounds spend; the noise follows from it
+    unit: Literal["none", "client", "record"] = "none"
+    """Whose presence is hidden: a client with all its images, or one image of a client."""
+    epsilon: float = Field(8.0, gt=0, le=100)
+    """Privacy budget of all planned rounds; the noise follows from it."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    # norm to which a client's update, or the gradient of an image, is cut; if absent, near the median of a round's
-    # updates, found and followed with noise, or 1 for an image
+    """Probability with which the guarantee may fail."""
     clip: float | None = Field(None, gt=0)
-    # directions of the server's own images (federation.root_images) in which clients' updates may move: the fewer, the
-    # less noise; all directions if absent
+    """Norm to which a client's update, or an image's gradient, is clipped. If absent, it follows
+    the median of the updates' norms, estimated with noise; 1 for images.
+    """
     subspace: int | None = Field(None, ge=1, le=4096)
+    """Directions, estimated from the server's own images (federation.root_images), to which updates
+    are restricted: fewer directions need less noise. All directions if absent.
+    """
 
 
 BY_CLIENT = ("personal", "base-to-new")  # protocols whose accuracy is a mean over clients
 
 
 class EvaluationConfig(Section):
-    # open: a new user queries classes that no client has; personal: every client queries its own test part;
-    # missing: the test has the missing modalities of training, and is repeated under six further conditions;
-    # base-to-new: clients train on disjoint parts of the first half of the classes and query these, all of that half,
-    # and the other half; leave-one-domain-out: a user queries images of a domain that no client has
     protocol: Literal["closed", "open", "personal", "missing", "base-to-new", "leave-one-domain-out"] = "closed"
-    # share of each client's training images held out to choose the best round by; the test is then looked at once
+    """How the model is tested. closed: one test set. open: a new user queries classes that no
+    client has. personal: every client queries its own test part. missing: the test has the missing
+    modalities of training, and is repeated under six further conditions. base-to-new: clients train
+    on disjoint parts of the first half of the classes, and query these, all of that half, and the
+    other half. leave-one-domain-out: a user queries images of a domain that no client has.
+    """
     validation: float | None = Field(None, gt=0, lt=1)
-    # accuracy of a round in percent; the result says what it took to reach it
+    """Share of each client's training images that chooses the best round; the test set is then used
+    once. Not held out if absent.
+    """
     target_accuracy: float | None = Field(None, gt=0, le=100)
-    test: bool = True  # whether the test is looked at; a sweep does so for the chosen setting only
-    batch_size: int = Field(4096, ge=1, le=MANY)  # images predicted together
-    every: int = Field(1, ge=1, le=MOST_ROUNDS)  # rounds between evaluations; the last round is always evaluated
-    examples: int = Field(
-        8, ge=0, le=1000
-    )  # test images in the report that training corrected, and as many that it got wrong
+    """Accuracy in percent; the result says what it cost to reach it. Not reported if absent."""
+    test: bool = True
+    """Evaluate on the test set; a sweep does so for the chosen setting only."""
+    batch_size: int = Field(4096, ge=1, le=MANY)
+    """Images predicted together."""
+    every: int = Field(1, ge=1, le=MOST_ROUNDS)
+    """Rounds between evaluations; the last round is always evaluated."""
+    examples: int = Field(8, ge=0, le=1000)
+    """Test images in the report that training corrected, and as many that it got wrong."""
 
 
 class Experiment(Section):
     seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of all random numbers."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
+    """Device for training: auto, cpu, cuda or cuda:NUMBER."""
     method: MethodConfig = MethodConfig()
+    """The method; further keys are its options."""
     data: DataConfig = DataConfig()
+    """Images, their classes and their partition among clients."""
     model: ModelConfig = ModelConfig()
+    """The frozen pretrained encoder."""
     training: TrainingConfig = TrainingConfig()
+    """Local training at a client."""
     federation: FederationConfig = FederationConfig()
+    """Rounds, clients, merging and limits."""
     privacy: PrivacyConfig = PrivacyConfig()
+    """Differential privacy."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """How the model is tested."""
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -364,6 +465,13 @@ def nearest_setting(name: str, model: type[BaseModel], prefix: str) -> str:
     if meant := ELSEWHERE.get(last) or next(iter([*close, *alike]), None):
         return f"did you mean '{meant}'?"
     return f"known are {', '.join(of_section or known)}."
+
+
+def field_help(field: FieldInfo) -> str:
+    """Return the choices of a setting or option, and its description."""
+    choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    description = " ".join((field.description or "").split())
+    return f"One of {', '.join(choices)}. {description}" if choices else description
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -1,19 +1,29 @@
 import pytest
 
+from fedvl.config import field_help
 from fedvl.methods import load_method, method_names
 from fedvl.methods.fedprox import FedProxOptions
 from fedvl.methods.fst_cbdg import FSTOptions
-from fedvl.methods.show import describe_option, show_method
+from fedvl.methods.show import show_method
 
 
-def test_the_comment_beside_an_option_is_its_help():
-    assert describe_option(FSTOptions, "trade_off", float) == "lambda of eq. 8"
-    update = FSTOptions.model_fields["update"].annotation
-    assert describe_option(FSTOptions, "update", update) == "one of client, batch; whose pseudo-labels a step renews"
+def test_the_docstring_of_an_option_is_its_help():
+    fields = FSTOptions.model_fields
+    assert field_help(fields["trade_off"]) == "Weight lambda of eq. 8."
+    assert field_help(fields["update"]) == (
+        "One of client, batch. Pseudo-labels that a step updates: the batch's, or all of the client's."
+    )
 
 
-def test_an_inherited_option_is_explained_where_it_was_defined():
-    assert "logit scale" in describe_option(FedProxOptions, "scale", FedProxOptions.model_fields["scale"].annotation)
+def test_an_inherited_option_keeps_its_help():
+    assert "logit scale" in field_help(FedProxOptions.model_fields["scale"])
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_option_has_a_description_that_is_a_sentence(name):
+    fields = load_method(name).options_type.model_fields
+    wrong = [key for key, field in fields.items() if not (text := field.description or "")[:1] or text[-1] != "."]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", method_names())

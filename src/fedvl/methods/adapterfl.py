@@ -11,9 +11,12 @@ from fedvl.tensors import Tensors
 
 
 class AdapterOptions(Options):
-    ratio: float = Field(0.2, ge=0, le=1)  # share of the adapted features in the mix
-    reduction: int = Field(4, ge=1)  # how many times narrower the hidden layer is than the features
-    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's logit scale if absent
+    ratio: float = Field(0.2, ge=0, le=1)
+    """Share of the adapted features in the mix with the original ones."""
+    reduction: int = Field(4, ge=1)
+    """Factor by which the hidden layer is narrower than the features."""
+    scale: float | None = Field(None, gt=0)
+    """Factor on the scores; the model's logit scale if absent."""
 
 
 class AdapterFL(Method):

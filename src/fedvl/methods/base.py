@@ -127,9 +127,9 @@ class Answer(NamedTuple):
 
 
 class Options(BaseModel):
-    """Base of a method's own options."""
+    """Base of a method's own options; the docstring below an option is its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Consultation(Protocol):

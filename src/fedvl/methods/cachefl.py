@@ -28,15 +28,22 @@ from fedvl.tensors import Tensors
 
 
 class CacheOptions(Options):
-    alpha: float = Field(1.17, ge=0)  # weight of the cache, eq. 7; 1.17 is Tip-Adapter's for ImageNet, Food-101, Pets
-    beta: float = Field(1.0, gt=0)  # sharpness of the comparison, eq. 6
-    scale: float | None = Field(None, gt=0)  # multiplies the zero-shot scores; the model's logit scale if absent
-    cache_shots: int = Field(16, ge=1)  # synthetic images per class
-    synthetic: str | None = (
-        None  # image folder, diffusers:MODEL, or held-out: images that no client holds; texts if absent
-    )
-    prompt: str = "a photo of a {}"  # prompt of the text-to-image model
-    sigma: float = Field(0.02, ge=0)  # spread of features sampled around the texts
+    alpha: float = Field(1.17, ge=0)
+    """Weight of the cache, eq. 7; 1.17 is Tip-Adapter's value for ImageNet, Food-101 and Pets."""
+    beta: float = Field(1.0, gt=0)
+    """Sharpness of the comparison between an image and a key, eq. 6."""
+    scale: float | None = Field(None, gt=0)
+    """Factor on the zero-shot scores; the model's logit scale if absent."""
+    cache_shots: int = Field(16, ge=1)
+    """Synthetic images per class in the cache."""
+    synthetic: str | None = None
+    """Source of the synthetic images: an image folder, diffusers:MODEL, or held-out for images that
+    no client holds. If absent, features are sampled around the class texts.
+    """
+    prompt: str = "a photo of a {}"
+    """Prompt of the text-to-image model; {} stands for the class name."""
+    sigma: float = Field(0.02, ge=0)
+    """Standard deviation of the features sampled around the class texts."""
 
 
 class CacheFL(Method):

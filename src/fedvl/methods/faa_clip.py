@@ -22,9 +22,12 @@ from fedvl.tensors import Tensors
 
 
 class AdversaryOptions(AttentionOptions):
-    alignment: float = Field(0.5, ge=0)  # weight of the adversary's loss
-    hidden: int = Field(512, ge=1)  # width of the discriminator
-    both_sides: bool = True  # whether the site's features have gradients too
+    alignment: float = Field(0.5, ge=0)
+    """Weight of the adversary's loss."""
+    hidden: int = Field(512, ge=1)
+    """Width of the discriminator's hidden layer."""
+    both_sides: bool = True
+    """Whether gradients also flow through the target site's features."""
 
 
 class FAACLIP(FACMIC):

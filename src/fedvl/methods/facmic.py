@@ -44,8 +44,11 @@ SETTING: dict[str, Any] = {
 
 class AttentionOptions(Options):
     loss: Literal["label", "contrastive"] = "label"
-    target_batch: int = Field(32, ge=2)  # images of the asking site in a step
-    alignment: float = Field(1.0, ge=0)  # weight of the term that pulls features together
+    """Cross-entropy over all classes, or contrastive within the batch, as in the released code."""
+    target_batch: int = Field(32, ge=2)
+    """Unlabelled images of the target site per step."""
+    alignment: float = Field(1.0, ge=0)
+    """Weight of the loss that aligns the clients' features with the target site's."""
 
 
 class FACMIC(Method):

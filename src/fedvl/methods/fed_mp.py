@@ -39,20 +39,40 @@ GATE = ("gate.0.weight", "gate.0.bias", "gate.1.weight", "gate.1.bias")
 
 
 class FedMPOptions(Options):
-    alpha: float = Field(0.3, ge=0)  # weight of the residuals, eq. 4
-    residual_range: float = Field(5.0, ge=0)  # residuals start uniform within +- this; the paper gives no start
-    residuals: Literal["own", "common"] = "own"  # drawn and kept by each client, or one draw for all, new each round
-    directions: Literal["summed", "averaged"] = "summed"  # image to text and text to image, eq. 5
-    share: Literal["mean", "classes"] = "mean"  # what a client sends of its perturbed texts, eq. 6
-    adaptive: bool = True  # merge gates for the queried classes; if not, use the mean gate
-    weights: Literal["exp", "linear"] = "exp"  # how similarities become weights, eq. 9
-    merging: Literal["kept", "summed"] = "kept"  # eq. 9 from each client's gate, or to first order from sums alone
-    query_directions: int = Field(4, ge=1)  # directions of class texts in which such sums tell clients apart
+    alpha: float = Field(0.3, ge=0)
+    """Weight of the residuals, eq. 4."""
+    residual_range: float = Field(5.0, ge=0)
+    """Residuals start uniform within plus or minus this value; the paper does not give one."""
+    residuals: Literal["own", "common"] = "own"
+    """own: each client draws residuals once and keeps them; common: all clients share one draw, new
+    each round.
+    """
+    directions: Literal["summed", "averaged"] = "summed"
+    """How the image-to-text and text-to-image losses are combined, eq. 5."""
+    share: Literal["mean", "classes"] = "mean"
+    """What a client sends of its perturbed texts, eq. 6: their mean, or one vector per class."""
+    adaptive: bool = True
+    """Merge the gates for the queried classes; otherwise the mean gate answers every query."""
+    weights: Literal["exp", "linear"] = "exp"
+    """How similarities become weights, eq. 9."""
+    merging: Literal["kept", "summed"] = "kept"
+    """kept: eq. 9 from each client's stored gate; summed: its first-order form, from sums over
+    clients alone.
+    """
+    query_directions: int = Field(4, ge=1)
+    """Directions of the class texts in which merging = summed distinguishes clients."""
     prototypes: bool = True
-    uncertainty: float = Field(0.2, ge=0, le=1)  # epsilon of eq. 11 as a share of the largest entropy
-    pseudo_labels: Literal["text", "combined"] = "text"  # scores that decide whether an image becomes an example
-    empty: Empty = "levelled"  # score of a class without examples
-    unit_centroids: bool = True  # cos(z', q) of eq. 12; if not, the product with the unnormalised mean
+    """Use confident test images as examples for later queries, eq. 10 to 13."""
+    uncertainty: float = Field(0.2, ge=0, le=1)
+    """Epsilon of eq. 11, as a share of the maximum entropy."""
+    pseudo_labels: Literal["text", "combined"] = "text"
+    """Scores that decide whether an image becomes an example: by text alone, or combined with
+    examples.
+    """
+    empty: Empty = "levelled"
+    """How a class without examples is scored."""
+    unit_centroids: bool = True
+    """Use cos(z', q) in eq. 12; otherwise the product with the unnormalised mean."""
 
 
 class FedMP(Method):

@@ -50,16 +50,30 @@ USE = 0.01  # what a client adds to the uses of a place that it fills: a small p
 
 
 class FedPrimeOptions(FusedOptions):
-    prompts: int = Field(20, ge=1)  # prompts in each pool before training
-    top_k: int = Field(5, ge=1)  # prompts that a sample takes from each pool
-    selection: Literal["sample", "batch"] = "sample"  # chosen by each sample, or by most samples of its batch
-    key_loss: Literal["logistic", "pull", "none"] = "logistic"  # how keys are pulled to queries; pull: as in L2P
-    key_weight: float = Field(0.01, ge=0)  # weight of the key loss, lambda
+    prompts: int = Field(20, ge=1)
+    """Prompts in each pool before training."""
+    top_k: int = Field(5, ge=1)
+    """Prompts that a sample selects from each pool."""
+    selection: Literal["sample", "batch"] = "sample"
+    """Each sample selects its own prompts, or all take those that most of their batch select."""
+    key_loss: Literal["logistic", "pull", "none"] = "logistic"
+    """How keys are pulled towards queries; pull is the loss of L2P."""
+    key_weight: float = Field(0.01, ge=0)
+    """Weight lambda of the key loss."""
     projections: Literal["averaged", "frozen"] = "averaged"
-    pooled: Literal["text", "first"] = "text"  # state that is classified: of the first text token or the first prompt
-    intra: Literal["averaged", "local"] = "averaged"  # whether intra pools are averaged or stay with their clients
-    matching: Literal["server", "client"] = "server"  # who matches prompts; if clients do, the server needs sums alone
-    most_prompts: int | None = Field(None, ge=1)  # in the inter pool; those that most clients share stay; any if absent
+    """Query projections are trained and averaged, or frozen at one random draw shared by all
+    clients.
+    """
+    pooled: Literal["text", "first"] = "text"
+    """Output state that is classified: the first text token's, or the first prompt's."""
+    intra: Literal["averaged", "local"] = "averaged"
+    """Intra pools are averaged, or stay with their clients."""
+    matching: Literal["server", "client"] = "server"
+    """Who matches prompts; with client, the server needs sums only."""
+    most_prompts: int | None = Field(None, ge=1)
+    """Maximum size of the inter pool, which keeps the prompts that most clients share; unlimited if
+    absent.
+    """
 
 
 class Choice(NamedTuple):

@@ -26,8 +26,11 @@ NOT_MINE = -1e9  # score of a class that the client has no image of: its head ha
 
 class NetworkOptions(Options):
     depth: Literal[18, 50] = 18
-    width: int = Field(64, ge=1)  # channels after the stem; 64 in a standard ResNet, fewer for small machines
-    weights: str | None = None  # safetensors file with torchvision's names to start from; random if absent
+    """Number of layers of the ResNet."""
+    width: int = Field(64, ge=1)
+    """Channels after the stem: 64 in a standard ResNet, fewer for small machines."""
+    weights: str | None = None
+    """Initial weights: a safetensors file with torchvision's tensor names; random if absent."""
 
 
 class FedAvgNN(Method):

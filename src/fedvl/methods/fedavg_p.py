@@ -32,9 +32,12 @@ KINDS = ("complete", "text-only", "image-only")
 
 
 class MissingAwareOptions(FusedOptions):
-    tokens: int = Field(16, ge=1)  # prompts of each kind per layer
-    layers: int = Field(6, ge=1)  # first layers, which have prompts; all if the model has fewer
-    initial: Literal["normal", "ones"] = "normal"  # random, or as in the public code
+    tokens: int = Field(16, ge=1)
+    """Prompts of each kind per layer."""
+    layers: int = Field(6, ge=1)
+    """Number of first layers that have prompts, at most the model's."""
+    initial: Literal["normal", "ones"] = "normal"
+    """Initial prompts: random, or ones as in the released code."""
 
 
 class FedAvgP(FusedMethod):

@@ -31,10 +31,14 @@ HIDDEN = 100  # width of the discriminator, Ganin and Lempitsky's
 
 
 class FedKAOptions(NetworkOptions):
-    alignment: float = Field(1.0, ge=0)  # weight of MK-MMD
-    adversarial: float = Field(1.0, ge=0)  # weight of the discriminator's loss
-    ramp: int = Field(100, ge=1)  # local steps over which the reversed gradient grows from 0 to (almost) full strength
-    target_batch: int = Field(16, ge=1)  # target images per step
+    alignment: float = Field(1.0, ge=0)
+    """Weight of the MK-MMD loss."""
+    adversarial: float = Field(1.0, ge=0)
+    """Weight of the discriminator's loss."""
+    ramp: int = Field(100, ge=1)
+    """Local steps over which the reversed gradient grows from zero to nearly full strength."""
+    target_batch: int = Field(16, ge=1)
+    """Unlabelled target images per step."""
 
 
 class FedKA(FedAvgNN):

@@ -18,8 +18,10 @@ from fedvl.tensors import Tensors
 
 
 class FedKgCoOpOptions(PromptOptions):
-    words: str = "a photo of a"  # initial context, which also sets its length; random if empty
-    pull: float = Field(8.0, ge=0)  # lambda: weight of the squared distance to the templates' texts
+    words: str = "a photo of a"
+    """Initial context, which also sets its length; random if empty."""
+    pull: float = Field(8.0, ge=0)
+    """Weight lambda of the squared distance to the template texts."""
 
 
 class FedKgCoOp(PromptFL):

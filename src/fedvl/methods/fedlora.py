@@ -39,11 +39,19 @@ RANKED = ("flora", "hetlora", "flexlora")  # variants in which clients may have 
 
 class FedLoRAOptions(Options):
     variant: Literal["fedit", "ffa", "fedsa", "flora", "hetlora", "flexlora"] = "fedit"
+    """How clients' low-rank factors are merged."""
     rank: int = Field(8, ge=1, le=4096)
-    ranks: tuple[int, ...] = ()  # of the clients in turn, for flora, hetlora and flexlora; all have `rank` if empty
+    """Rank of the change of each adapted projection."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that clients take in turn under flora, hetlora and flexlora; every client has `rank` if
+    empty.
+    """
     alpha: float = Field(16.0, gt=0)
-    targets: tuple[Literal["q", "k", "v", "o"], ...] = Field(("q", "v"), min_length=1)  # projections that change
-    towers: Literal["text", "both"] = "text"  # "both": images go through the model in each step
+    """Scaling of the change: its factor is alpha / rank."""
+    targets: tuple[Literal["q", "k", "v", "o"], ...] = Field(("q", "v"), min_length=1)
+    """Attention projections that are adapted."""
+    towers: Literal["text", "both"] = "text"
+    """Adapted towers; with both, images pass through the model in every step."""
 
     @model_validator(mode="after")
     def ranks_fit(self) -> "FedLoRAOptions":

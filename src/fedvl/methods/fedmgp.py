@@ -42,14 +42,22 @@ SETTING: dict[str, dict[str, Any]] = {
 
 
 class FedMGPOptions(Options):
-    groups: int = Field(5, ge=1)  # of prompts, that a client keeps
-    sent: int = Field(2, ge=1)  # groups that a client sends
-    context: int = Field(2, ge=1)  # tokens before the class name in a group
-    words: str = "a photo of a"  # contexts start as these, repeated or cut to their length; random if empty
-    visual_tokens: int = Field(2, ge=0)  # tokens beside the patches in a group; with none images are encoded once
-    diversity: Literal["paper", "released"] = "paper"  # whether the loss drives groups apart or makes them alike
-    diversity_weight: float = Field(1.0, ge=0)  # lambda
-    temperature: float = Field(1.0, gt=0)  # tau: of the draw of groups
+    groups: int = Field(5, ge=1)
+    """Prompt groups that a client keeps."""
+    sent: int = Field(2, ge=1)
+    """Prompt groups that a client sends."""
+    context: int = Field(2, ge=1)
+    """Learned tokens before the class name in each group."""
+    words: str = "a photo of a"
+    """Initial contexts, repeated or cut to their length; random if empty."""
+    visual_tokens: int = Field(2, ge=0)
+    """Visual prompts in each group; with 0, images are encoded only once."""
+    diversity: Literal["paper", "released"] = "paper"
+    """paper: the loss drives groups apart; released: it makes them alike."""
+    diversity_weight: float = Field(1.0, ge=0)
+    """Weight lambda of the diversity loss."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature tau of the draw of groups."""
 
 
 class FedMGP(Method):

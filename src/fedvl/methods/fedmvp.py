@@ -40,11 +40,16 @@ PAIRS = ("query", "key", "value")
 
 
 class FedMVPOptions(Options):
-    attributes: str | None = None  # a JSON file of sentences about each class; without, the template's text
-    prompts: int = Field(4, ge=1)  # visual prompts of an image
-    rank: int = Field(8, ge=1)  # of the low-rank changes
-    alpha: float = Field(10.0, ge=0)  # weight of the distance to the mirror image's frozen feature
-    settled_loss: float = Field(0.5, ge=0)  # loss of a batch below which a client holds the block of attention
+    attributes: str | None = None
+    """JSON file of sentences about each class; the template's text if absent."""
+    prompts: int = Field(4, ge=1)
+    """Visual prompts per image."""
+    rank: int = Field(8, ge=1)
+    """Rank of the low-rank changes."""
+    alpha: float = Field(10.0, ge=0)
+    """Weight of the distance to the frozen feature of the mirrored image."""
+    settled_loss: float = Field(0.5, ge=0)
+    """Batch loss below which a client freezes the attention block."""
 
 
 class FedMVP(Method):

@@ -11,8 +11,10 @@ from fedvl.tensors import Tensors
 
 
 class FedNTDOptions(LinearOptions):
-    beta: float = Field(1.0, ge=0)  # weight of the distillation
+    beta: float = Field(1.0, ge=0)
+    """Weight of the distillation loss."""
     temperature: float = Field(1.0, gt=0)
+    """Temperature of the distillation."""
 
 
 class FedNTD(Linear):

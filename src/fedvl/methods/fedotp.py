@@ -33,11 +33,16 @@ SIMILARITIES_AT_ONCE = 2**24  # in prediction; in training the batch bounds them
 
 
 class FedOTPOptions(Options):
-    context: int = Field(16, ge=1)  # learned tokens before the class name; the released code has 4 for CIFAR
-    words: str = ""  # both contexts start as these, repeated to their length; random if empty
-    mass: float = Field(0.8, gt=0, le=1)  # gamma: share of the patches that is assigned; 1 is balanced transport
-    epsilon: float = Field(0.1, gt=0)  # weight of the entropy in the transport
-    iterations: int = Field(100, ge=1)  # iterations of the scaling
+    context: int = Field(16, ge=1)
+    """Learned tokens before the class name; the released code has 4 for CIFAR."""
+    words: str = ""
+    """Initial words of both contexts, repeated to their length; random if empty."""
+    mass: float = Field(0.8, gt=0, le=1)
+    """Share gamma of the patches that is assigned; 1 is balanced transport."""
+    epsilon: float = Field(0.1, gt=0)
+    """Weight of the entropy in the transport problem."""
+    iterations: int = Field(100, ge=1)
+    """Iterations of the scaling algorithm."""
 
 
 class FedOTP(Method):

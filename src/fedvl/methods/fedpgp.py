@@ -41,10 +41,14 @@ SETTING = {
 
 
 class FedPGPOptions(PromptOptions):
-    rank: int = Field(8, ge=1)  # of the local change
-    mu: float = Field(0.5, ge=0)  # weight of the contrastive loss
-    temperature: float = Field(0.5, gt=0)  # of the contrastive loss
-    frozen: Literal["template", "placeholder"] = "template"  # sentence of the texts that p_G is pulled to
+    rank: int = Field(8, ge=1)
+    """Rank of the local change."""
+    mu: float = Field(0.5, ge=0)
+    """Weight of the contrastive loss."""
+    temperature: float = Field(0.5, gt=0)
+    """Temperature of the contrastive loss."""
+    frozen: Literal["template", "placeholder"] = "template"
+    """Sentence of the frozen texts that p_G is pulled towards."""
 
 
 class FedPGP(PromptFL):

@@ -40,12 +40,20 @@ SETTING = {
 
 
 class FedPHAOptions(Options):
-    context: int = Field(16, ge=1)  # tokens of the shared context
-    lengths: list[int] = Field([16], min_length=1)  # tokens of a local context: each client draws one of these
-    words: str = ""  # all contexts start as these, repeated to their length; random if empty
-    ratio: float = Field(0.8, ge=0, le=1)  # share of the shared context's directions that are not main ones
-    space: Literal["null", "rows"] = "null"  # whether projections keep all other directions, or the context's own alone
-    margin: float = Field(1.0, ge=0)  # alpha: distance up to which local texts are pushed from shared ones
+    context: int = Field(16, ge=1)
+    """Tokens of the shared context."""
+    lengths: list[int] = Field([16], min_length=1)
+    """Possible lengths of a local context, of which each client draws one."""
+    words: str = ""
+    """Initial words of all contexts, repeated to their length; random if empty."""
+    ratio: float = Field(0.8, ge=0, le=1)
+    """Share of the shared context's directions that do not count as principal."""
+    space: Literal["null", "rows"] = "null"
+    """Directions that a projection keeps: all other ones (null), or those of the context itself
+    (rows).
+    """
+    margin: float = Field(1.0, ge=0)
+    """Distance alpha up to which local texts are pushed away from the shared ones."""
 
 
 class FedPHA(Method):

@@ -52,21 +52,40 @@ SETTING = {
 
 
 class FedPPOptions(Options):
-    visual_prompts: bool = True  # without them images are encoded once, and nothing is shared
-    visual_tokens: int = Field(5, ge=1)  # prompts per layer
+    visual_prompts: bool = True
+    """Train shared visual prompts; without them images are encoded once, and nothing is shared."""
+    visual_tokens: int = Field(5, ge=1)
+    """Visual prompts per layer."""
     visual_layers: Literal["all-but-last", "all"] = "all-but-last"
-    visual_rate: float = Field(1.0, gt=0)  # factor on the learning rate of visual prompts
-    text_prompts: bool = True  # without them the class texts stay fixed
-    context: int = Field(16, ge=1)  # learned tokens before the class name
-    words: str = ""  # the context starts as these, such as "a photo of a", repeated to its length; random if empty
-    # whether each client draws its own context, all have the same draw, or the server averages contexts as well
+    """Layers that have visual prompts."""
+    visual_rate: float = Field(1.0, gt=0)
+    """Factor on the learning rate of the visual prompts."""
+    text_prompts: bool = True
+    """Train local text prompts; without them the class texts are fixed."""
+    context: int = Field(16, ge=1)
+    """Learned tokens before the class name."""
+    words: str = ""
+    """Initial words of the context, such as "a photo of a", repeated to its length; random if
+    empty.
+    """
     contexts: Literal["own", "same", "averaged"] = "own"
-    interval: int = Field(5, ge=1)  # Q: rounds between selections of labels; training.restart_rounds should be the same
+    """Whether each client draws its own context, all start from the same draw, or the server
+    averages contexts.
+    """
+    interval: int = Field(5, ge=1)
+    """Rounds Q between selections of labels; training.restart_rounds should be the same."""
     selection: Literal["cps", "fpl", "upl", "zero-shot"] = "cps"
-    shots: int = Field(16, ge=1)  # labels per class and client under fpl and upl
-    filters: pseudo_labels.Filters = "both"  # which medians an image must pass to be counted, eq. 2
-    quota: pseudo_labels.Quota = "quarter"  # M of eq. 3
-    counts: Literal["summed", "sent", "shares"] = "summed"  # sum of counts, each client's, or sum of clients' shares
+    """Scheme that selects pseudo-labels."""
+    shots: int = Field(16, ge=1)
+    """Labels per class and client under fpl and upl."""
+    filters: pseudo_labels.Filters = "both"
+    """Medians that an image must exceed to be counted, eq. 2."""
+    quota: pseudo_labels.Quota = "quarter"
+    """M of eq. 3."""
+    counts: Literal["summed", "sent", "shares"] = "summed"
+    """What the server receives: the sum of counts, each client's counts, or the sum of clients'
+    shares.
+    """
 
 
 class FedPP(Method):

@@ -10,7 +10,8 @@ from fedvl.tensors import Tensors
 
 
 class FedProxOptions(LinearOptions):
-    mu: float = Field(0.1, ge=0)  # weight of the proximal term (0.1 in CacheFL's comparison)
+    mu: float = Field(0.1, ge=0)
+    """Weight of the proximal term; 0.1 in CacheFL's comparison."""
 
 
 class FedProx(Linear):

@@ -14,7 +14,8 @@ from fedvl.tensors import Tensors
 
 
 class PulledOptions(MissingAwareOptions):
-    mu: float = Field(0.01, ge=0)  # weight of the proximal term
+    mu: float = Field(0.01, ge=0)
+    """Weight of the proximal term."""
 
 
 class FedProxP(FedAvgP):

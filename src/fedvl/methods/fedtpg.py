@@ -29,8 +29,10 @@ TEXTS_AT_ONCE = 256
 
 
 class FedTPGOptions(Options):
-    context: int = Field(4, ge=1)  # tokens that the network generates
-    classes: Literal["own", "all"] = "own"  # names that a client trains with: of classes that it has images of, or all
+    context: int = Field(4, ge=1)
+    """Tokens that the network generates."""
+    classes: Literal["own", "all"] = "own"
+    """Class names that a client trains with: those of its own images, or all."""
 
 
 class FedTPG(Method):

@@ -24,16 +24,26 @@ TRAINING = {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch
 
 
 class FSTOptions(Options):
-    scale: float = Field(1.0, gt=0)  # multiplies the scores; eq. 2 has none
-    beta: float = Field(0.9, ge=0, le=1)  # share of the old pseudo-label that is kept, eq. 4
-    gamma: float = Field(0.0, ge=0)  # synthetic share of the largest class, eq. 7
-    sigma: float = Field(0.02, gt=0)  # spread of synthetic features, eq. 5; the paper gives no value
-    estimate_sigma: bool = False  # estimate sigma from the client's pseudo-classes instead
-    trade_off: float = Field(1.0, ge=0)  # lambda of eq. 8
-    self_training: bool = True  # L_iST, eq. 3
-    sampling: Literal["balanced", "equal", "none"] = "balanced"  # L_tSamp: n_k by eq. 7, or the same for every class
-    synthetic: int = Field(50, ge=1)  # features drawn per step, distributed over the classes as n_k
-    update: Literal["client", "batch"] = "client"  # whose pseudo-labels a step renews
+    scale: float = Field(1.0, gt=0)
+    """Factor on the scores; eq. 2 has none."""
+    beta: float = Field(0.9, ge=0, le=1)
+    """Share of the previous pseudo-label that is kept, eq. 4."""
+    gamma: float = Field(0.0, ge=0)
+    """Synthetic share of the largest class, eq. 7."""
+    sigma: float = Field(0.02, gt=0)
+    """Standard deviation of synthetic features, eq. 5; the paper does not give it."""
+    estimate_sigma: bool = False
+    """Estimate sigma from the client's pseudo-classes instead."""
+    trade_off: float = Field(1.0, ge=0)
+    """Weight lambda of eq. 8."""
+    self_training: bool = True
+    """Use the self-training loss L_iST, eq. 3."""
+    sampling: Literal["balanced", "equal", "none"] = "balanced"
+    """Synthetic features per class, L_tSamp: n_k of eq. 7, the same number for each, or none."""
+    synthetic: int = Field(50, ge=1)
+    """Features drawn per step, distributed over the classes as n_k."""
+    update: Literal["client", "batch"] = "client"
+    """Pseudo-labels that a step updates: the batch's, or all of the client's."""
 
 
 class FSTCBDG(Method):

@@ -16,8 +16,10 @@ from fedvl.tensors import Tensors
 
 
 class LinearOptions(Options):
-    initial: Literal["text", "zeros"] = "text"  # start at the class texts or at 0
-    scale: float | None = Field(None, gt=0)  # multiplies the scores; the model's logit scale if absent
+    initial: Literal["text", "zeros"] = "text"
+    """Initial weights: the class texts, or zeros."""
+    scale: float | None = Field(None, gt=0)
+    """Factor on the scores; the model's logit scale if absent."""
 
 
 class Linear(Method):

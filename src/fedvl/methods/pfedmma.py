@@ -41,10 +41,14 @@ SETTING: dict[str, dict[str, Any]] = {
 
 
 class PFedMMAOptions(Options):
-    layers: int = Field(8, ge=1)  # the last blocks of each tower, which have adapters
-    dimension: int = Field(32, ge=1)  # numbers in the middle
-    adapter_scale: float = Field(0.001, ge=0)  # factor on the adapters' outputs
-    template: str = "a photo of a {}."  # the sentence of a class
+    layers: int = Field(8, ge=1)
+    """Number of last blocks of each tower that have adapters."""
+    dimension: int = Field(32, ge=1)
+    """Width of an adapter's bottleneck."""
+    adapter_scale: float = Field(0.001, ge=0)
+    """Factor on the adapters' outputs."""
+    template: str = "a photo of a {}."
+    """Sentence that describes a class; {} stands for its name."""
 
 
 class PFedMMA(Method):

@@ -39,10 +39,14 @@ SETTING = {"training": TRAINING, "federation": {"rounds": 10}, "evaluation": {"p
 
 
 class PFedMoAPOptions(PromptOptions):
-    experts: int = Field(10, ge=1)  # contexts under the gate, the client's own among them
-    choice: Literal["nearest", "drawn"] = "nearest"  # of the experts
-    own_weight: float = Field(0.5, ge=0)  # lambda: weight of the scores by the client's own texts
-    gate_rate: float = Field(5.0, gt=0)  # factor on the learning rate of the gate
+    experts: int = Field(10, ge=1)
+    """Contexts under the gate, including the client's own."""
+    choice: Literal["nearest", "drawn"] = "nearest"
+    """How a client's experts are chosen: nearest to its own context, or drawn at random."""
+    own_weight: float = Field(0.5, ge=0)
+    """Weight lambda of the scores by the client's own texts."""
+    gate_rate: float = Field(5.0, gt=0)
+    """Factor on the learning rate of the gate."""
 
 
 class PFedMoAP(PromptFL):

@@ -20,8 +20,10 @@ from fedvl.tensors import Tensors
 
 
 class PFedPromptOptions(PromptOptions):
-    alpha: float = Field(1.0, ge=0)  # weight of the memory; alpha 1 and beta 5.5 are Tip-Adapter's initial values
-    beta: float = Field(5.5, gt=0)  # sharpness: how near an image must be to count
+    alpha: float = Field(1.0, ge=0)
+    """Weight of the memory; Tip-Adapter starts from alpha 1 and beta 5.5."""
+    beta: float = Field(5.5, gt=0)
+    """Sharpness of the comparison between an image and the memory."""
 
 
 class PFedPrompt(PromptFL):

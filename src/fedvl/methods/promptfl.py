@@ -24,8 +24,10 @@ TRAINING = {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batc
 
 
 class PromptOptions(Options):
-    context: int = Field(16, ge=1)  # learned tokens before the class name
-    words: str = ""  # initial context, such as "a photo of a", which also sets its length; random if empty
+    context: int = Field(16, ge=1)
+    """Learned tokens before the class name."""
+    words: str = ""
+    """Initial context, such as "a photo of a", which also sets its length; random if empty."""
 
 
 class PromptFL(Method):

@@ -34,7 +34,8 @@ SETTING = {
 
 
 class PromptFolioOptions(PromptOptions):
-    theta: float = Field(0.2, ge=0, le=1)  # share of the local prompt's texts in the mixture
+    theta: float = Field(0.2, ge=0, le=1)
+    """Share of the local prompt's texts in the mixture."""
 
 
 class PromptFolio(PromptFL):

@@ -15,7 +15,8 @@ from fedvl.tensors import Tensors
 
 
 class PromptProxOptions(PromptOptions):
-    mu: float = Field(0.5, ge=0)  # weight of the proximal term
+    mu: float = Field(0.5, ge=0)
+    """Weight of the proximal term."""
 
 
 class PromptProx(PromptFL):

@@ -29,7 +29,8 @@ RELEASED_STEPS = {"training": {**SETTING["training"], "batch_size": 64}, "federa
 
 
 class FusedOptions(Options):
-    prompt_rate: float = Field(1.0, gt=0)  # factor on the learning rate of prompts; choose it on validation images
+    prompt_rate: float = Field(1.0, gt=0)
+    """Factor on the learning rate of prompts; choose it on validation images."""
 
 
 class Seen(NamedTuple):
