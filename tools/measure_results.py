@@ -150,7 +150,7 @@ def main() -> int:
     commit = clean_commit()
     machine = this_machine()
     for name in wanted(arguments):
-        began = time.perf_counter()
+        load, began = os.getloadavg()[0], time.perf_counter()
         measured = benchmark(name) if name in BENCHMARKS else grid(name, arguments, commit)
         result = Result.model_validate(
             {
@@ -160,6 +160,7 @@ def main() -> int:
                 "version": __version__,
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "machine": machine,
+                "load": round(load, 1),
                 "seconds": round(time.perf_counter() - began, 1),
             }
         )

@@ -58,6 +58,7 @@ class Result(Model):
     version: str
     date: str
     machine: str
+    load: float  # processes at work on the machine beside the command, when it began
     seconds: float  # how long the command took
     seeds: int
     dataset: str
@@ -200,7 +201,8 @@ def section(result: Result) -> str:
 def source(result: Result) -> str:
     seeds = "1 seed" if result.seeds == 1 else f"{result.seeds} seeds"
     about = [f"{result.dataset}, {result.model}, {seeds}"] if result.kind == "grid" else []
-    about += [f"commit `{result.commit[:9]}`", result.machine, result.date[:10], f"{result.seconds:.0f} s"]
+    busy = f" (load {result.load:.0f} before)" if result.load >= 1 else ""
+    about += [f"commit `{result.commit[:9]}`", result.machine, result.date[:10], f"{result.seconds:.0f} s{busy}"]
     return f"*{'; '.join(about)}.*"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ def result(**changes: object) -> Result:
         "version": "0.1.0",
         "date": "2026-11-18T20:00:00+00:00",
         "machine": "2 cores (x86_64), torch 2.13.0",
+        "load": 0.4,
         "seconds": 12.4,
         "seeds": 2,
         "dataset": "cifar10-mini",
@@ -70,6 +72,10 @@ def test_a_table_has_its_command_figures_sentences_and_source(grids: Path) -> No
         "linear is higher than zero-shot in 1 of 1 columns.\n\n"
         "*cifar10-mini, fedvl-tiny, 2 seeds; commit `012345678`; 2 cores (x86_64), torch 2.13.0; 2026-11-18; 12 s.*\n\n"
     )
+
+
+def test_a_busy_machine_is_named(grids: Path) -> None:
+    assert section(result(load=3.6)).endswith("; 12 s (load 4 before).*\n\n")
 
 
 def test_figures_that_look_alike_are_equal_in_sentences(grids: Path) -> None:
@@ -110,7 +116,7 @@ def test_settings_decide_whether_a_result_is_stale_and_words_do_not(grids: Path)
     assert settings_sha256(grid.model_copy(update={"title": "Other", "note": "", "claims": []})) == settings_sha256(
         grid
     )
-    others = [
+    others: list[dict[str, Any]] = [
         {"base": {"federation": {"rounds": 2}}},
         {"rows": {"linear": grid.rows["linear"]}},
         {"columns": {"iid": grid.columns["iid"].with_settings({"data": {"partition": "disjoint"}})}},
