@@ -30,6 +30,14 @@ def test_places_are_counted_by_the_figures_that_a_reader_sees():
     assert findings([claim], TABLE) == ['a is higher than b in 1 of 3 (1 equal), than "c, d" in 0 of 1 columns.']
 
 
+def test_places_near_chance_are_not_counted():
+    guessing = TABLE._replace(near_chance=[(row, "two") for row in ("a", "b")])
+    assert findings([Higher(higher="a", than=["b"])], guessing) == [
+        "a is higher than b in 0 of 2 (1 equal) columns.",
+        "Not counted, since zero-shot is near chance level: two.",
+    ]
+
+
 def test_columns_are_compared_in_the_rows_that_have_both():
     assert findings([Higher(higher="one", than=["two"])], TABLE) == ["one is higher than two in 2 of 2 rows."]
     assert findings([Higher(higher="one", than=["two"], among=["b"])], TABLE) == [

@@ -86,4 +86,5 @@ def grid_of(**fields: Any) -> Grid:
 def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> Outcome:
     rows, columns = (dict.fromkeys((place[axis] for place in figures), NOTHING) for axis in (0, 1))
     grid = grid_of(rows=rows, columns=columns, **fields)
-    return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()})
+    seeds = {place: list(range(len(found))) for place, found in figures.items()}
+    return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()}, seeds=seeds)

@@ -140,7 +140,15 @@ def compared(**more):
     cells = [
         {"row": row, "column": "accuracy", "measure": "accuracy", "mean": mean, "deviation": 1.0, "n": 2}
         | {"values": [mean - 1, mean + 1], "runs": [f"{row}-0", "../../etc"], "images": 1000, "protocol": "closed"}
-        | {"best": row == "a", "significant": False, "against": "b" if row == "a" else None, "lead": [1.0, 9.0]}
+        | {
+            "best": row == "a",
+            "significant": row == "a",
+            "ahead": 5.0,
+            "compared": [0, 1],
+            "seeds": [0, 1],
+            "against": "b" if row == "a" else None,
+            "lead": [1.0, 9.0],
+        }
         for row, mean in (("a", 70.0), ("b", 65.0))
     ]
     facts = {"dataset": ["pets"], "model": ["tiny"], "partition": ["iid"], "clients": [1], "rounds": [5, 0]}
@@ -159,7 +167,7 @@ def compared(**more):
 def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps(compared()))
     text = write_report(tmp_path).read_text(encoding="utf-8")
-    said = "a is best: 70.0 %, +5.0 points over b (95 % over the test images 1.0 to 9.0, paired). Zero-shot has 50.0 %."
+    said = "a is best: 70.0 %, +5.0 points over b (95 % over seeds and test images 1.0 to 9.0, paired). Zero-shot has 50.0 %."
     assert said in text
     assert "pets · model tiny · iid · 1 client · 5 rounds · 2 seeds · 1,000 test images" in text
     values = describe_grid(compared())
@@ -175,7 +183,7 @@ def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path)
 
 def test_what_may_be_chance_and_what_does_not_compare_is_said():
     grid = compared()
-    grid["cells"][0]["lead"] = [-1.0, 9.0]
+    grid["cells"][0] |= {"lead": [-1.0, 9.0], "significant": False}
     assert "may be chance" in describe_grid(grid)["opening"]
     grid["cells"][0]["lead"] = None
     assert "there is no paired test" in describe_grid(grid)["opening"]
@@ -189,5 +197,5 @@ def test_what_may_be_chance_and_what_does_not_compare_is_said():
 
 def test_several_columns_are_counted():
     grid = compared(columns=["accuracy", "other"])
-    grid["cells"] += [cell | {"column": "other", "lead": [-1.0, 2.0]} for cell in grid["cells"]]
-    assert describe_grid(grid)["opening"].startswith("Best of 2 rows in 2 columns: a in 2, surely so in 1 (sure: ")
+    grid["cells"] += [cell | {"column": "other", "lead": [-1.0, 2.0], "significant": False} for cell in grid["cells"]]
+    assert describe_grid(grid)["opening"].startswith("Best of 2 rows in 2 columns: a in 2, beyond chance in 1 (beyond")

@@ -48,10 +48,11 @@ def test_no_star_is_explained_where_none_can_be(summary: dict[str, Any]) -> None
 def test_equal_rows_are_called_equal_and_not_a_lead_of_nothing() -> None:
     place = {"column": "x", "against": None, "lead": None}
     cells = [
-        {"row": "a", "mean": 56.0, **place, "against": "b", "lead": [0.0, 0.0]},
-        {"row": "b", "mean": 56.0, **place},
-        {"row": "a", "mean": 58.0, **place, "column": "y", "against": "b", "lead": [1.0, 3.0]},
-        {"row": "b", "mean": 56.0, **place, "column": "y"},
+        {"row": "a", **place, "against": "b", "lead": [0.0, 0.0], "best": False, "compared": [0, 1]},
+        {"row": "b", **place},
+        {"row": "a", **place, "column": "y", "against": "b", "lead": [1.0, 3.0]}
+        | {"best": True, "ahead": 2.0, "significant": True, "compared": [0, 1]},
+        {"row": "b", **place, "column": "y"},
     ]
     equal, ahead = leads({"cells": cells, "columns": ["x", "y"]})
     assert equal == "a and b (x) are equal."

@@ -1,6 +1,6 @@
 """What a recipe claims about its table, computed from the figures of that table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +12,7 @@ class Figures(NamedTuple):
     rows: Sequence[str]
     columns: Sequence[str]
     cells: Mapping[tuple[str, str], float]
+    near_chance: Collection[tuple[str, str]] = ()  # cells in which the pretrained model all but guesses
 
 
 class Higher(BaseModel):
@@ -44,7 +45,8 @@ class Higher(BaseModel):
         by_row = self.higher in table.rows
         for place in self.among or (table.columns if by_row else table.rows):
             one, two = ((name, place) if by_row else (place, name) for name in (self.higher, other))
-            if one in table.cells and two in table.cells:
+            guessing = one in table.near_chance or two in table.near_chance
+            if one in table.cells and two in table.cells and not guessing:
                 found.append((as_shown(table.cells[one]), as_shown(table.cells[two])))
         return found
 
@@ -76,7 +78,20 @@ Claim = Higher | Level
 
 def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
     """Return a sentence for each claim, computed from the figures as they are shown."""
-    return [sentence for claim in claims if (sentence := claim.finding(table))]
+    found = [sentence for claim in claims if (sentence := claim.finding(table))]
+    if any(isinstance(claim, Higher) for claim in claims) and (names := near_chance_names(table)):
+        found.append(f"Not counted, since zero-shot is near chance level: {', '.join(names)}.")
+    return found
+
+
+def near_chance_names(table: Figures) -> list[str]:
+    """Return the columns, else the rows, in which every figure is near chance level; else the cells."""
+    for axis, names in ((1, table.columns), (0, table.rows)):
+        cells = {name: {place for place in table.cells if place[axis] == name} for name in names}
+        marked = [name for name, own in cells.items() if own and own <= set(table.near_chance)]
+        if marked and {place for name in marked for place in cells[name]} >= set(table.near_chance):
+            return marked
+    return [f"{row} ({column})" for row, column in table.near_chance]
 
 
 def quoted(name: str) -> str:

@@ -15,12 +15,16 @@ class GridCell(Content):
     deviation: Finite | None
     n: Count
     values: list[Finite] = []
+    seeds: list[Count] = []  # of these values
     runs: Names = []
     interval: Bounds | None = None
     images: Count | None = None
     protocol: str | None = None
     against: str | None = None
     p: Finite | None = None
+    ahead: Finite | None = None  # of `against`, on the seeds that are compared
+    compared: list[Count] = []  # the seeds that all rows of the column have
+    near_chance: bool = False  # zero-shot is
     chosen: bool = False
     lead: Bounds | None = None
     best: bool
@@ -98,6 +102,7 @@ class Comparison(Content):
     kind: Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
     rows: Names
     columns: Names
+    seeds: Count = 1
     cells: list[GridCell]
     series: list[GridSeries] = []
     points: list[GridPoints] = []

@@ -101,5 +101,6 @@ def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[st
         cell.update(paper=paper, ours=cell["mean"], difference=difference)
     figures = {(cell["row"], cell["column"]): cell["mean"] for cell in summary["cells"]}
     details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
-    found = findings(recipe.claims, Figures(summary["rows"], summary["columns"], figures))
+    guessing = [(cell["row"], cell["column"]) for cell in summary["cells"] if cell["near_chance"]]
+    found = findings(recipe.claims, Figures(summary["rows"], summary["columns"], figures, guessing))
     return {**details, "findings": found, **summary}

@@ -1,7 +1,8 @@
 """Run a grid, one ordinary run folder per case, and summarise it over seeds.
 
-In each column the best row is compared with the second best by a two-sided paired t-test over
-seeds; with fewer than three seeds, or if all differences are equal, nothing is claimed.
+In each column the best row is compared with the second best on the seeds that all rows of the
+column have. The lead of an accuracy is beyond chance if its interval of 95 % over seeds and test
+images is above 0; other measures have a paired t-test over seeds alone. One seed claims nothing.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedvl.comparisons.grid import Case, Grid, folder_name, layered
 from fedvl.comparisons.measures import Figure, MeasuredRun, measured
@@ -21,7 +22,15 @@ from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
 from fedvl.evaluation.base_to_new import mean_intervals
-from fedvl.evaluation.statistics import Interval, bootstrap_clients, bootstrap_lead, bootstrap_right, wilson
+from fedvl.evaluation.statistics import (
+    Interval,
+    bootstrap_clients,
+    bootstrap_lead,
+    bootstrap_lead_of_clients,
+    bootstrap_right,
+    near_chance,
+    wilson,
+)
 from fedvl.files import no_link
 from fedvl.methods import load_method
 from fedvl.runs.experiment import complete
@@ -31,19 +40,27 @@ from fedvl.version import __version__
 
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
-TEST = "two-sided paired t-test over seeds, the best row of a column against the best of the others"
+TEST = (
+    "the best row of a column leads the next beyond chance: by the interval of 95 % over seeds and test images, "
+    "where there is none by a two-sided paired t-test over seeds (p < 0.05)"
+)
 # Measures of which smaller is better.
 COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
+
+# Measures that are shares of the test images, and so have a chance level.
+SHARES = ("accuracy", "curve", "rounds.accuracy")
 
 # What a comparison's page tells of its runs
 FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
 KEPT = (
     *FACTS,
     *("per_round", "config", "base_to_new", "base_to_new_right", "per_client_accuracy", "per_client_test_images"),
+    *("class_names", "class_lists"),
 )
 APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
 Place = tuple[str, str]  # row and column
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -58,6 +75,7 @@ class Outcome:
         default_factory=dict
     )  # the test's hash, and which images are right
     results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
+    seeds: dict[Place, list[int]] = field(default_factory=dict)  # of the figures, in the same order
     sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
 
 
@@ -79,6 +97,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
             continue
         place = (case.row, case.column)
         outcome.figures.setdefault(place, []).append(figure)
+        outcome.seeds.setdefault(place, []).append(case.seed)
         outcome.runs.setdefault(place, []).append(folder.path.name)
         found = folder.result
         outcome.results.setdefault(place, []).append({key: found.get(key) for key in KEPT})
@@ -171,9 +190,14 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
     """Return a cell per row and column with a single number, as `single` defines it."""
     cells: list[dict[str, Any]] = []
     for (row, column), figures in outcome.figures.items():
-        values = [value for value in map(single, figures) if value is not None]
-        if not values:
+        known = [
+            (seed, value)
+            for seed, value in zip(outcome.seeds[row, column], map(single, figures), strict=True)
+            if value is not None
+        ]
+        if not known:
             continue
+        values = [value for _, value in known]
         cells.append(
             {
                 "row": row,
@@ -183,17 +207,22 @@ def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
                 "deviation": statistics.stdev(values) if len(values) > 1 else None,
                 "n": len(values),
                 "values": values,
+                "seeds": [seed for seed, _ in known],
                 "runs": outcome.runs[row, column],
                 "interval": interval_of(outcome, (row, column), values),
                 "images": images_of(outcome, (row, column)),
                 "protocol": next((one["protocol"] for one in outcome.results.get((row, column), ())), None),
+                "near_chance": guesses(outcome, (row, column)),
             }
         )
     for column in outcome.grid.columns:
         mark_best([cell for cell in cells if cell["column"] == column])
     for cell in cells:
         if cell["against"] is not None and cell["measure"] == "accuracy":
-            cell["lead"] = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]))
+            lead = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]), cell["compared"])
+            cell["lead"] = lead and list(lead)
+            if lead is not None:
+                cell["significant"] = lead.low > 0 and len(cell["compared"]) > 1
     return cells
 
 
@@ -239,6 +268,23 @@ def images_of(outcome: Outcome, place: Place) -> int | None:
     return counts.pop() or None if len(counts) == 1 else None
 
 
+def guesses(outcome: Outcome, place: Place) -> bool:
+    """Return whether the pretrained model hardly does better than guessing where a cell is measured."""
+    key, results = outcome.grid.measure_of(*place).partition("@")[0], outcome.results.get(place, ())
+    known = [result["zero_shot_accuracy"] for result in results if result["zero_shot_accuracy"] is not None]
+    if key not in SHARES or not known:
+        return False
+    chance = statistics.mean(chance_of(result) for result in results)
+    images = statistics.mean(len((right or "").replace("-", "")) or 1 for _, right in outcome.tests[place])
+    return near_chance(statistics.mean(known), images, chance)
+
+
+def chance_of(result: dict[str, Any]) -> float:
+    """Return the accuracy of guessing, in percent: one of the classes that are asked among."""
+    lists = result["class_lists"] or [result["class_names"]]
+    return statistics.mean(100 / len(names) for names in lists if len(names))
+
+
 def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
     """Return the interval of an accuracy over test images and, of several runs, over seeds."""
     key, _, part = outcome.grid.measure_of(*place).partition("@")
@@ -282,13 +328,26 @@ def interval_of_set(outcome: Outcome, place: Place, part: str) -> list[float] | 
     return list(outcome.sets[runs][part]) if part in outcome.sets[runs] else None
 
 
-def lead_of(outcome: Outcome, ours: Place, theirs: Place) -> list[float] | None:
-    """Return the interval of a lead over the test images; None unless all runs had the same."""
-    tests = [*outcome.tests.get(ours, ()), *outcome.tests.get(theirs, ())]
-    images = {(sha256, len(right)) for sha256, right in tests}
-    if len(images) != 1 or not all(sha256 and right and "-" not in right for sha256, right in tests):
-        return None
-    return list(bootstrap_lead(*([right for _, right in outcome.tests[place]] for place in (ours, theirs))))
+def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) -> Interval | None:
+    """Return the interval of a lead on common seeds; None unless all runs had the same images."""
+    places = (ours, theirs)
+    tests = [at_seeds(outcome.seeds[place], outcome.tests.get(place, ()), seeds) for place in places]
+    images = {(sha256, len(right)) for sha256, right in (*tests[0], *tests[1])}
+    if len(images) == 1 and all(sha256 and right and "-" not in right for sha256, right in (*tests[0], *tests[1])):
+        return bootstrap_lead(*([right for _, right in found] for found in tests))
+    clients = [
+        [by_client(result) for result in at_seeds(outcome.seeds[place], outcome.results.get(place, ()), seeds)]
+        for place in places
+    ]
+    if len(seeds) > 1 and all(len(found) == len(seeds) and all(own for own, _ in found) for found in clients):
+        return bootstrap_lead_of_clients(*clients)
+    return None
+
+
+def at_seeds(known: Sequence[int], values: Sequence[Value], seeds: Sequence[int]) -> list[Value]:
+    """Return the values of some seeds, in their order."""
+    found = dict(zip(known, values, strict=False))
+    return [found[seed] for seed in seeds if seed in found]
 
 
 def single(figure: Figure) -> float | None:
@@ -309,24 +368,27 @@ def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
 
 
 def mark_best(cells: list[dict[str, Any]]) -> None:
-    """Mark the best cell of a column, and whether its lead is significant."""
+    """Mark the best cell of a column on the seeds that all have, and what is known of its lead."""
     for cell in cells:
-        cell.update(best=False, p=None, against=None, significant=False)
-    if len(cells) < 2:
+        cell.update(best=False, p=None, against=None, ahead=None, compared=[], significant=False)
+    seeds = sorted(set.intersection(*(set(cell["seeds"]) for cell in cells))) if cells else []
+    if len(cells) < 2 or not seeds:
         return
+    values = {cell["row"]: at_seeds(cell["seeds"], cell["values"], seeds) for cell in cells}
     sign = -1 if any(word in cells[0]["measure"] for word in COSTS) else 1
-    best, second = sorted(cells, key=lambda cell: -sign * cell["mean"])[:2]
-    p = paired_p(best["values"], second["values"])
+    best, second = sorted(cells, key=lambda cell: -sign * statistics.mean(values[cell["row"]]))[:2]
+    ahead = statistics.mean(values[best["row"]]) - statistics.mean(values[second["row"]])
+    p = paired_p(values[best["row"]], values[second["row"]])
     significant = p is not None and p < SIGNIFICANT
-    best.update(best=best["mean"] != second["mean"], p=p, against=second["row"], significant=significant)
+    best.update(best=ahead != 0, p=p, against=second["row"], ahead=ahead, compared=seeds, significant=significant)
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Return p of a two-sided paired t-test, or None if it cannot be computed."""
+    """Return p of a two-sided paired t-test on the same seeds, or None if it cannot be computed."""
     from scipy.stats import ttest_rel
 
-    differences = [one - other for one, other in zip(ours, theirs, strict=False)]
-    if len(ours) != len(theirs) or len(ours) < FEWEST_SEEDS or statistics.pstdev(differences) < 1e-12:
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    if len(ours) < FEWEST_SEEDS or statistics.pstdev(differences) < 1e-12:
         return None
     p = float(ttest_rel(ours, theirs).pvalue)
     return None if math.isnan(p) else p

@@ -12,6 +12,7 @@ RESAMPLES = 1000
 FEWEST = 100  # resamples
 MOST_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
 SEED = 0
+NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
 
 
 class Interval(NamedTuple):
@@ -65,6 +66,14 @@ def mean_of_shares(percents: Sequence[float], counts: Sequence[int]) -> Interval
         for side in (0, 1)
     )
     return Interval(mean - below / len(percents), mean + above / len(percents))
+
+
+def near_chance(percent: float, images: float, chance: float) -> bool:
+    """Return whether an accuracy is close to that of guessing, both in percent.
+
+    Its interval reaches down to chance, or it is less than 5 points above and below 1.5 times it.
+    """
+    return wilson(percent, images).low <= chance or (percent - chance < NEAR and percent < NEARLY * chance)
 
 
 def bootstrap_mean(values: Sequence[float]) -> Interval:
@@ -185,16 +194,42 @@ def mcnemar(first: str, second: str) -> Paired | None:
 
 
 def bootstrap_lead(first: Sequence[str], second: Sequence[str]) -> Interval:
-    """Return the interval of the mean lead of the first over the second, over seeds.
+    """Return the interval of the mean lead of the first over the second, over seeds and images.
 
-    The images are drawn again, each with its predictions of all seeds.
+    The texts of both are of the same seeds, in the same order, and of the same images. The images
+    are drawn again, each with its predictions of all seeds. The part of the seeds is Student's t of
+    the leads of each, for resampling two or three seeds understates how new ones would differ.
+    One seed says nothing about others: its interval is over the images alone.
     """
-    ours, theirs = (
-        np.array([[letter == "1" for letter in run] for run in runs], float).mean(0) for runs in (first, second)
-    )
-    leads = ours - theirs
-    chosen = np.random.default_rng(SEED).integers(0, len(leads), (RESAMPLES, len(leads)))
-    return _bounds(100 * leads[chosen].mean(axis=1))
+    ours, theirs = (np.array([[letter == "1" for letter in run] for run in runs], float) for runs in (first, second))
+    leads = 100 * (ours - theirs)
+    generator = np.random.default_rng(SEED)
+    images = leads.mean(0)[generator.integers(0, leads.shape[1], (RESAMPLES, leads.shape[1]))].mean(1)
+    return _bounds(images + new_seeds(leads.mean(1), generator))
+
+
+def bootstrap_lead_of_clients(
+    first: Sequence[tuple[Sequence[float], Sequence[int]]], second: Sequence[tuple[Sequence[float], Sequence[int]]]
+) -> Interval:
+    """Return the same for means over clients: the images of each client are drawn for both anew."""
+    generator = np.random.default_rng(SEED)
+    known, drawn = (np.zeros(len(first)), np.zeros((RESAMPLES, len(first))))
+    for sign, runs in ((1, first), (-1, second)):
+        for seed, (percents, counts) in enumerate(runs):
+            shares, images = np.array(percents) / 100, np.array(counts)
+            again = generator.binomial(images, shares, (RESAMPLES, len(images))) / images
+            known[seed] += sign * 100 * shares.mean()
+            drawn[:, seed] += sign * 100 * again.mean(1)
+    return _bounds(drawn.mean(1) + new_seeds(known, generator))
+
+
+def new_seeds(leads: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Draw how far the mean lead of as many new seeds may lie from that of these; 0 for one seed."""
+    count = len(leads)
+    if count < 2:
+        return np.zeros(RESAMPLES)
+    drawn: NDArray[np.float64] = generator.standard_t(count - 1, RESAMPLES) * leads.std(ddof=1) / math.sqrt(count)
+    return drawn
 
 
 def _bounds(values: NDArray[np.float64]) -> Interval:

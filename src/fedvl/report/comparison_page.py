@@ -11,7 +11,16 @@ from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
-from fedvl.report.comparison_tables import Summary, by_place, figure, footnote, interval_text, opening, zero_shot
+from fedvl.report.comparison_tables import (
+    Summary,
+    by_place,
+    figure,
+    footnote,
+    heading_of,
+    interval_text,
+    opening,
+    zero_shot,
+)
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.svg import COLOURS, colour
 from fedvl.report.tables import MISSING, cell_of, moment, points, spread
@@ -45,9 +54,12 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "label": grid.get("label"),
         "note": footnote({**grid, "label": ""}),
         "unit": grid.get("unit", ""),
-        "columns": grid["columns"],
+        "columns": [heading_of(column, grid) for column in grid["columns"]],
         "rows": [
-            (row, [_place(cells.get((row, column)), len(tests[column]) == 1) for column in grid["columns"]])
+            (
+                heading_of(row, grid, 0),
+                [_place(cells.get((row, column)), len(tests[column]) == 1) for column in grid["columns"]],
+            )
             for row in grid["rows"]
         ],
         "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
@@ -114,7 +126,9 @@ def _runs(grid: Summary) -> list[dict[str, Any]]:
             "link": f"runs/{name}/report.html",
         }
         for cell in grid["cells"]
-        for seed, (name, value) in enumerate(zip(cell.get("runs") or (), cell.get("values") or (), strict=False))
+        for seed, name, value in zip(
+            cell.get("seeds") or (), cell.get("runs") or (), cell.get("values") or (), strict=False
+        )
         if not grid.get("recipe") and RUN_NAME.fullmatch(name)
     ]
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.display import visible
-from fedvl.evaluation.statistics import Interval
+from fedvl.evaluation.statistics import NEAR, NEARLY, Interval
 from fedvl.files import write_whole
 from fedvl.report.tables import MISSING, csv_cell, human_count, points, spread
 
@@ -24,8 +24,9 @@ STYLE = (
     "th,td{padding:.3rem .7rem;border-bottom:1px solid #d9dee4;text-align:right;white-space:nowrap}"
     "th:first-child,td:first-child{text-align:left}small{color:#57606a}"
 )
+NEAR_CHANCE = "†"
 LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "±": r"$\pm$"}
-LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+LATEX |= {"†": r"$^{\dagger}$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 
 
 def write_tables(summary: Summary, out: Path) -> None:
@@ -60,6 +61,15 @@ def cell_text(cell: GridCell | None) -> str:
     return text
 
 
+def heading_of(name: str, summary: Summary, axis: int = 1) -> str:
+    """Return the name of a column (or row: axis 0), marked if zero-shot is near chance in all of it."""
+    own = [cell for place, cell in by_place(summary).items() if place[axis] == name]
+    other = [cell for place, cell in by_place(summary).items() if place[axis] != name]
+    marked = bool(own) and all(cell.get("near_chance") for cell in own)
+    every = marked and axis == 0 and all(cell.get("near_chance") for cell in other)  # then columns are marked
+    return f"{name} {NEAR_CHANCE}" if marked and not every else name
+
+
 def interval_text(cell: GridCell) -> str:
     """Return a cell's interval, and of how many images it is, where that is known."""
     images = f"; n = {cell['images']:,}" if cell.get("images") else ""
@@ -69,6 +79,7 @@ def interval_text(cell: GridCell) -> str:
 def footnote(summary: Summary) -> str:
     """Return the caveats printed under the table: seeds, significance, failures and notes."""
     counts = sorted({cell["n"] for cell in summary["cells"]})
+    compared = {tuple(cell["compared"]) for cell in summary["cells"] if cell.get("compared")}
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
     if any(cell.get("interval") for cell in summary["cells"]):
@@ -77,8 +88,18 @@ def footnote(summary: Summary) -> str:
         parts.append(f"In brackets, the interval of 95 % over {over}.")
     parts += leads(summary) if len(summary["columns"]) > 1 else []
     parts += unlike(summary)
-    if counts and counts[-1] >= 3:
-        parts.append(f"* p < 0.05, {summary['test']}.")
+    if seeds == "1" and len(summary["rows"]) > 1:
+        parts.append("Seeds were not varied: with others the order of the rows may differ.")
+    if counts and counts[-1] >= 2:
+        parts.append(f"* {summary['test']}.")
+    if len(counts) > 1 and compared:
+        told = " or ".join(sorted(", ".join(map(str, one)) for one in compared))
+        parts.append(f"Rows are compared on the seeds that all of a column have: {told}.")
+    if any(cell.get("near_chance") for cell in summary["cells"]):
+        parts.append(
+            f"{NEAR_CHANCE} Zero-shot is near chance level (its interval of 95 % reaches it, or it is less than "
+            f"{NEAR:g} points above and below {NEARLY:g} times it): not counted."
+        )
     if summary["failures"]:
         parts.append(f"{len(summary['failures'])} run{'' if len(summary['failures']) == 1 else 's'} failed.")
     return " ".join([*parts, *filter(None, [summary.get("note")])])
@@ -108,6 +129,7 @@ def opening(summary: Summary) -> str:
         for cell in summary["cells"]
         if cell.get("against")
         and cell["measure"] == "accuracy"
+        and not (cell.get("near_chance") and len(summary["columns"]) > 1)
         and not unlike({**summary, "columns": [cell["column"]]})
     ]
     if not judged:
@@ -120,12 +142,19 @@ def opening(summary: Summary) -> str:
     for cell in judged:
         wins.setdefault(cell["row"] if cell["best"] else "", []).append(cell)
     equal = len(wins.pop("", ()))
-    told = [f"{row} in {len(cells)}, surely so in {sum(map(_sure, cells))}" for row, cells in wins.items()]
+    varied = any(len(cell.get("compared") or ()) > 1 for cell in judged)
+    told = [
+        f"{row} in {len(cells)}"
+        + (f", beyond chance in {sum(cell['significant'] for cell in cells)}" if varied else "")
+        for row, cells in wins.items()
+    ]
     told += [f"none in {equal}"] if equal else []
-    return (
-        f"Best of {len(summary['rows'])} rows in {len(judged)} columns: {'; '.join(told)} "
-        "(sure: the interval of 95 % of the lead over the next, paired over the test images, is above 0)."
+    how = (
+        "beyond chance: the interval of 95 % of the lead over the next, over seeds and test images, is above 0"
+        if varied
+        else "seeds were not varied, so that none of this may hold for others"
     )
+    return f"Best of {len(summary['rows'])} rows in {len(judged)} columns: {'; '.join(told)} ({how})."
 
 
 def zero_shot(summary: Summary) -> float | None:
@@ -134,42 +163,44 @@ def zero_shot(summary: Summary) -> float | None:
     return float(found[0]) if len(found) == 1 and len(summary["columns"]) == 1 else None
 
 
-def _sure(cell: GridCell) -> bool:
-    return bool(cell.get("lead")) and cell["lead"][0] > 0
-
-
 def _lead(summary: Summary, cell: GridCell) -> str:
     other = by_place(summary)[cell["against"], cell["column"]]
     if not cell["best"]:
         return f"{cell['row']} and {other['row']} are equal: {cell['mean']:.1f} %."
-    ahead = f"{points(cell['mean'] - other['mean'], 1)} points over {other['row']}"
+    ahead = f"{points(cell['ahead'], 1)} points over {other['row']}"
     if not cell.get("lead"):
         return (
             f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, {ahead}; there is no paired test, since the runs "
             "had different test images or did not note them."
         )
-    seen = f"95 % over the test images {spread(Interval(*cell['lead']))}, paired"
-    if _sure(cell):
+    bounds = spread(Interval(*cell["lead"]))
+    if len(cell["compared"]) == 1:
+        return (
+            f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, {ahead} (95 % over the test images {bounds}, "
+            "paired); one seed was compared, and others may order the rows differently."
+        )
+    seen = f"95 % over seeds and test images {bounds}, paired"
+    if cell["significant"]:
         return f"{cell['row']} is best: {cell['mean']:.1f} %, {ahead} ({seen})."
     return f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, but {ahead} may be chance ({seen})."
 
 
 def leads(summary: Summary) -> list[str]:
-    """Return a sentence for each column on how sure the lead of its best row is, image by image."""
+    """Return a sentence for each column on the lead of its best row and its interval."""
     cells, sentences = by_place(summary), []
     for cell in summary["cells"]:
         other = cells.get((cell.get("against") or "", cell["column"]))
         if not cell.get("lead") or other is None:
             continue
         column = f" ({cell['column']})" if len(summary["columns"]) > 1 else ""
-        if cell["mean"] == other["mean"]:
+        if not cell["best"]:
             sentences.append(f"{cell['row']} and {other['row']}{column} are equal.")
             continue
-        interval = Interval(*cell["lead"])
-        sure = "" if interval.low > 0 else ", so that it may be chance"
+        sure = "" if cell["significant"] or len(cell["compared"]) == 1 else ", so that it may be chance"
+        over = "the test images" if len(cell["compared"]) == 1 else "seeds and test images"
         sentences.append(
-            f"{cell['row']} leads {other['row']}{column} by {points(cell['mean'] - other['mean'], 1)} points, 95 % over the test "
-            f"images {spread(interval)} (paired bootstrap){sure}."
+            f"{cell['row']} leads {other['row']}{column} by {points(cell['ahead'], 1)} points, 95 % over {over} "
+            f"{spread(Interval(*cell['lead']))} (paired bootstrap){sure}."
         )
     return sentences
 
@@ -187,13 +218,14 @@ def terminal_tables(summary: Summary, width: int) -> list[Table]:
     if turned:
         down, across = across, down
     texts: dict[str, list[Text]] = {}
+    named = {name: heading_of(name, summary, axis) for axis in (0, 1) for name in summary[("rows", "columns")[axis]]}
     for name in across:
         found = [cells.get((name, other) if turned else (other, name)) for other in down]
         texts[name] = [Text(cell_text(cell), style="bold" if cell and cell["best"] else "") for cell in found]
     packs: list[list[str]] = []
     left = 0
     for name in across:
-        needed = max(len(name), *map(len, texts[name])) + 2  # plus the space between columns
+        needed = max(len(named[name]), *map(len, texts[name])) + 2  # plus the space between columns
         if not packs or needed > left:
             packs.append([])
             left = width - max(map(len, down))
@@ -203,9 +235,9 @@ def terminal_tables(summary: Summary, width: int) -> list[Table]:
     for pack in packs:
         table = Table("", box=None, pad_edge=False)
         for name in pack:
-            table.add_column(Text(name), justify="right")
+            table.add_column(Text(named[name]), justify="right")
         for index, other in enumerate(down):
-            table.add_row(Text(other), *(texts[name][index] for name in pack))
+            table.add_row(Text(named[other]), *(texts[name][index] for name in pack))
         tables.append(table)
     return tables
 
@@ -228,11 +260,11 @@ def latex_table(summary: Summary) -> str:
         rf"\caption{{{latex(f'{heading(summary)} {footnote(summary)}'.strip())}}}",
         rf"\begin{{tabular}}{{l{'r' * len(summary['columns'])}}}",
         r"\toprule",
-        " & ".join(["", *map(latex, summary["columns"])]) + r" \\",
+        " & ".join(["", *(latex(heading_of(column, summary)) for column in summary["columns"])]) + r" \\",
         r"\midrule",
     ]
     for row in summary["rows"]:
-        texts = [latex(row)]
+        texts = [latex(heading_of(row, summary, 0))]
         for column in summary["columns"]:
             cell = cells.get((row, column))
             text = latex(cell_text(cell)).replace("*", "$^{*}$")
@@ -247,10 +279,10 @@ def latex(text: str) -> str:
 
 def html_table(summary: Summary) -> str:
     cells = by_place(summary)
-    head = "".join(f"<th>{escape(column)}</th>" for column in summary["columns"])
+    head = "".join(f"<th>{escape(heading_of(column, summary))}</th>" for column in summary["columns"])
     body = ""
     for row in summary["rows"]:
-        body += f"<tr><td>{escape(row)}</td>"
+        body += f"<tr><td>{escape(heading_of(row, summary, 0))}</td>"
         for column in summary["columns"]:
             cell = cells.get((row, column))
             text = escape(cell_text(cell))
