@@ -160,6 +160,10 @@ class TrainingConfig(Section):
     step_factor: float = Field(0.99, gt=0, le=1)
     """Factor on the learning rate after each round under step."""
 
+    def steps(self, samples: int) -> int:
+        """Return the steps of a round of a client that trains on so many samples."""
+        return self.local_epochs * -(-samples // self.batch_size)
+
 
 class FederationConfig(Section):
     rounds: int = Field(10, ge=0, le=MOST_ROUNDS)

@@ -38,7 +38,7 @@ def test_the_seed_decodes_the_mean_of_perturbed_texts():
     for client, held in ((0, [1]), (1, [0, 2]), (2, [1, 2, 3])):
         samples = Samples({}, torch.tensor(held))
         private = method.join(samples, torch_generator(evidence.experiment.seed, "join", client))
-        sent = {"perturbed_texts": method.perturbed_texts(private, samples)}
+        sent = {"perturbed_texts": method.perturbed_texts("", private, {}, samples)}
         message = Message(client, 0, {}, Update(client, sent, 1.0), 0.0, {})
         assert decode(evidence, "perturbed_texts", message) == held
     assert text_tensors(evidence) == ["perturbed_texts"]

@@ -69,7 +69,7 @@ from fedvl.methods.roles import Sent
 
 class Raw(Linear):
     def roles(self):
-        return {"gist": Sent(lambda tensors, samples: samples.inputs["features"], (None, 256))}
+        return {"gist": Sent(lambda name, tensors, received, samples: samples.inputs["features"], (None, 256))}
 """
 
 

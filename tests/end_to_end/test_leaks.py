@@ -3,6 +3,7 @@
 ``pytest -s tests/audit/test_leaks.py`` prints what showed each leak.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,11 +79,12 @@ def test_leverage_finds_every_image_of_every_client_in_a_gram_matrix():
 def test_what_cannot_be_imitated_is_said_and_flagged(monkeypatch):
     evidence = evidence_of(FOLDER / "raw_features.py", rounds=1)
 
-    def broken(tensors, samples):
+    def broken(name, tensors, received, samples):
         raise RuntimeError("not for strangers")
 
     monkeypatch.setattr(perform, "ATTACKS", FEATURES)
-    monkeypatch.setitem(evidence.method.role.ends, "gist", broken)
+    sent = evidence.method.role.sent
+    monkeypatch.setitem(sent, "gist", replace(sent["gist"], make=broken))
     found = make_attacks(evidence, Silent())
     assert not [each for each in found if isinstance(each, Finding) and each.name.startswith("membership-replay")]
     said = [each for each in found if isinstance(each, Unmeasured) and "not for strangers" in each.sentence]

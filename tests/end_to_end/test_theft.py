@@ -330,9 +330,13 @@ def found_in(said: bytes, wanted: set[bytes]) -> set[bytes]:
     return found
 
 
+def made_at_the_end(victim: Victim) -> set[str]:
+    return {name for name, role in victim.method.role.declared.items() if getattr(role, "end", None) is not None}
+
+
 def own_tensors(victim: Victim) -> Tensors:
     """What is a client's alone: its samples, and private tensors that are no copies of what it sends."""
-    samples, made = victim.engine.data.take(victim.engine.rows[victim.client]), victim.method.role.ends
+    samples, made = victim.engine.data.take(victim.engine.rows[victim.client]), made_at_the_end(victim)
     private = {name: t for name, t in victim.engine.private_of(victim.client).items() if name not in made}
     return {**samples.inputs, "labels": samples.labels, **private}
 
@@ -385,7 +389,7 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
         hidden = needles(own_tensors(victim))
         assert len(hidden) >= len(victim.engine.rows[victim.client]), victim.name
         own |= dict.fromkeys(hidden, victim.name)
-    made = {victim.run: victim.method.role.ends for victim in victims}
+    made = {victim.run: made_at_the_end(victim) for victim in victims}
     for path in (folder / "parties").glob("*/state/runs/*/*.safetensors"):
         run = path.parts[-2]
         own |= dict.fromkeys(needles({n: t for n, t in load(path).items() if n not in made.get(run, {})}), run)

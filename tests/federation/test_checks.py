@@ -24,7 +24,7 @@ class Equal(Method):
 
 class WithText(Method):
     def roles(self):
-        return {"text": Sent(lambda tensors, samples: None, (range(1, 8), 5))}
+        return {"text": Sent(lambda name, tensors, received, samples: None, (range(1, 8), 5))}
 
 
 def good(client=0, weight=1.0, **changes):

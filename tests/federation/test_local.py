@@ -268,10 +268,14 @@ class Making(Method):
 
     def roles(self):
         return {
-            "w": Shared(end=lambda tensors, samples: tensors["w"] + tensors["own"] + len(samples)),
+            "w": Shared(end=lambda name, tensors, received, samples: tensors["w"] + tensors["own"] + len(samples)),
             "own": Private(trained=True),
-            "twice": Private(lasts=False, begin=lambda tensors, samples: 2 * tensors["goal"] + tensors["w"]),
-            "seen": Private(end=lambda tensors, samples: tensors["w"] * tensors["goal"] + tensors["twice"]),
+            "twice": Private(
+                lasts=False, begin=lambda name, tensors, received, samples: 2 * tensors["goal"] + tensors["w"]
+            ),
+            "seen": Private(
+                end=lambda name, tensors, received, samples: tensors["w"] * tensors["goal"] + tensors["twice"]
+            ),
             "goal": Given((1,)),
         }
 

@@ -5,11 +5,13 @@ import pytest
 import torch
 from helpers.small import RAGGED, run_quietly, small_federation, small_method
 
+from fedvl.config import PrivacyConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
 from fedvl.methods.linear import Linear
+from fedvl.methods.roles import Server
 from fedvl.tensors import digest, flatten
 
 # Methods whose clients keep what they trained.
@@ -165,3 +167,86 @@ def test_in_sequence_each_client_goes_on_from_the_one_before_and_the_last_one_co
         tensors = result.update.tensors
     for name, tensor in federation.shared.items():
         torch.testing.assert_close(tensor, tensors[name])
+
+
+# --- tensors that stay on the server
+
+
+class Counting(Linear, same_loss_as=Linear):
+    """The linear classifier, with the number of rounds and the sum of all moves on the server."""
+
+    def roles(self):
+        return {"rounds": Server(), "moves.*": Server()}
+
+    def start(self, generator):
+        start = super().start(generator)
+        return {**start, "rounds": torch.zeros(()), **{f"moves.{name}": 0 * tensor for name, tensor in start.items()}}
+
+    def step(self, shared, mean):
+        self.seen = {"names": shared.keys(), "mean": mean.keys(), "share": mean.share}
+        moves = {f"moves.{name}": shared[f"moves.{name}"] + tensor - shared[name] for name, tensor in mean.items()}
+        return {**mean, **moves, "rounds": shared["rounds"] + 1}
+
+
+def counting(**settings):
+    return small_federation(Counting(Linear.options_type(), small_method("linear").task), **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"secure_sum": True}, {"privacy": PrivacyConfig(unit="client", epsilon=9)}])
+def test_tensors_of_the_server_take_part_in_the_step_and_never_travel(settings):
+    federation = run_quietly(counting(**settings))
+    plain = run_quietly(small_federation(small_method("linear"), **settings))
+    assert digest(federation.shared) == digest(plain.shared)  # no other noise, no other order of names
+    for record, other in zip(federation.records, plain.records, strict=True):
+        assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+    assert federation.method.seen["names"] == {*plain.shared, *federation.server}
+    assert federation.method.seen["mean"] == plain.shared.keys()
+    assert federation.server["rounds"] == 3
+    for name, tensor in federation.shared.items():
+        start = small_method("linear").start(torch.Generator())[name]
+        torch.testing.assert_close(federation.server[f"moves.{name}"], tensor - start)
+
+
+def test_the_mean_says_of_which_share_of_the_clients_it_is():
+    federation = run_quietly(counting(rounds=1))
+    assert federation.method.seen["share"] == 4 / 5  # client 1 has no data
+    assert run_quietly(counting(rounds=1, secure_sum=True)).method.seen["share"] == 4 / 5
+    hidden = PrivacyConfig(unit="client", epsilon=9)
+    assert run_quietly(counting(rounds=1, privacy=hidden, per_round=3)).method.seen["share"] == 3 / 5  # on average
+
+
+def test_tensors_of_the_server_are_restored(tmp_path):
+    whole = run_quietly(counting(rounds=4))
+    journal = Journal(tmp_path / "journal")
+    run_quietly(replace(counting(rounds=2), journal=journal))
+    found = journal.latest()
+    assert found is not None
+    assert {name for name in found[0] if name.startswith("server/")} == {f"server/{name}" for name in whole.server}
+    resumed = replace(counting(rounds=4), journal=journal)
+    resumed.restore()
+    assert resumed.server["rounds"] == 2
+    assert digest(run_quietly(resumed).server) == digest(whole.server)
+    assert digest(resumed.shared) == digest(whole.shared)
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ({"other": torch.zeros(1)}, "returns 'other' of shape"),
+        ({"bias": torch.zeros(1)}, "returns 'bias' of shape"),
+        ({"rounds": torch.tensor(math.nan)}, "'rounds' is not finite after the server's step of round 1"),
+    ],
+)
+def test_a_step_returns_finite_tensors_of_start(monkeypatch, returned, sentence):
+    monkeypatch.setattr(Counting, "step", lambda self, shared, mean: returned)
+    with pytest.raises(FedVLError, match=sentence):
+        run_quietly(counting(rounds=1))
+
+
+def test_what_a_step_does_not_return_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(Counting, "step", lambda self, shared, mean: {"bias": mean["bias"]})
+    federation, start = counting(rounds=1), counting()
+    run_quietly(federation)
+    assert torch.equal(federation.shared["weight"], start.shared["weight"])
+    assert not torch.equal(federation.shared["bias"], start.shared["bias"])
+    assert federation.server["rounds"] == 0

@@ -11,8 +11,8 @@ from fedvl.seeding import torch_generator
 
 HOOKS = {
     "first": {"own": Private(first=lambda samples: samples.labels.max())},
-    "begin": {"own": Private(begin=lambda tensors, samples: samples.inputs["features"].mean(0))},
-    "end": {"own": Private(end=lambda tensors, samples: samples.take(torch.arange(1)).labels)},
+    "begin": {"own": Private(begin=lambda name, tensors, received, samples: samples.inputs["features"].mean(0))},
+    "end": {"own": Private(end=lambda name, tensors, received, samples: samples.take(torch.arange(1)).labels)},
     "join": {},
 }
 
@@ -23,7 +23,11 @@ class Curious(Method):
     reads = ""
 
     def roles(self):
-        return HOOKS[self.reads] if self.reads else {"own": Private(begin=lambda tensors, samples: tensors["w"])}
+        return (
+            HOOKS[self.reads]
+            if self.reads
+            else {"own": Private(begin=lambda name, tensors, received, samples: tensors["w"])}
+        )
 
     def start(self, generator):
         return {"w": torch.zeros(2)}

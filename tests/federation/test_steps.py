@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedvl.federation import steps
 from fedvl.federation.steps import choose_precision, in_precision, mixed_products, used_precision
 from fedvl.methods import load_method, method_names
+from fedvl.methods.base import Method
+from fedvl.methods.linear import Linear
 from fedvl.methods.parts import prompts
 from fedvl.models import transformer
 from fedvl.runs import settings
@@ -186,3 +188,32 @@ def test_counting_does_not_load_the_compiler():
         "print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
+
+
+class Halved(Linear, same_loss_as=Linear):
+    """Half of the gradient, and a pull towards what was received, which holds of the parameters of one client."""
+
+    def correct(self, gradients, tensors, received):
+        return {name: tensor / 2 + (tensors[name] - received[name]) for name, tensor in gradients.items()}
+
+
+class HalvedLoss(Linear):
+    """The same as a loss."""
+
+    def loss(self, tensors, batch):
+        pull = sum(((tensors[name] - batch.received[name]) ** 2).sum() / 2 for name in tensors)
+        return super().loss(tensors, batch) / 2 + pull
+
+
+@pytest.mark.parametrize("apart", [False, True])  # whether clients begin from tensors of their own
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_gradients_are_corrected_before_the_optimiser_takes_them(one_by_one, apart):
+    def trained(kind: type[Linear]) -> Any:
+        method: Method = kind(kind.options_type(), small_method("linear").task)
+        federation = small_federation(method, {"optimiser": "adam"}, one_by_one=one_by_one)
+        shared = federation.shared
+        own = {c: {n: t + c * 0.01 for n, t in shared.items()} for c in range(5)} if apart else None
+        return federation.engine.train(0, range(5), shared, own)
+
+    for result, other in zip(trained(Halved), trained(HalvedLoss), strict=True):
+        torch.testing.assert_close(result.update.tensors, other.update.tensors, rtol=1e-5, atol=1e-6)

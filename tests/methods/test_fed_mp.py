@@ -88,9 +88,9 @@ def test_a_client_sends_unit_vectors_of_its_own_classes_or_their_mean():
     """Eq. 6 for a client of classes 0 and 2: (3, 4) and (0, -2) + 0.3 (0, 10) = (0, 1)."""
     texts, residuals = [[3.0, 4.0], [9.0, 9.0], [0.0, -2.0]], torch.tensor([[0.0, 0.0], [7.0, 7.0], [0.0, 10.0]])
     samples = Samples({"embeddings": torch.zeros(3, 2)}, torch.tensor([2, 0, 2]))
-    sent = method_for(texts, share="classes").perturbed_texts({"residuals": residuals}, samples)
+    sent = method_for(texts, share="classes").perturbed_texts("", {"residuals": residuals}, {}, samples)
     torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [0.0, 1.0]]))
-    sent = method_for(texts, share="mean").perturbed_texts({"residuals": residuals}, samples)
+    sent = method_for(texts, share="mean").perturbed_texts("", {"residuals": residuals}, {}, samples)
     torch.testing.assert_close(sent, torch.tensor([[0.3, 0.9]]))
 
 
@@ -269,7 +269,9 @@ def test_sums_of_rounds_are_covariances_of_texts_and_moves():
     for index in range(2):
         trained, before = federation.engine.train(index, range(5), federation.shared), federation.shared
         samples = [federation.engine.data.take(federation.engine.rows[result.update.client]) for result in trained]
-        texts = [method.perturbed_texts(r.private, own)[0].double() for r, own in zip(trained, samples, strict=True)]
+        texts = [
+            method.perturbed_texts("", r.private, {}, own)[0].double() for r, own in zip(trained, samples, strict=True)
+        ]
         moves = [result.update.tensors["gate.1.bias"].double() - before["gate.1.bias"] for result in trained]
         places = torch.stack(texts) @ directions.T
         expected += (places - places.mean(0)).T @ torch.stack(moves) / len(moves)
@@ -313,7 +315,7 @@ def test_numbers_on_the_wire(width, numbers):
     for share, vectors in (("mean", 1), ("classes", 9)):
         method = FedMP(FedMPOptions(share=share), task)
         assert count_elements(method.start(torch.Generator())) == numbers
-        sent = method.perturbed_texts(method.join(samples, torch.Generator()), samples)
+        sent = method.perturbed_texts("", method.join(samples, torch.Generator()), {}, samples)
         assert count_bytes({"perturbed_texts": sent}) == 4 * vectors * width
 
 
@@ -482,7 +484,7 @@ def test_neither_form_hides_the_names_of_a_client_of_two_classes(real):
             own = {prepared.method.task.class_names[c] for c in rows.labels.unique()}
             total += len(own)
             for share in found:
-                told = FedMP(FedMPOptions(share=share), prepared.method.task).perturbed_texts(private, rows)
+                told = FedMP(FedMPOptions(share=share), prepared.method.task).perturbed_texts("", private, {}, rows)
                 guesses = (told @ texts.T).topk(len(own) // len(told)).indices.flatten()
                 found[share] += len(own & {names[guess] for guess in guesses})
     assert found["classes"] == total

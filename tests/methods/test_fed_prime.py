@@ -265,14 +265,14 @@ def test_a_client_sends_its_prompts_in_the_places_of_the_nearest_received_ones()
     """Prompts 0 and 1 have changed places, prompt 3 stayed, and no sample chose prompt 2."""
     method, received = small_method("fed-prime", matching="client"), 3 * torch.eye(8)[:4]
     trained = received[[1, 0, 2, 3]] + 0.1
-    tensors = {"inter": trained, "received.inter": received, "uses": torch.tensor([0.5, 0.1, 0.0, 2.0])}
-    sent = method.placed_prompts(tensors, small_samples(method))
+    tensors, samples, handed = {"inter": trained, "uses": torch.tensor([0.5, 0.1, 0.0, 2.0])}, None, {"inter": received}
+    sent = method.placed_prompts("inter", tensors, handed, samples)
     torch.testing.assert_close(sent, received + torch.tensor([0.1, 0.1, 0.0, 0.1])[:, None])
-    uses = method.placed_uses(tensors, small_samples(method))
+    uses = method.placed_uses("uses", tensors, handed, samples)
     torch.testing.assert_close(uses, USE * torch.tensor([1.0, 1.0, 0.0, 1.0]))
     none = {**tensors, "uses": torch.zeros(4)}
-    assert torch.equal(method.placed_prompts(none, small_samples(method)), received)
-    assert not method.placed_uses(none, small_samples(method)).any()
+    assert torch.equal(method.placed_prompts("inter", none, handed, samples), received)
+    assert not method.placed_uses("uses", none, handed, samples).any()
 
 
 def test_a_prompt_is_the_mean_of_those_who_sent_one():

@@ -93,12 +93,12 @@ def test_groups_are_drawn_by_noise_alone_at_first_and_later_by_likeness_too():
     method = small_method("fedmgp", groups=4, sent=2, visual_tokens=0, temperature=0.1)
     tensors, _ = started(method)
     tensors["own.text"] = torch.eye(16)[:4].reshape(4, 2, 8)
-    tensors["received.text"] = torch.eye(16)[[2, 0]].reshape(2, 2, 8)
+    received = {"text": torch.eye(16)[[2, 0]].reshape(2, 2, 8)}
     tensors["draws"] = torch.tensor([0.0, 3.0, 2.0, 1.0])
-    assert places(method.choose(tensors, None)) == [1, 2]
+    assert places(method.choose("chosen", tensors, received, None)) == [1, 2]
     tensors["chosen"] = torch.eye(4)[[0, 3]]
     tensors["text"] = torch.eye(16)[[0, 3]].reshape(2, 2, 8)  # the same groups again: 10 more for groups 0 and 2
-    assert places(method.choose(tensors, None)) == [2, 0]
+    assert places(method.choose("chosen", tensors, received, None)) == [2, 0]
 
 
 def test_noise_makes_a_draw_by_the_softmax():

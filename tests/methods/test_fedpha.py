@@ -15,7 +15,7 @@ from fedvl.seeding import torch_generator
 def started(method):
     samples = small_samples(method)
     tensors = method.start(torch_generator(0, "start")) | method.join(samples, torch_generator(0, "join", 0))
-    tensors["directions"] = method.directions(tensors, samples)
+    tensors["directions"] = method.directions("directions", tensors, {}, samples)
     tensors["local_context"] = 20 * tensors["local_context"]
     return tensors, batch_of(samples)
 
@@ -36,12 +36,12 @@ def test_directions_by_hand():
         context[row, axis] = length
     x = torch.arange(1.0, 9.0)[None]
     null = small_method("fedpha", context=4, ratio=0.5)
-    assert null.directions({"context": context}, None).abs().tolist() == torch.eye(8)[[0, 2]].tolist()
-    assert null.project(x, null.directions({"context": context}, None)).tolist() == [
+    assert null.directions("directions", {"context": context}, {}, None).abs().tolist() == torch.eye(8)[[0, 2]].tolist()
+    assert null.project(x, null.directions("directions", {"context": context}, {}, None)).tolist() == [
         [0.0, 2.0, 0.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     ]
     rows = small_method("fedpha", context=4, ratio=0.5, space="rows")
-    assert rows.project(x, rows.directions({"context": context}, None)).tolist() == [
+    assert rows.project(x, rows.directions("directions", {"context": context}, {}, None)).tolist() == [
         [0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]
     ]
 
@@ -50,9 +50,9 @@ def test_how_many_directions_are_kept():
     wide = torch.randn(16, 512, generator=torch.Generator().manual_seed(0))
     method = small_method("fedpha", space="rows")
     method.main = int(16 * (1 - method.options.ratio))
-    assert method.directions({"context": wide}, None).shape == (13, 512)
+    assert method.directions("directions", {"context": wide}, {}, None).shape == (13, 512)
     everything = small_method("fedpha", space="rows", ratio=1.0, context=4)
-    assert everything.directions({"context": wide[:4]}, None).shape == (4, 512)
+    assert everything.directions("directions", {"context": wide[:4]}, {}, None).shape == (4, 512)
     nothing_is_main = small_method("fedpha", ratio=1.0, context=4)
     tensors, _ = started(nothing_is_main)
     kept = nothing_is_main.project(tensors["local_context"], tensors["directions"])
@@ -78,7 +78,7 @@ def test_the_loss_is_the_sum_of_its_four_parts():
 def test_directions_are_of_the_context_that_the_server_handed_out():
     method = small_method("fedpha")
     begun = small_federation(method).engine.begun(3, shared := {"context": torch.eye(16, 8)})
-    assert torch.equal(begun["directions"], method.directions(shared, None))
+    assert torch.equal(begun["directions"], method.directions("directions", shared, {}, None))
 
 
 def test_contexts_that_are_the_same_have_a_gradient_that_is_a_number():

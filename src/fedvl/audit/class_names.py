@@ -133,7 +133,8 @@ def decode(evidence: Evidence, tensor: str, message: Message) -> list[int] | Non
             return float("inf")
         samples = Samples({}, torch.tensor(sorted(classes), device=device))
         private = method.first_private(samples, torch_generator(seed, "join", message.client))
-        made = method.role.sent[tensor].make({**message.update.tensors, **private}, samples).double()
+        tensors = {**message.update.tensors, **private}
+        made = method.role.sent[tensor].make(tensor, tensors, message.before, samples).double()
         return float((made - sent).norm()) if made.shape == sent.shape else float("inf")
 
     everything = range(evidence.classes)

@@ -179,7 +179,7 @@ def items_of(evidence: Evidence, client: int | None, index: int, names: frozense
 
     found = evidence.once(("items", client, index), make)
     role = evidence.method.role
-    by_gradients = {name for name in names if role.shared(name).trained and name not in role.ends}
+    by_gradients = {name for name in names if role.shared(name).trained} - role.ends(names).keys()
     # the gradient of an image does not depend on its company, if the method says so
     once = by_gradients if evidence.method.scope == "row" else set()
     return [

@@ -176,7 +176,7 @@ def train_on_rest(evidence: Evidence, prepared: Prepared, client: int, secret: i
     experiment = prepared.experiment.model_copy(update={"federation": federation})
     engine = local_engine(replace(prepared, training=evidence.training, experiment=experiment))
     engine.private_seed = secret
-    shared = prepared.method.start(torch_generator(prepared.experiment.seed, "start"))
+    shared = prepared.method.first_shared(prepared.experiment.seed)
     consultation, report = prepared.method.consultation(), {}
     if consultation and consultation.due(0):
         reports, _ = engine.reports(0, shared)

@@ -46,7 +46,6 @@ from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.runs.result import describe
-from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
@@ -319,7 +318,7 @@ class Client:
         open_sums = experiment.federation.model_copy(update={"secure_sum": False})  # to show what a mask would hide
         prepared = replace(ready.prepared, experiment=experiment.model_copy(update={"federation": open_sums}))
         method, engine = prepared.method, local_engine(prepared)
-        shared = method.start(torch_generator(ready.prepared.experiment.seed, "start"))
+        shared = method.first_shared(ready.prepared.experiment.seed)
         handed = method.hand_out(shared, {}, self.file.number)
         sent: dict[str, Tensors] = {}
         consultation = method.consultation()

@@ -30,7 +30,6 @@ from fedvl.methods.base import Method
 from fedvl.methods.parts.synthetic import PIPELINE
 from fedvl.runs.folder import downloads_of
 from fedvl.runs.settings import resolve_experiment
-from fedvl.seeding import torch_generator
 
 FILE = "policy.toml"
 TEMPLATE = """\
@@ -184,7 +183,7 @@ def sent_by(method: Method, seed: int) -> list[tuple[str, str]]:
     """Return name and kind of each tensor that a client sends by the method's declaration."""
     consultation = method.consultation()
     return [
-        *((name, "shared") for name in method.start(torch_generator(seed, "start"))),
+        *((name, "shared") for name in method.first_shared(seed)),
         *((name, "sent") for name in method.role.sent),
         *((name, "report") for name in (consultation.report_shapes if consultation else ())),
     ]

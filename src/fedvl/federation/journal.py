@@ -132,7 +132,7 @@ class Journal:
 
 
 def owner_of(name: str) -> str:
-    """Return whose a tensor is: a client's number, ``shared``, ``kept`` or ``best``."""
+    """Return whose a tensor is: a client's number, ``shared``, ``server``, ``kept`` or ``best``."""
     return name.partition("/")[0]
 
 
@@ -154,6 +154,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 Record = dict[str, Any]
 BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
+SERVER = "server/"  # before the names of tensors that stay on the server
 
 
 def best_round(records: Sequence[Record]) -> int | None:
@@ -174,13 +175,14 @@ class State(NamedTuple):
     shared: Tensors
     last: ByClient
     private: ByClient
+    server: Tensors
 
 
 def read_state(tensors: Tensors, device: torch.device | str) -> State:
     """Sort the tensors of a round by owner, and place them."""
-    owners: dict[str, Tensors] = {"shared": {}, "kept": {}, "": {}}
+    owners: dict[str, Tensors] = {"shared": {}, "server": {}, "kept": {}, "": {}}
     for key, tensor in tensors.items():
         owner, name = key.split("/", 1)
-        known = owner in ("shared", "kept")
+        known = owner in owners
         owners[owner if known else ""][name if known else key] = tensor.to(device)
-    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]))
+    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]), owners["server"])

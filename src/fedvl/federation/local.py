@@ -268,17 +268,18 @@ class LocalEngine(ChunkTraining):
 
     def begun(self, client: int, received: Tensors) -> Tensors:
         """Return the private tensors that a client's training begins with."""
-        private, begins = self.private_of(client), self.method.role.begins
-        if not begins or not self.rows.counts[client]:
+        private, role = self.private_of(client), self.method.role
+        if not role.has_begins or not self.rows.counts[client]:
             return private
         tensors, samples = {**private, **received}, self.data.take(self.rows[client])
+        begins = role.begins(private)
         with torch.no_grad():
-            return {**private, **{name: make(tensors, samples) for name, make in begins.items()}}
+            return {**private, **{name: make(name, tensors, received, samples) for name, make in begins.items()}}
 
     def _begun(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Shelf]:
         """Return the private tensors that training begins with, of clients that have data."""
         role = self.method.role
-        if self._joins or role.begins or role.renews_private:
+        if self._joins or role.has_begins or role.renews_private:
             return shelved((client, self.begun(client, own[client] if own else shared)) for client in clients)
         new = [client for client in clients if client not in self.private] if self.private else clients
         return [*self.private.shelves(clients), *(self._first_shelves(new) if role.firsts else [Shelf(new, {})])]

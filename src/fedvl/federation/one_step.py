@@ -105,8 +105,8 @@ def refuse_others(engine: LocalEngine, shared: Tensors) -> None:
     """Refuse a run in which the mean of updates is not one step along the mean of gradients."""
     method, training, federation = engine.method, engine.training, engine.federation
     role, largest = method.role, max(engine.rows.counts, default=0)
-    plain = type(method).objective is Method.objective and type(method).hand_out is Method.hand_out
-    alone = type(method).join is Method.join and not role.firsts and not role.begins and not role.ends
+    plain = all(getattr(type(method), hook) is getattr(Method, hook) for hook in ("objective", "correct", "hand_out"))
+    alone = type(method).join is Method.join and not role.firsts and not role.has_begins and not role.has_ends
     averaged = all(role.needs(name) == "sum" and role.shared(name).trained for name in shared)
     problem = (
         "trains with SGD"

@@ -24,7 +24,7 @@ from fedvl.federation.checks import (
     unsound,
 )
 from fedvl.federation.fixed_point import decode_updates, moved
-from fedvl.federation.journal import BEST, Journal, Record, State, best_round, chosen_round, read_state
+from fedvl.federation.journal import BEST, SERVER, Journal, Record, State, best_round, chosen_round, read_state
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.merging import drift, last_updates, merge, moves_of
 from fedvl.federation.one_step import mean_step
@@ -32,7 +32,7 @@ from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
-from fedvl.methods.base import Method
+from fedvl.methods.base import Mean, Method
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten
 
@@ -100,15 +100,20 @@ class Outcome(NamedTuple):
     refusals: list[Refusal]
     handed: ByClient
     merged: Tensors
+    share: float  # of all clients that the mean is of; 0: of a round without any update
     last: ByClient
     loss: float | None
     bytes_up: int
     figures: Record
+    server: Tensors = {}
 
 
 @dataclass
 class Federation:
-    """A run between two rounds: shared tensors, last updates, and records so far."""
+    """A run between two rounds: shared tensors, last updates, and records so far.
+
+    It begins with all tensors of the method's ``start``; those that stay on the server are apart.
+    """
 
     method: Method
     engine: Engine
@@ -123,6 +128,11 @@ class Federation:
     root: LocalEngine | None = None  # the server's own images, as those of one client
     privacy: ClientPrivacy | RecordPrivacy | None = None
     best: Tensors = field(default_factory=dict)  # all state of the best round, where rounds are validated
+    server: Tensors = field(default_factory=dict)  # tensors that never leave the server
+
+    def __post_init__(self) -> None:
+        self.shared, server = self.method.role.split(self.shared)
+        self.server = {**self.server, **server}
 
     @property
     def trains(self) -> bool:
@@ -153,7 +163,7 @@ class Federation:
                 **evaluate(found.merged, found.last, round_index + 1),
             }
             self._commit(round_index + 1, found, record)
-            self.shared, self.last = found.merged, found.last
+            self.shared, self.server, self.last = found.merged, found.server, found.last
             self._learn(record)
             self.records.append(record)
             after_round(record)
@@ -163,7 +173,26 @@ class Federation:
             found = self._sum_up(round_index)
         else:
             found = self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
-        return found._replace(merged=self.method.step(self.shared, found.merged))
+        return self._stepped(round_index, found) if found.share else found._replace(server=self.server)
+
+    def _stepped(self, round_index: int, found: "Outcome") -> "Outcome":
+        """Take the method's step on the mean."""
+        before = {**self.shared, **self.server}
+        stepped = self.method.step(before, Mean(found.merged, found.share))
+        shapes = {**before, **found.merged}
+        for name, tensor in stepped.items():
+            if name not in shapes or tensor.shape != shapes[name].shape:
+                raise FedVLError(
+                    f"{type(self.method).__name__}.step returns {name!r} of shape {tuple(tensor.shape)}, which is not a "
+                    "tensor of start in its shape; return tensors of start."
+                )
+            if stepped is not found.merged and not bool(tensor.isfinite().all()):
+                raise FedVLError(
+                    f"{name!r} is not finite after the server's step of round {round_index + 1}; lower the learning rates "
+                    "and start a new run."
+                )
+        shared, server = self.method.role.split({**before, **stepped})
+        return found._replace(merged=shared, server=server)
 
     def _step_together(self, round_index: int) -> "Outcome":
         """Take the mean of the clients' single steps, without any of them by itself."""
@@ -178,6 +207,7 @@ class Federation:
             refusals=[],
             handed=dict.fromkeys(cohort, self.shared),
             merged=found.merged,
+            share=len(found.clients) / self.engine.clients,
             last={},
             loss=found.loss,
             bytes_up=len(found.clients) * count_bytes(self.shared),
@@ -195,7 +225,7 @@ class Federation:
         private = self.engine.private
         new = private.changed() if isinstance(private, PrivateTensors) and "validation" not in record else None
         adds = self.journal is not None and new is not None and self.journal.can_add(number)
-        everything = self._everything(found.merged, found.last, new if adds else None)
+        everything = self._everything(found, new if adds else None)
         earlier = dict[str, torch.Tensor]()
         if best:
             self.best = everything
@@ -227,6 +257,7 @@ class Federation:
             refusals=refusals,
             handed=handed,
             merged=merged,
+            share=self.privacy.rate if isinstance(self.privacy, ClientPrivacy) else len(good) / self.engine.clients,
             last=last_updates(self.method, self.last, good),
             loss=mean_loss(counted.losses) if len(counted) else 0.0,
             bytes_up=trained.bytes,
@@ -277,6 +308,7 @@ class Federation:
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=moved(self.shared, total),
+            share=self.privacy.rate if isinstance(self.privacy, ClientPrivacy) else total.trained / self.engine.clients,
             last={},
             loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,
@@ -292,6 +324,7 @@ class Federation:
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=self.shared,
+            share=0.0,
             last={},
             loss=None,
             bytes_up=0,
@@ -312,15 +345,16 @@ class Federation:
 
     def _place(self, state: State) -> None:
         """Go on from this state."""
-        self.shared, self.last = state.shared, state.last
+        self.shared, self.server, self.last = state.shared, state.server, state.last
         if self.root is not None and self.engine.clients in state.private:
             self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
 
-    def _everything(self, shared: Tensors, last: ByClient, clients: Iterable[int] | None = None) -> Tensors:
-        """Name state: shared/NAME, kept/CLIENT/NAME and CLIENT/NAME (private; all, if not said)."""
-        named = {f"shared/{name}": tensor for name, tensor in shared.items()}
-        named |= {f"kept/{name}": tensor for name, tensor in flatten(last).items()}
+    def _everything(self, found: "Outcome", clients: Iterable[int] | None) -> Tensors:
+        """Name state: shared/NAME, server/NAME, kept/CLIENT/NAME and CLIENT/NAME (private)."""
+        named = {f"shared/{name}": tensor for name, tensor in found.merged.items()}
+        named |= {f"{SERVER}{name}": tensor for name, tensor in found.server.items()}
+        named |= {f"kept/{name}": tensor for name, tensor in flatten(found.last).items()}
         if self.root is not None:  # after the clients
             named |= flatten({self.engine.clients: self.root.private.get(0, {})})
         private = self.engine.private

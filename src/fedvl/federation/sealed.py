@@ -43,9 +43,10 @@ def made_of_samples(method: Method, start: Tensors) -> str | None:
         hook = "a client's private tensors"
         tensors |= method.join(sealed, torch_generator(0, "join", 0))
         tensors |= method.hand_out(start, {}, 0)
-        for name, make in (*role.begins.items(), *role.ends.items()):
+        private = [name for name in tensors if name not in start]
+        for name, make in (*role.begins(private).items(), *role.ends(start, private).items()):
             hook = f"'{name}'"
-            tensors[name] = make(tensors, sealed)
+            tensors[name] = make(name, tensors, start, sealed)
     except SamplesReadError:
         return hook
     return None

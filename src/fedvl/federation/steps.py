@@ -88,11 +88,24 @@ def gradient_step(
     if hidden:
         step: GradientStep = row_by_row
     elif federation.one_by_one:
-        step = alone
+        step = corrected(alone, method, of_received)
     else:
-        batched = in_closed_form if closed_form else together
+        batched = corrected(in_closed_form if closed_form else together, method, of_received)
         step = Replayed(batched) if device == "cuda" and replay else batched
     return in_precision(step, training.precision, device)
+
+
+def corrected(step: GradientStep, method: Method, of_received: int | None) -> GradientStep:
+    """Return the step with the gradients that the method makes of those of its loss."""
+    if type(method).correct is Method.correct:
+        return step
+    correct = torch.func.vmap(method.correct, in_dims=(0, 0, of_received))
+
+    def with_correction(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        gradients, rest = step(moving, still, batch)
+        return correct(gradients, {**still, **moving}, batch.received), rest
+
+    return with_correction
 
 
 def prefix(tensors: Tensors, count: int) -> Tensors:

@@ -20,7 +20,7 @@ from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
 from fedvl.methods.parts.losses import UNIT
-from fedvl.seeding import derived_seed, keys_of, torch_generator
+from fedvl.seeding import derived_seed, keys_of
 from fedvl.tensors import Tensors, count_bytes, placed
 
 WORKING_SET = {"cpu": 2**26, "cuda": 2**31}  # bytes that the clients of a chunk may take, if their number is not set
@@ -77,7 +77,7 @@ class ChunkTraining:
     @cached_property
     def start(self) -> Tensors:
         """The method's first shared tensors: they say what may be received and is sent."""
-        return placed(self.method.start(torch_generator(self.seed, "start")), self.data.labels.device)
+        return placed(self.method.first_shared(self.seed), self.data.labels.device)
 
     @cached_property
     def chunk(self) -> int:
@@ -101,7 +101,7 @@ class ChunkTraining:
 
     def _steps(self, samples: int) -> int:
         """Return the steps of a client's round; with private records, about as many are drawn."""
-        return self.training.local_epochs * -(-samples // self.training.batch_size)
+        return self.training.steps(samples)
 
     def train_chunks(self, round_index: int, chunks: Sequence[Chunk], several: bool) -> Iterator[Done]:
         """Train chunks of a round that has ``several``, here or in other processes, or only one."""
@@ -170,7 +170,7 @@ class ChunkTraining:
             losses[:active] += loss.double()
             self._advance()
         means = losses / torch.tensor(steps, device=device)
-        return self._split(clients, tensors, shared, means)
+        return self._split(clients, tensors, received, same, means)
 
     def _advance(self) -> None:
         with self._advancing:
@@ -194,31 +194,36 @@ class ChunkTraining:
         role = self.method.role.shared(name) if name in shared else self.method.role.private(name)
         return role.rate if role.trained else None
 
-    def _split(self, clients: list[int], tensors: Tensors, shared: Tensors, losses: Tensor) -> Done:
+    def _split(self, clients: list[int], tensors: Tensors, received: Tensors, same: bool, losses: Tensor) -> Done:
         """Split what training had in hand into what clients send and what they keep."""
         role = self.method.role
-        names = [name for name in tensors if name not in shared]
+        names = [name for name in tensors if name not in received]
         lasting = [name for name in names if role.private(name).lasts]
         sent: dict[str, Held] = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
-        if role.ends:
-            ended = [self._ended(client, row, tensors) for row, client in enumerate(clients)]
+        if role.has_ends:
+            ended = [
+                self._ended(client, row, tensors, received if same else {n: t[row] for n, t in received.items()})
+                for row, client in enumerate(clients)
+            ]
             sent = columns_of([{name: own[name] for name in [*self.start, *role.sent]} for own in ended])
             kept = shelved((c, {name: own[name] for name in lasting}) for c, own in zip(clients, ended, strict=True))
         else:
             kept = self._shelves(clients, {name: tensors[name] for name in lasting})
         if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms
             assert self.privacy.clip is not None, "requirements.py asks for it"
-            clip = self.privacy.clip - rounding_error(shared)
+            assert same, "a secure sum has no tensors for single clients"
+            clip = self.privacy.clip - rounding_error(received)
             each = [{name: column[row] for name, column in sent.items()} for row in range(len(clients))]
-            sent = columns_of([clipped(one, shared, clip) for one in each])
+            sent = columns_of([clipped(one, received, clip) for one in each])
         return Done(clients, sent, kept, losses)
 
-    def _ended(self, client: int, row: int, tensors: Tensors) -> Tensors:
+    def _ended(self, client: int, row: int, tensors: Tensors, received: Tensors) -> Tensors:
         """Return one client's tensors with those that the method makes when training ends."""
         size, role = self.rows.counts[client], self.method.role
         own = {name: t[row, :size] if name in role.per_sample else t[row] for name, t in tensors.items()}
         samples = self.data.take(self.rows[client])
-        return own | {name: make(own, samples) for name, make in role.ends.items()}
+        ends = role.ends(received, (name for name in tensors if name not in received))
+        return own | {name: make(name, own, received, samples) for name, make in ends.items()}
 
     def _shelves(self, clients: list[int], tensors: Tensors) -> list[Shelf]:
         """Sort private tensors by the sizes of clients, where they have a row per sample."""

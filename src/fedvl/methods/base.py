@@ -6,12 +6,12 @@ client and ONE batch, as its paper is; the engine trains all clients of a round 
 numbers from :meth:`Method.noise`.
 
 The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
-has defaults: nine declarations and sixteen hooks, all in :class:`Method`.
+has defaults: ten declarations and seventeen hooks, all in :class:`Method`.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, final
 
@@ -19,10 +19,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from fedvl.config import TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.methods.roles import Role, Roles, Shapes
-from fedvl.seeding import Draw
+from fedvl.seeding import Draw, torch_generator
 from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Task:
     origins: tuple[
         str, ...
     ] = ()  # the dataset of each class, where there are several: one's image is asked among its own
+    training: TrainingConfig = field(
+        default_factory=TrainingConfig
+    )  # learning rate, epochs, optimiser ..., which are read only
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 
@@ -115,6 +119,14 @@ class Update(NamedTuple):
     client: int
     tensors: Tensors
     weight: float
+
+
+class Mean(dict[str, Tensor]):
+    """The mean of clients' updates, by tensor, and of which share of all clients it is."""
+
+    def __init__(self, tensors: Tensors, share: float = 1.0) -> None:
+        super().__init__(tensors)
+        self.share = share
 
 
 class Answer(NamedTuple):
@@ -198,6 +210,7 @@ class Method:
     scope: ClassVar[str] = "batch"
     weighting: ClassVar[str] = "samples"  # of clients in the mean: by size, or equally
     through_encoder: ClassVar[bool] = False  # whether a step runs through the encoder: bfloat16 then pays on a GPU
+    requires: ClassVar[Mapping[str, str | float]] = {}  # values of settings of [training] that it is derived for
 
     # --- hooks that describe it
 
@@ -240,6 +253,10 @@ class Method:
         """Return the loss, and tensors that change other than by gradients."""
         return self.loss(tensors, batch), {}
 
+    def correct(self, gradients: Tensors, tensors: Tensors, received: Tensors) -> Tensors:
+        """Return the gradients that the optimiser takes, given those of the loss, by tensor."""
+        return gradients
+
     # --- hooks of the server
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
@@ -247,8 +264,11 @@ class Method:
         sent = [{name: update.tensors[name] for name in shared} for update in updates]
         return weighted_mean(sent, [update.weight for update in updates])
 
-    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
-        """Return the next shared tensors, given the present ones and the mean of the updates."""
+    def step(self, shared: Tensors, mean: Mean) -> Tensors:
+        """Return the next tensors of ``start``, given the present ones and the mean of the updates.
+
+        What it does not return stays as it is.
+        """
         return mean
 
     def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
@@ -313,7 +333,14 @@ class Method:
                     f"{type(self).__name__}.roles says {role!r} of {name!r}; say Shared(...), Private(...) or another "
                     "role of docs/contract.md."
                 )
+            for field_name in ("begin", "end", "make"):
+                check_maker(f"{field_name} of {name!r} in {type(self).__name__}", getattr(role, field_name, None))
         return Roles(declared)
+
+    @final
+    def first_shared(self, seed: int) -> Tensors:
+        """Return what the server hands out in the first round, unless ``hand_out`` says more."""
+        return self.role.split(self.start(torch_generator(seed, "start")))[0]
 
     @final
     def first_private(self, samples: Samples, generator: torch.Generator) -> Tensors:
@@ -353,6 +380,16 @@ def check_arguments(method: type[Method], name: str, hook: Callable[..., Any]) -
     except TypeError:
         expected = f"{name}({', '.join(wanted.parameters)})"
         raise TypeError(f"{method.__name__}.{name} must take the arguments of {expected}") from None
+
+
+def check_maker(what: str, make: Callable[..., Any] | None) -> None:
+    """Refuse a function of a role that cannot be called as the contract says."""
+    if make is None:
+        return
+    try:
+        inspect.signature(make).bind("name", {}, {}, None)
+    except TypeError:
+        raise FedVLError(f"The {what} must take the arguments (name, tensors, received, samples).") from None
 
 
 def closed_form(method: type[Method]) -> Callable[[Form], Form]:

@@ -17,7 +17,6 @@ Where the paper leaves a choice:
   from which eq. 9 follows to first order (``parts/query_sums.py``).
 """
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.base import Answer, Batch, Method, Options, Samples, Task
+from fedvl.methods.base import Answer, Batch, Mean, Method, Options, Samples, Task
 from fedvl.methods.parts import prototypes, query_sums
 from fedvl.methods.parts.adapters import gate_start, gated
 from fedvl.methods.parts.losses import contrastive
@@ -132,8 +131,7 @@ class FedMP(Method):
             roles[query_sums.DIRECTIONS] = Shared(trained=False)
             roles[query_sums.PLACE] = Shared(trained=False, end=self.place)
             for name in GATE:
-                roles[f"{query_sums.TILT}{name}"] = Shared(trained=False, end=partial(self.tilt, name))
-                roles[f"received.{name}"] = Private(lasts=False, begin=partial(received, name))
+                roles[f"{query_sums.TILT}{name}"] = Shared(trained=False, end=self.tilt)
         return roles | ({"sums": Remembered(), "counts": Remembered()} if self.options.prototypes else {})
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -161,7 +159,7 @@ class FedMP(Method):
         loss = contrastive(gated(tensors, batch.inputs["embeddings"]), texts, self.scale, batch.mask)  # eq. 5
         return 2 * loss if self.options.directions == "summed" else loss
 
-    def perturbed_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def perturbed_texts(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return T' of the client's classes as unit vectors (eq. 6), or their mean."""
         vectors = self.unit_texts(tensors, samples)
         return vectors if self.options.share == "classes" else vectors.mean(0, keepdim=True)
@@ -169,16 +167,17 @@ class FedMP(Method):
     def unit_texts(self, tensors: Tensors, samples: Samples) -> Tensor:
         return normalize(self.perturbed(tensors["residuals"], torch.unique(samples.labels)), dim=-1)
 
-    def place(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def place(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return where the client's perturbed texts are among the directions, for a sum."""
         return query_sums.place_of(tensors[query_sums.DIRECTIONS], self.unit_texts(tensors, samples))
 
-    def tilt(self, name: str, tensors: Tensors, samples: Samples) -> Tensor:
+    def tilt(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return a sum of products that the client's own has been added to."""
-        move = tensors[name] - tensors[f"received.{name}"]
-        return tensors[f"{query_sums.TILT}{name}"] + query_sums.times(self.place(tensors, samples), move)
+        gate = name.removeprefix(query_sums.TILT)
+        place = self.place(query_sums.PLACE, tensors, received, samples)
+        return tensors[name] + query_sums.times(place, tensors[gate] - received[gate])
 
-    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+    def step(self, shared: Tensors, mean: Mean) -> Tensors:
         """Make of the sums what queries need."""
         return query_sums.settled(shared, mean) if self.tilts else mean
 
@@ -222,7 +221,3 @@ class FedMP(Method):
         )
         session = prototypes.admit(session, images, verdict)
         return Answer(combined, session, verdict.entropy, torch.where(verdict.admitted, verdict.labels, -1))
-
-
-def received(name: str, tensors: Tensors, samples: Samples) -> Tensor:
-    return tensors[name]

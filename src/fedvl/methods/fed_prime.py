@@ -30,7 +30,6 @@ Where the slides leave a choice, or the released code differs:
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -38,7 +37,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from fedvl.methods.base import Batch, Samples, Task, Update
+from fedvl.methods.base import Batch, Mean, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.matching import align, nearest
@@ -117,7 +116,6 @@ class FedPrime(FusedMethod):
             return {
                 "inter": Shared(rate=rate, end=self.placed_prompts),
                 "uses": Shared(trained=False, end=self.placed_uses),
-                "received.inter": Private(lasts=False, begin=partial(received, "inter")),
                 "intra": intra,
             }
         return {
@@ -202,23 +200,23 @@ class FedPrime(FusedMethod):
 
     # --- prompts in the places of those that were received
 
-    def placed_prompts(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def placed_prompts(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return the prompts that samples chose in their places; elsewhere what was received."""
-        chosen, places = self.places(tensors)
-        return tensors["received.inter"].index_copy(0, places, tensors["inter"][chosen])
+        chosen, places = self.places(tensors, received)
+        return received["inter"].index_copy(0, places, tensors["inter"][chosen])
 
-    def placed_uses(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def placed_uses(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return the same small number for each place that the client fills, else 0."""
-        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors)[1], USE)
+        return torch.zeros_like(tensors["uses"]).index_fill(0, self.places(tensors, received)[1], USE)
 
-    def places(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    def places(self, tensors: Tensors, received: Tensors) -> tuple[Tensor, Tensor]:
         """Return the prompts that samples chose, and the places of the nearest received ones."""
         chosen = (tensors["uses"] > 0).nonzero()[:, 0]
-        return chosen, nearest(tensors["inter"][chosen], tensors["received.inter"])
+        return chosen, nearest(tensors["inter"][chosen], received["inter"])
 
     # --- the server
 
-    def step(self, shared: Tensors, mean: Tensors) -> Tensors:
+    def step(self, shared: Tensors, mean: Mean) -> Tensors:
         """Divide the mean move of each place by the share of clients that filled it."""
         if not self.places_itself:
             return mean
@@ -234,7 +232,3 @@ class FedPrime(FusedMethod):
         aligned = align(pools, torch_generator(self.task.seed, "alignment"))
         kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
         return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}
-
-
-def received(name: str, tensors: Tensors, samples: Samples) -> Tensor:
-    return tensors[name]

@@ -17,7 +17,6 @@ Where there is a choice:
 - All groups begin as the same words with a little noise, as in the released code.
 """
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -87,9 +86,8 @@ class FedMGP(Method):
     def roles(self) -> dict[str, Role]:
         roles: dict[str, Role] = {"chosen": Private(end=self.choose), "draws": Private(lasts=False)}
         for kind in self.kinds:
-            roles[kind] = Shared(end=partial(self.send, kind))
-            roles[f"own.{kind}"] = Private(trained=True, end=partial(self.groups, kind))
-            roles[f"received.{kind}"] = Private(lasts=False, begin=partial(received, kind))
+            roles[kind] = Shared(end=self.send)
+            roles[f"own.{kind}"] = Private(trained=True, end=self.keep)
         return roles
 
     def start(self, generator: torch.Generator) -> Tensors:
@@ -113,7 +111,7 @@ class FedMGP(Method):
     def noise(self) -> dict[str, Draw]:
         return {"draws": Uniform((self.options.groups,))}
 
-    def groups(self, kind: str, tensors: Tensors, samples: Samples | None = None) -> Tensor:
+    def groups(self, kind: str, tensors: Tensors) -> Tensor:
         """Return a client's groups, the server's means in place of those that it drew last."""
         if "chosen" not in tensors:
             return tensors[kind]
@@ -121,17 +119,21 @@ class FedMGP(Method):
         means = torch.einsum("sg,spw->gpw", tensors["chosen"], tensors[kind])
         return (1 - replaced) * tensors[f"own.{kind}"] + means
 
-    def choose(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def choose(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Draw groups by the softmax of their largest cosine with a received one: sent x groups."""
-        pairs = [(self.groups(kind, tensors), tensors[f"received.{kind}"]) for kind in self.kinds]
+        pairs = [(self.groups(kind, tensors), received[kind]) for kind in self.kinds]
         cosines = [cosine_similarity(own.flatten(1)[:, None], means.flatten(1), dim=-1) for own, means in pairs]
         known = tensors["chosen"].amax()  # 0 in the first round
         logits = known * torch.stack(cosines).mean(0).amax(-1) / self.options.temperature
         drawn = (logits + tensors["draws"]).topk(self.options.sent).indices
         return one_hot(drawn, self.options.groups).to(logits)
 
-    def send(self, kind: str, tensors: Tensors, samples: Samples) -> Tensor:
-        return torch.einsum("sg,gpw->spw", self.choose(tensors, samples), self.groups(kind, tensors))
+    def send(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
+        chosen = self.choose("chosen", tensors, received, samples)
+        return torch.einsum("sg,gpw->spw", chosen, self.groups(name, tensors))
+
+    def keep(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
+        return self.groups(name.removeprefix("own."), tensors)
 
     def features(self, tensors: Tensors, inputs: Tensors) -> tuple[Tensor, Tensor]:
         """Return each group's image features (groups x rows x d) and texts (groups x C x d)."""
@@ -168,10 +170,6 @@ class FedMGP(Method):
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scores(*self.features(tensors, inputs)).mean(0)
-
-
-def received(kind: str, tensors: Tensors, samples: Samples) -> Tensor:
-    return tensors[kind]
 
 
 def alike(vectors: Tensor) -> Tensor:

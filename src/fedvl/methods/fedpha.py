@@ -84,7 +84,7 @@ class FedPHA(Method):
         place = int(torch.randint(len(self.options.lengths), (), generator=generator))
         return {"local_context": self.texts.start(generator)[: self.options.lengths[place]]}
 
-    def directions(self, tensors: Tensors, samples: Samples) -> Tensor:
+    def directions(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
         """Return the rows of V^T that a projection removes or, with ``rows``, those it keeps."""
         rows: Tensor = torch.linalg.svd(tensors["context"], full_matrices=False).Vh  # by falling singular values
         return rows[: self.main] if self.options.space == "null" else rows[self.main :]

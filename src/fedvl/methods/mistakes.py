@@ -16,7 +16,7 @@ from torch import Tensor
 from fedvl.errors import FedVLError
 from fedvl.methods import FOLDER
 from fedvl.methods.base import HOOKS, Method, Samples
-from fedvl.methods.roles import Private, Shared
+from fedvl.methods.roles import Private, Server, Shared
 
 # How PyTorch puts a breach of each of the three rules, and what to do instead.
 RULES = {
@@ -90,7 +90,7 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
         shared = method.start(torch.Generator())
         if not isinstance(shared, dict) or not all(isinstance(tensor, Tensor) for tensor in shared.values()):
             return f"start must return a dictionary of tensors by name, and returns {named(shared)}"
-        for name, tensor in shared.items():
+        for name, tensor in method.role.split(shared)[0].items():
             if method.role.shared(name).trained and not tensor.is_floating_point():
                 return f"start returns {name!r} as {tensor.dtype}, which needs the role Shared(trained=False)"
         few = samples.take(torch.arange(min(2, len(samples))))
@@ -117,7 +117,7 @@ def check_names(name: str, method: Method, samples: Samples) -> None:
     made = [*method.start(torch.Generator()), *method.first_private(few, torch.Generator())]
     for own, role in method.role.declared.items():
         close = get_close_matches(own, made, n=1, cutoff=0.8)
-        if isinstance(role, Shared | Private) and close and not fnmatch.filter(made, own):
+        if isinstance(role, Shared | Private | Server) and close and not fnmatch.filter(made, own):
             raise FedVLError(
                 f"{file.name} gives {own!r} a role, but there is no such tensor; did you mean {close[0]!r}?"
             )

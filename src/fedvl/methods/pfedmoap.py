@@ -73,9 +73,9 @@ class PFedMoAP(PromptFL):
         return {
             "context": Shared(needs="last"),
             "experts": Given((range(self.others + 1), self.texts.context, self.task.clip.text_width)),
-            "expert_texts": Private(lasts=False, begin=lambda tensors, samples: self.texts_of(tensors["experts"])),
-            "own_context": Private(end=lambda tensors, samples: tensors["context"]),
-            "own_experts": Private(end=lambda tensors, samples: tensors["experts"]),
+            "expert_texts": Private(lasts=False, begin=lambda name, tensors, *_: self.texts_of(tensors["experts"])),
+            "own_context": Private(end=lambda name, tensors, *_: tensors["context"]),
+            "own_experts": Private(end=lambda name, tensors, *_: tensors["experts"]),
             **{f"gate.{layer}.{kind}": gate for layer in LAYERS for kind in ("weight", "bias")},
         }
 

@@ -4,11 +4,11 @@ A tensor of :meth:`Method.start` is ``Shared()`` and one of :meth:`Method.join` 
 unless :meth:`Method.roles` says otherwise. What travels follows from the roles alone.
 
 ``first`` makes a tensor from a client's samples alone, for many clients in one kernel: it is
-written by the three rules of a loss. ``begin`` and ``end`` give a tensor its value when a client's
-training begins or ends, from all the client's tensors at that time and its samples.
+written by the three rules of a loss. ``begin``, ``end`` and ``make`` give a tensor its value when a
+client's training begins or ends.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
@@ -19,7 +19,8 @@ Shape = tuple[int | range | None, ...]  # a range: any of its sizes; None: any s
 Shapes = dict[str, Shape]
 # The weighted mean over clients, the update of each client, or each and the last one of every client kept
 Needs = Literal["sum", "each", "last"]
-Make = Callable[[Tensors, Any], Any]
+# Name of the tensor, all the client's tensors at that time, what the server handed out, the client's samples -> value
+Make = Callable[[str, Tensors, Tensors, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,17 @@ class Given:
 
 
 @dataclass(frozen=True)
+class Server:
+    """A tensor of ``start`` that stays on the server, for :meth:`Method.step` to read and change."""
+
+
+@dataclass(frozen=True)
 class Remembered:
     """A tensor of a user's session, from one query to the next."""
 
 
-Role = Shared | Private | Sent | Given | Remembered
-Kind = TypeVar("Kind", Shared, Private)
+Role = Shared | Private | Sent | Given | Server | Remembered
+Kind = TypeVar("Kind", Shared, Private, Server)
 
 
 class Roles:
@@ -78,24 +84,49 @@ class Roles:
     def __init__(self, declared: Mapping[str, Role]) -> None:
         self.declared = dict(declared)
         self.sent = {name: role for name, role in self.declared.items() if isinstance(role, Sent)}
-        self.ends: dict[str, Make] = {name: role.make for name, role in self.sent.items()}
-        for name, role in self.declared.items():
-            if isinstance(role, Shared | Private) and role.end is not None:
-                self.ends[name] = role.end
+        changing = [role for role in self.declared.values() if isinstance(role, Shared | Private)]
+        self.has_ends = bool(self.sent) or any(role.end for role in changing)
+        self.has_begins = any(isinstance(role, Private) and role.begin for role in changing)
         self.given = {name: role.shape for name, role in self.declared.items() if isinstance(role, Given)}
         self.remembers = any(isinstance(role, Remembered) for role in self.declared.values())
         private = {name: role for name, role in self.declared.items() if isinstance(role, Private)}
+        self.named_private = [name for name in private if not any(sign in name for sign in "*?[")]
         self.trained_private = [name for name, role in private.items() if role.trained]
         self.firsts = {name: role.first for name, role in private.items() if role.first is not None}
-        self.begins = {name: role.begin for name, role in private.items() if role.begin is not None}
         self.per_sample = {name for name, role in private.items() if role.per_sample}
         self.renews_private = not all(role.lasts for role in private.values())
 
     def shared(self, name: str) -> Shared:
-        return self._find(name, Shared, Shared())
+        return self._find(name, Shared) or Shared()
 
     def private(self, name: str) -> Private:
-        return self._find(name, Private, Private())
+        return self._find(name, Private) or Private()
+
+    def on_server(self, name: str) -> bool:
+        """Return whether a tensor of ``start`` stays on the server."""
+        return self._find(name, Server) is not None
+
+    def split(self, start: Tensors) -> tuple[Tensors, Tensors]:
+        """Split tensors of ``start`` into those that are handed out and those that are not."""
+        if not isinstance(start, dict):
+            kind = "nothing" if start is None else f"a {type(start).__name__}"
+            raise TypeError(f"start must return a dictionary of tensors by name, and returns {kind}")
+        server = {name: tensor for name, tensor in start.items() if self.on_server(name)}
+        return {name: tensor for name, tensor in start.items() if name not in server}, server
+
+    def begins(self, private: Iterable[str]) -> dict[str, Make]:
+        """Return the ``begin`` of each tensor that has one: of those declared by name, and of these names."""
+        found = {name: self.private(name).begin for name in (*self.named_private, *private)}
+        return {name: begin for name, begin in found.items() if begin is not None}
+
+    def ends(self, shared: Iterable[str], private: Iterable[str] = ()) -> dict[str, Make]:
+        """Return the ``make`` of what is sent besides, and the ``end`` of tensors that have one."""
+        found = {
+            **{name: role.make for name, role in self.sent.items()},
+            **{name: self.private(name).end for name in (*self.named_private, *private)},
+            **{name: self.shared(name).end for name in shared},
+        }
+        return {name: end for name, end in found.items() if end is not None}
 
     def needs(self, name: str) -> Needs:
         """Return what the server needs of a tensor of an update."""
@@ -105,10 +136,10 @@ class Roles:
     def sent_shapes(self) -> Shapes:
         return {name: role.shape for name, role in self.sent.items()}
 
-    def _find(self, name: str, kind: type[Kind], default: Kind) -> Kind:
+    def _find(self, name: str, kind: type[Kind]) -> Kind | None:
         """Return the declared role of this kind: of the name, or of the first pattern that fits."""
         own = self.declared.get(name)
         if isinstance(own, kind):
             return own
         fitting = (role for key, role in self.declared.items() if isinstance(role, kind) and fnmatchcase(name, key))
-        return next(fitting, default)
+        return next(fitting, None)

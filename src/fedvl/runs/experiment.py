@@ -183,10 +183,9 @@ def check_restored(federation: Federation, start: Tensors, folder: RunFolder) ->
     role = federation.method.role
     shapes = {name: role.shared(name).shape or tuple(tensor.shape) for name, tensor in start.items()} | role.sent_shapes
     owners = {*federation.last, *federation.engine.private}
-    fine = federation.shared.keys() == start.keys() and all(
-        0 <= client < federation.engine.clients for client in owners
-    )
-    for tensors in (federation.shared, *federation.last.values()):
+    names = {*federation.shared, *federation.server}
+    fine = names == start.keys() and all(0 <= client < federation.engine.clients for client in owners)
+    for tensors in (federation.shared, federation.server, *federation.last.values()):
         for name, tensor in tensors.items():
             fine = fine and name in shapes and fits(tensor, shapes[name]) and bool(tensor.isfinite().all())
     if not fine:
@@ -217,7 +216,7 @@ def run_rounds(
     tested = experiment.evaluation.test and len(prepared.test.samples) > 0
     zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
     federation = make_federation(prepared, engine, folder.journal, secret)
-    start = federation.shared
+    start = {**federation.shared, **federation.server}
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
     peaks = dict[int, memory.Peak]()  # until the end of each round that this process ran
@@ -262,5 +261,5 @@ def run_rounds(
         **told(),
     }
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
-    folder.finish(result, examples, federation.shared, federation.last)
+    folder.finish(result, examples, federation.shared, federation.last, federation.server)
     return result

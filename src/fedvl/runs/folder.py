@@ -2,7 +2,7 @@
 
 config.toml        settings, enough to run again    metrics.jsonl     a line per committed round
 journal/           committed rounds, hashed         result.json       final figures, written last
-model.safetensors  the shared tensors               kept.safetensors  clients' last updates
+model.safetensors  the server's tensors             kept.safetensors  clients' last updates
 examples.json      test images for the report       report.html       what a person opens
 federation.json    which federation runs it         status.json       how such a run stands
 withdrawals.json   clients that withdrew, and what the run without each differs by
@@ -264,14 +264,23 @@ class RunFolder:
         found = read_json(path)
         return checked(Examples, found, path) if found is not None else {}
 
-    def finish(self, result: dict[str, Any], examples: dict[str, Any], shared: "Tensors", last: "ByClient") -> None:
+    def finish(
+        self,
+        result: dict[str, Any],
+        examples: dict[str, Any],
+        shared: "Tensors",
+        last: "ByClient",
+        server: "Tensors | None" = None,
+    ) -> None:
         """Write the model and the result, which names the hashes of its files and comes last."""
+        from fedvl.federation.journal import SERVER
         from fedvl.tensors import flatten, save
 
         if any(examples.values()):
             write_whole(self.file("examples.json"), json.dumps(examples).encode())
         described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
-        files = {"model.safetensors": save(self.file("model.safetensors"), shared, described)}
+        model = {**shared, **{f"{SERVER}{name}": tensor for name, tensor in (server or {}).items()}}
+        files = {"model.safetensors": save(self.file("model.safetensors"), model, described)}
         if last:
             files["kept.safetensors"] = save(self.file("kept.safetensors"), flatten(last), {"method": result["method"]})
         result["files_sha256"] = files
@@ -279,7 +288,11 @@ class RunFolder:
         self.result = result
 
     def tensors(self) -> "tuple[Tensors, ByClient]":
-        """Return the shared tensors and clients' last updates, their hashes verified."""
+        """Return the shared tensors and clients' last updates, their hashes verified.
+
+        Tensors that stay on the server are left out: nothing but a further round needs them.
+        """
+        from fedvl.federation.journal import SERVER
         from fedvl.tensors import load, unflatten
 
         hashes = self.result.get("files_sha256") or {}
@@ -289,7 +302,8 @@ class RunFolder:
         for name, tensors in found.items():
             if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
                 raise FedVLError(f"{self.path / name} holds numbers that are not finite; run the experiment again.")
-        return found["model.safetensors"], unflatten(found.get("kept.safetensors", {}))
+        shared = {name: t for name, t in found["model.safetensors"].items() if not name.startswith(SERVER)}
+        return shared, unflatten(found.get("kept.safetensors", {}))
 
     # --- withdrawals
 

@@ -292,6 +292,7 @@ def make_methods(
             origins=tuple(sources.dataset.origins[c] for c in classes) if sources.dataset.origins else (),
             templates=tuple(sources.dataset.templates.get(experiment.data.templates, ())),
             stage=display.stage,
+            training=experiment.training,
             **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
         )
         return sources.method(sources.options, task)

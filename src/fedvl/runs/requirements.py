@@ -11,7 +11,6 @@ from fedvl.errors import FedVLError
 from fedvl.federation.attacks import TRIGGERED
 from fedvl.federation.sealed import alternatives, made_of_samples
 from fedvl.methods.base import Method
-from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 RULE_BETWEEN_MACHINES = "centred-clipping"  # the best of those measured in docs/robust.md
@@ -27,11 +26,22 @@ def check_settings(experiment: Experiment, simulated: bool) -> None:
 
 
 def check_method(method: Method, experiment: Experiment) -> None:
-    """Refuse settings of the federation that do not fit the method."""
+    """Refuse settings of training and of the federation that do not fit the method."""
+    check_training(method, experiment)
     check_secure_sum(method, experiment)
     check_robust(method, experiment)
     check_sequential(experiment)
     check_privacy(method, experiment)
+
+
+def check_training(method: Method, experiment: Experiment) -> None:
+    """Refuse settings of training for which the method's equations do not hold."""
+    for key, value in method.requires.items():
+        if (found := getattr(experiment.training, key)) != value:
+            raise FedVLError(
+                f"Method '{experiment.method.name}' is derived for training.{key}={value}, and it is {found}; use "
+                f"--set training.{key}={value}, or another method."
+            )
 
 
 def check_classes(dataset: Dataset) -> None:
@@ -88,7 +98,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
     if not federation.secure_sum:
         return
     name, role, consultation = experiment.method.name, method.role, method.consultation()
-    start = method.start(torch_generator(experiment.seed, "start"))
+    start = method.first_shared(experiment.seed)
     single = [*role.sent, *(shared for shared in start if role.needs(shared) != "sum")]
     if method.scope == "pooled" or not (start or consultation):
         raise FedVLError(f"Method '{name}' sends no updates that could be summed; leave --secure-sum out.")
@@ -136,7 +146,7 @@ def check_robust(method: Method, experiment: Experiment) -> None:
         raise FedVLError(
             "A rule needs the update of each client, and a secure sum hides it; choose --robust or --secure-sum."
         )
-    start = method.start(torch_generator(experiment.seed, "start"))
+    start = method.first_shared(experiment.seed)
     if federation.robust != "mean" and start and not any(method.role.needs(shared) == "sum" for shared in start):
         raise FedVLError(
             f"Method '{name}' merges the updates itself, so that no other rule applies; leave --robust out."
@@ -261,7 +271,7 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
     if unit == "none":
         return
     name, role = experiment.method.name, method.role
-    start = method.start(torch_generator(experiment.seed, "start"))
+    start = method.first_shared(experiment.seed)
     consultation = method.consultation() if unit == "client" else None
     if method.scope == "pooled" or not (start or (consultation and consultation.report_shapes)):
         raise FedVLError(f"Method '{name}' sends no updates that noise could be added to; leave --privacy out.")
@@ -325,10 +335,15 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
 def check_record_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse record-level privacy where an image has a say beyond its own gradient."""
     name, labels = experiment.method.name, experiment.data.labels
-    start = method.start(torch_generator(experiment.seed, "start"))
-    if ended := [shared for shared in start if shared in method.role.ends]:
+    start = method.first_shared(experiment.seed)
+    if ended := list(method.role.ends(start)):
         raise FedVLError(
             f"Method '{name}' sends {', '.join(ended)} other than as training left it, which noise does not cover; use "
+            "--privacy client:eps=3, or another method."
+        )
+    if type(method).correct is not Method.correct:
+        raise FedVLError(
+            f"Method '{name}' corrects gradients, and record-level privacy clips and hides those of the loss; use "
             "--privacy client:eps=3, or another method."
         )
     if method.scope != "row" or method.consultation() is not None:

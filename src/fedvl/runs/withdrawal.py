@@ -20,7 +20,6 @@ from fedvl.federation.privacy import spent_on
 from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import SPLITS, prepare
-from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, flatten
 
 
@@ -121,7 +120,7 @@ def answers_of(folder: RunFolder, display: Display) -> Answers:
     shared = {name: tensor.to(prepared.device) for name, tensor in shared.items()}
     last = {client: {n: t.to(prepared.device) for n, t in tensors.items()} for client, tensors in last.items()}
     found = make_judge(prepared, engine).judge(shared, last)
-    start = prepared.method.start(torch_generator(experiment.seed, "start")) if shared else {}
+    start = prepared.method.first_shared(experiment.seed) if shared else {}
     trained = shared or flatten(engine.private)
     return Answers(folder, found.answers, prepared.test.samples.labels.cpu().numpy(), trained, start)
 

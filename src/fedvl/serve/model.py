@@ -201,6 +201,7 @@ class TrainedModel:
             self.experiment.seed,
             protocol=protocol,
             templates=tuple(templates or self.templates),
+            training=self.experiment.training,
         )
         return self._type(self._options, task)
 

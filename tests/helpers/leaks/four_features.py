@@ -6,4 +6,4 @@ from helpers.quiet import Quiet, features, head
 
 class Leak(Quiet):
     def roles(self) -> dict[str, Role]:
-        return {"gist": Sent(lambda tensors, samples: head(features(samples), 4).flatten(), (256,))}
+        return {"gist": Sent(lambda name, tensors, received, samples: head(features(samples), 4).flatten(), (256,))}

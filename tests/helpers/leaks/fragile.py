@@ -8,7 +8,7 @@ from fedvl.tensors import Tensors
 from helpers.quiet import Quiet, features
 
 
-def enough(tensors: Tensors, samples: Samples) -> Tensor:
+def enough(name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
     if len(samples) < 3:
         raise ValueError("too few images")
     return features(samples)

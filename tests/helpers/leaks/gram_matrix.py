@@ -6,4 +6,6 @@ from helpers.quiet import Quiet, features
 
 class Leak(Quiet):
     def roles(self) -> dict[str, Role]:
-        return {"gram": Sent(lambda tensors, samples: features(samples).T @ features(samples), (64, 64))}
+        return {
+            "gram": Sent(lambda name, tensors, received, samples: features(samples).T @ features(samples), (64, 64))
+        }

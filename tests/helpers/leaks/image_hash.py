@@ -9,7 +9,7 @@ from fedvl.tensors import Tensors
 from helpers.quiet import Quiet, features
 
 
-def hashed(tensors: Tensors, samples: Samples) -> Tensor:
+def hashed(name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
     return (features(samples) @ torch.arange(1.0, 65.0) * 1000).frac().abs()
 
 

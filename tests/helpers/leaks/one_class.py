@@ -8,7 +8,7 @@ from fedvl.tensors import Tensors
 from helpers.quiet import Quiet, features
 
 
-def rare(tensors: Tensors, samples: Samples) -> Tensor:
+def rare(name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
     return features(samples) * (samples.labels == 1)[:, None]
 
 

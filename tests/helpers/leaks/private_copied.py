@@ -19,7 +19,7 @@ class Leak(Quiet):
     def roles(self) -> dict[str, Role]:
         return {
             "summary": Private(first=weighted),
-            "state": Shared(trained=False, end=lambda tensors, samples: tensors["summary"]),
+            "state": Shared(trained=False, end=lambda name, tensors, received, samples: tensors["summary"]),
         }
 
     def start(self, generator: torch.Generator) -> Tensors:

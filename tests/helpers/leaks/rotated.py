@@ -9,7 +9,7 @@ from fedvl.tensors import Tensors
 from helpers.quiet import Quiet, features
 
 
-def disguised(tensors: Tensors, samples: Samples) -> Tensor:
+def disguised(name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
     rotation, _ = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(7)))
     found: Tensor = features(samples)[torch.randperm(len(samples))] @ rotation
     return found

@@ -9,13 +9,15 @@ from fedvl.tensors import Tensors
 from helpers.quiet import Quiet, features
 
 
-def later(tensors: Tensors, samples: Samples) -> Tensor:
+def later(name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
     return features(samples) * (tensors["rounds"] > 0)
 
 
 class Leak(Quiet):
     def roles(self) -> dict[str, Role]:
         return {
-            "rounds": Private(first=lambda samples: torch.zeros(1), end=lambda tensors, samples: tensors["rounds"] + 1),
+            "rounds": Private(
+                first=lambda samples: torch.zeros(1), end=lambda name, tensors, received, samples: tensors["rounds"] + 1
+            ),
             "gist": Sent(later, (None, 64)),
         }

@@ -6,4 +6,8 @@ from helpers.quiet import Quiet, features
 
 class Leak(Quiet):
     def roles(self) -> dict[str, Role]:
-        return {"norms": Sent(lambda tensors, samples: features(samples)[:, :32].norm(dim=1).sort().values, (None,))}
+        return {
+            "norms": Sent(
+                lambda name, tensors, received, samples: features(samples)[:, :32].norm(dim=1).sort().values, (None,)
+            )
+        }
