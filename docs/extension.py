@@ -3,7 +3,6 @@
 - ``{about} NAME``: what the method's own file says of it.
 - ``{options} NAME``: its options, with defaults and meaning, and its presets.
 - ``{methods}``: all methods, a line each.
-- ``{settings}``: every setting of an experiment.
 """
 
 import sys
@@ -12,12 +11,11 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
-from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from fedvl.config import Experiment, field_help, toml_value
+from fedvl.config import field_help, toml_value
 from fedvl.methods import load_method, method_summaries
 
 
@@ -27,13 +25,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def option_rows(options: Any, prefix: str, only: Sequence[str] = ()) -> list[tuple[str, str, str]]:
+def option_rows(options: Any) -> list[tuple[str, str, str]]:
     rows = []
     for key, field in options.model_fields.items():
-        if only and key not in only:
-            continue
         default = "" if field.default in (None, PydanticUndefined) else f"`{toml_value(field.default)}`"
-        rows.append((f"`{prefix}{key}`", default, field_help(field)))
+        rows.append((f"`method.{key}`", default, field_help(field)))
     return rows
 
 
@@ -60,7 +56,7 @@ class MethodOptions(Generated):
 
     def text(self) -> str:
         method = load_method(self.arguments[0])
-        rows = option_rows(method.options_type, "method.")
+        rows = option_rows(method.options_type)
         parts = [table(("option", "default", "what it is"), rows) if rows else "It has no options of its own."]
         for preset, changes in method.presets.items():
             settings = [
@@ -79,18 +75,6 @@ class Methods(Generated):
         )
 
 
-class Settings(Generated):
-    def text(self) -> str:
-        rows = []
-        for name, field in Experiment.model_fields.items():
-            section = field.annotation
-            if isinstance(section, type) and issubclass(section, BaseModel):
-                rows += option_rows(section, f"{name}.")
-            else:
-                rows += option_rows(Experiment, "", [name])
-        return table(("setting", "default", "what it is"), rows)
-
-
 def inline_math(translator: Any, node: nodes.math) -> None:
     translator.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
@@ -105,6 +89,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("about", AboutMethod)
     app.add_directive("options", MethodOptions)
     app.add_directive("methods", Methods)
-    app.add_directive("settings", Settings)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -91,7 +91,7 @@ def commands():
 
 
 def test_help_says_what_every_argument_is_and_examples_fit_a_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "1000")
     for words, command in commands():
         shown = CliRunner().invoke(app, [*words, "--help"]).output
         for parameter in command.params:

@@ -11,26 +11,43 @@ Keyword arguments are the flags of the command line (``per_round=5``) and settin
 """
 
 import difflib
+import inspect
 import io
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from fedvl.config import FLAGS, Experiment, gather_settings, nested, overlay, setting_names, toml_value
+from pydantic import BaseModel
+
+from fedvl.config import (
+    FLAGS,
+    Experiment,
+    field_help,
+    field_type,
+    gather_settings,
+    nested,
+    overlay,
+    setting_field,
+    setting_names,
+    toml_value,
+)
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
 from fedvl.report.notebook import frame, html_table
 from fedvl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from fedvl.report.notebook import Chart
     from fedvl.serve.images import AnyImage
     from fedvl.serve.model import TrainedModel
 
+P = ParamSpec("P")
 Row = dict[str, Any]
 # Not narrower, for type checkers would then refuse **{"training.learning_rate": 0.1}, which might be any of the arguments.
 # What is given is checked when it is given.
@@ -180,48 +197,45 @@ class Comparison:
         return html_table(["", *self.summary["columns"]], body, note=footnote(self.summary))
 
 
+def with_keywords(function: Callable[P, RunResult]) -> Callable[P, RunResult]:
+    """Show the settings that have a flag as keyword arguments, in the signature and the docstring."""
+    signature = inspect.signature(function)
+    fields = {name: setting_field(setting) for name, setting in FLAGS.items()}
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=keyword_type(field))
+        for name, field in fields.items()
+    ]
+    *own, settings = signature.parameters.values()
+    function.__signature__ = signature.replace(parameters=[*own, *keywords, settings])  # type: ignore[attr-defined]
+    entries = [f"- ``{name}``: {field_help(field)}" for name, field in fields.items()]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", *entries])
+    return function
+
+
+def keyword_type(field: "FieldInfo") -> Any:
+    """Return the type of a keyword argument; a section such as ``privacy`` is one text."""
+    kind = field_type(field)
+    return (str if isinstance(kind, type) and issubclass(kind, BaseModel) else kind) | None
+
+
+@with_keywords
 def run(
     experiment: Given = None,
     *,
-    method: Given = None,
-    preset: Given = None,
-    dataset: Given = None,
-    classes: Given = None,
-    model: Given = None,
-    partition: Given = None,
-    shots: Given = None,
-    clients: Given = None,
-    missing: Given = None,
-    unit: Given = None,
-    per_round: Given = None,
-    rounds: Given = None,
-    local_epochs: Given = None,
-    protocol: Given = None,
-    device: Given = None,
-    precision: Given = None,
-    seed: Given = None,
-    dropout: Given = None,
-    secure_sum: Given = None,
-    robust: Given = None,
-    attack: Given = None,
-    privacy: Given = None,
-    chunk: Given = None,
-    one_by_one: Given = None,
     out: Given = None,
     quiet: Given = False,
     **settings: Any,
 ) -> RunResult:
     """Run one experiment; the same settings give the same bits as ``fedvl run``.
 
-    ``experiment`` is a TOML file of settings, over which the flags below win. Any other setting is
-    given as ``**{"training.learning_rate": 0.1}``. The run is written to the folder ``out``, or to
-    runs/METHOD-DATASET.
+    ``experiment`` is a TOML file of settings, which the keyword arguments below override. Pass any
+    other setting as ``**{"training.learning_rate": 0.1}``. The run is written to the folder
+    ``out``, or to runs/METHOD-DATASET.
     """
-    flags = {name: value for name, value in locals().items() if name in FLAGS}
     from fedvl.runs.settings import new_experiment
 
     given = gather_settings(Path(experiment) if experiment else None, {})
-    overlay(given, settings_of({**flags, **settings}, FLAGS, ("out", "quiet")))
+    overlay(given, settings_of(settings, FLAGS, ("out", "quiet")))
     with RunFolder.create(Path(out) if out else None, new_experiment(given)) as folder:
         return _finished(folder, quiet)
 

@@ -10,7 +10,8 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -40,9 +41,9 @@ class MethodConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MOST_TEXT, use_attribute_docstrings=True)
     name: str = "linear"
-    """A method of the package, or the path of your own Python file."""
+    """A method of the package (fedvl methods lists them), or the path of your own Python file."""
     preset: str = "paper"
-    """The method's preset: paper, or another that it has."""
+    """Preset of the method: paper, released where public code differs, or another of its own."""
     sha256: str | None = None
     """SHA-256 of that Python file, so that a run does not resume with a changed one."""
 
@@ -58,20 +59,20 @@ class MethodConfig(BaseModel):
 
 class DataConfig(Section):
     dataset: str = "cifar10-mini"
-    """An embedded set, a catalogue name, a folder, a Parquet file or a manifest; join several with
-    a plus.
+    """An embedded set, a catalogue name, hf:OWNER/NAME, a folder, a Parquet file or a manifest;
+    join several with a plus.
     """
     root: str | None = None
     """Folder of catalogue datasets; the user's cache folder if absent."""
     classes: tuple[str, ...] | None = Field(None, min_length=2)
-    """Names of the classes to keep, all if absent. For a folder of images without labels, the names
-    of its classes.
+    """Names of the classes to keep, all if absent; for a folder of images without labels, the names
+    of its classes. On the command line a,b,c, or @FILE with one name per line.
     """
     templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     """Prompt templates that turn class names into texts."""
     partition: str = "dirichlet:0.5"
-    """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:N,
-    quantity:BETA, disjoint, domains or a CSV file.
+    """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:COUNT,
+    quantity:FRACTION, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint, or a CSV file.
     """
     clients: int = Field(10, ge=1, le=MOST_CLIENTS)
     """Number of clients."""
@@ -121,7 +122,9 @@ class DataConfig(Section):
 
 class ModelConfig(Section):
     name: str = "fedvl-tiny"
-    """The pretrained model: fedvl-tiny, a folder, a file, or a name on the Hugging Face Hub."""
+    """The pretrained model: fedvl-tiny, a folder, a safetensors file, or a name on the Hugging Face
+    Hub.
+    """
     encoding: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products that encode images before training; each has its own features in
     the cache.
@@ -215,7 +218,9 @@ class FederationConfig(Section):
     privacy.subspace.
     """
     attack: str | None = None
-    """Hostile clients in a simulation, as KIND:SHARE; none if absent."""
+    """Simulated hostile clients, as KIND:SHARE; none if absent. Kinds are sign-flip, label-flip,
+    scaled, alie, ipm, backdoor, overstated and adaptive.
+    """
     secure_sum: bool = False
     """Secure aggregation: the server learns only sums over clients, computed in integers."""
     least_clients: int = Field(3, ge=2)
@@ -294,7 +299,9 @@ class Experiment(Section):
     federation: FederationConfig = FederationConfig()
     """Rounds, clients, merging and limits."""
     privacy: PrivacyConfig = PrivacyConfig()
-    """Differential privacy."""
+    """Differential privacy. The flag takes client:eps=3 or record:eps=8,delta=1e-6,clip=0.5; subspace
+    can be given in the same way.
+    """
     evaluation: EvaluationConfig = EvaluationConfig()
     """How the model is tested."""
 
@@ -359,7 +366,7 @@ ELSEWHERE = {
     "num_rounds": "federation.rounds",
     "clients_per_round": "federation.per_round",
 }
-# Settings of the command line's flags and of the keyword arguments of ``fedvl.run``
+# The setting of each flag of ``fedvl run``, which is also a keyword argument of ``fedvl.run``
 FLAGS = {
     "method": "method.name",
     "preset": "method.preset",
@@ -469,6 +476,25 @@ def nearest_setting(name: str, model: type[BaseModel], prefix: str) -> str:
     if meant := ELSEWHERE.get(last) or next(iter([*close, *alike]), None):
         return f"did you mean '{meant}'?"
     return f"known are {', '.join(of_section or known)}."
+
+
+def setting_field(name: str) -> FieldInfo:
+    """Return the field of a setting such as ``data.clients``, or of a section such as ``privacy``."""
+    section, _, key = name.partition(".")
+    field = Experiment.model_fields[section]
+    return sections()[section].model_fields[key] if key else field
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    """Return the sections of an experiment by name."""
+    kinds = {name: field.annotation for name, field in Experiment.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+
+
+def field_type(field: FieldInfo) -> Any:
+    """Return the type of a setting; what may be absent is a type and None."""
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    return kinds[0] if get_origin(field.annotation) in (Union, UnionType) else field.annotation
 
 
 def field_help(field: FieldInfo) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvl.commands.flags import with_flags
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -128,11 +129,9 @@ def write_array(grid: "Grid", runs: Path, script: Path) -> None:
     print(f"{script}: {count}; start them with sbatch {script}, then repeat this command without --slurm.")
 
 
+@with_flags("method", "dataset", "model")
 def sweep(
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings that all runs share.")] = None,
-    method: Annotated[str | None, typer.Option(help="Method.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Dataset.")] = None,
-    model: Annotated[str | None, typer.Option(help="Pretrained model.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="section.key=A,B,C to choose from, or LOW..HIGH or LOW..HIGH:log to draw from."),
@@ -144,6 +143,7 @@ def sweep(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder of the sweep and its runs.")] = Path("comparisons/sweep"),
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Choose settings on validation images; look at the test once, for the chosen one."""
     from fedvl.comparisons.sweep import perform_sweep, read_axes, sweep_grid
@@ -153,7 +153,7 @@ def sweep(
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import new_experiment
 
-    base = gather_settings(experiment, {"method": method, "dataset": dataset, "model": model})
+    base = gather_settings(experiment, flags)
     grid = sweep_grid(base, read_axes(settings or []), random, validation, seeds)
     for case in grid.cases():
         new_experiment(case.settings)

@@ -5,22 +5,17 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvl.commands.flags import with_flags
 from fedvl.commands.run import (
     Assignments,
     Json,
-    MethodFlag,
     MetricsPort,
-    ModelFlag,
     Out,
-    PrivacyFlag,
     Quiet,
-    RoundsFlag,
-    SecureSumFlag,
-    SeedFlag,
     finish,
 )
 from fedvl.errors import FedVLError
@@ -59,20 +54,15 @@ Own = Annotated[Path, typer.Argument(help="The folder that this client was hande
 
 
 @federation_app.command("init", epilog=INIT_EXAMPLES)
+@with_flags("method", "dataset", "model", "rounds", "seed", "secure_sum", "privacy")
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
     clients: Annotated[str, typer.Option(help="Names of the parties, comma-separated.")] = "",
     host: Annotated[str, typer.Option(help="Name or address under which clients reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 9443,
-    method: MethodFlag = None,
-    dataset: Annotated[str | None, typer.Option(help="Dataset of the classes and of the server's test images.")] = None,
-    model: ModelFlag = None,
-    rounds: RoundsFlag = None,
-    seed: SeedFlag = None,
-    secure_sum: SecureSumFlag = False,
-    privacy: PrivacyFlag = None,
     settings: Assignments = None,
+    **flags: Any,
 ) -> None:
     """Make certificates, the experiment, and a folder to hand to each party."""
     from fedvl.config import gather_settings
@@ -89,8 +79,6 @@ def init(
         )
     if folder.exists():
         raise FedVLError(f"{folder} exists already; choose another folder.")
-    flags = {"method": method, "dataset": dataset, "model": model, "rounds": rounds, "seed": seed}
-    flags |= {"secure_sum": secure_sum or None, "privacy": privacy}
     given = gather_settings(experiment, flags, settings or [])
     resolved = resolve_for_parties(given, len(names))
     check_extras(resolved, resolved.data.dataset)

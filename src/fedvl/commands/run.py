@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvl.commands.flags import with_flags
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -44,103 +45,25 @@ Trust = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; runs/METHOD-DATASET by default.")]
-MethodFlag = Annotated[str | None, typer.Option(help="What is trained and how; see fedvl methods.")]
-ModelFlag = Annotated[str | None, typer.Option(help="Embedded model, folder, safetensors file or hub name.")]
-RoundsFlag = Annotated[int | None, typer.Option(help="Rounds of training and merging.")]
-SecureSumFlag = Annotated[
-    bool, typer.Option("--secure-sum", help="The server learns sums over clients only, no single update.")
-]
-PrivacyFlag = Annotated[
-    str | None,
-    typer.Option(help="Differential privacy: client:eps=EPSILON or record:eps=EPSILON[,delta=,clip=,subspace=]."),
-]
 MetricsPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=1, max=65535, help="Offer metrics for Prometheus on this port of this machine."),
 ]
-SeedFlag = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 
 
+@with_flags()
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
-    method: MethodFlag = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Embedded set, catalogue name, hf:OWNER/NAME, folder, parquet file or manifest.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="Class names, as a,b,c or @FILE, for a folder of images without labels.")
-    ] = None,
-    model: ModelFlag = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            help="iid, dirichlet:ALPHA, shards:COUNT, quantity:FRACTION, disjoint, domains, domains+dirichlet:ALPHA or "
-            "domains+disjoint."
-        ),
-    ] = None,
-    shots: Annotated[int | None, typer.Option(help="Keep this many training images of each class.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients that hold the data.")] = None,
-    per_round: Annotated[int | None, typer.Option(help="Clients that train in a round; all by default.")] = None,
-    rounds: RoundsFlag = None,
-    local_epochs: Annotated[int | None, typer.Option(help="Passes over a client's data in a round.")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="What is tested: closed (the trained classes), open (classes nobody trained on), personal (each "
-            "client's own test images), missing (samples without text or image), base-to-new (a client's own classes, "
-            "all trained ones, and new ones, each asked among these) or leave-one-domain-out (a domain nobody has)."
-        ),
-    ] = None,
-    missing: Annotated[
-        str | None, typer.Option(help="Missing modalities: text:RATE, image:RATE or both:RATE; see fed-prime.")
-    ] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="Column that says whose an image is, such as patient, for --privacy record:...")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="paper, released where public code differs, or another of the method.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Of products in training on a GPU: float32, tf32, bfloat16, or auto (bfloat16 where steps run the encoder)."
-        ),
-    ] = None,
-    seed: SeedFlag = None,
-    dropout: Annotated[float | None, typer.Option(help="Chance that a chosen client does not answer.")] = None,
-    secure_sum: SecureSumFlag = False,
-    robust: Annotated[
-        str | None,
-        typer.Option(
-            help="How updates are merged: mean, median, trimmed, multi-krum, geometric-median, centred-clipping, root."
-        ),
-    ] = None,
-    attack: Annotated[
-        str | None,
-        typer.Option(
-            help="Simulate hostile clients, as KIND:SHARE: sign-flip, label-flip, scaled, alie, ipm, backdoor, overstated, "
-            "adaptive."
-        ),
-    ] = None,
-    privacy: PrivacyFlag = None,
-    chunk: Annotated[
-        int | None, typer.Option(help="Clients trained in one kernel; by what one takes, if absent.")
-    ] = None,
-    one_by_one: Annotated[
-        bool, typer.Option("--one-by-one", help="Train clients one at a time; same result, slower.")
-    ] = False,
     out: Out = None,
     settings: Assignments = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Run one experiment and write its result, model and report."""
-    given_flags = {name: value for name, value in locals().items() if value is not False}
-    from fedvl.config import FLAGS, gather_settings
+    from fedvl.config import gather_settings
 
-    flags = {name: value for name, value in given_flags.items() if name in FLAGS} | {"classes": read_names(classes)}
-    given = gather_settings(experiment, flags, settings or [])
+    given = gather_settings(experiment, {**flags, "classes": read_names(flags["classes"])}, settings or [])
     from fedvl.runs.folder import RunFolder
     from fedvl.runs.settings import new_experiment
 
