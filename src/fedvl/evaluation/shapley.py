@@ -1,0 +1,102 @@
+"""What each client contributes to a value: leave-one-out and Shapley values.
+
+A game gives each coalition of players a value, such as the accuracy of the model that these clients
+train. The Shapley value of a player is its mean marginal value over all orders in which the players
+can join (Shapley, 1953): the only division of the total that is efficient, symmetric and additive.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student
+
+from fedvl.errors import FedVLError
+from fedvl.seeding import numpy_generator
+
+Coalition = frozenset[int]
+Game = Callable[[Coalition], float]
+Interval = tuple[float, float]
+MAX_EXACT = 12  # players; 2^12 coalitions
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Each player's share of a total, in the order of the players."""
+
+    players: tuple[int, ...]
+    total: float  # the value of all players together
+    empty: float  # the value without any player
+    leave_one_out: tuple[float, ...]  # what is lost without the player
+    shapley: tuple[float, ...]
+    intervals: tuple[Interval, ...]  # of 95 %, of the Shapley values; empty where these are exact
+    orders: int  # that were drawn; 0 where all coalitions were valued
+    valued: int  # different coalitions
+
+
+def contributions(game: Game, players: Sequence[int], orders: int = 0, seed: int = 0) -> Contributions:
+    """Return exact Shapley values, or estimates from random ``orders`` with their intervals."""
+    if orders == 1:
+        raise FedVLError("One order has no interval; draw at least two orders.")
+    values = dict[Coalition, float]()
+
+    def value(coalition: Coalition) -> float:
+        if coalition not in values:
+            values[coalition] = game(coalition)
+        return values[coalition]
+
+    everyone = frozenset(players)
+    total, empty = value(everyone), value(frozenset())
+    left_out = tuple(total - value(everyone - {player}) for player in players)
+    if orders:
+        shapley, intervals = sampled(value, players, orders, seed)
+    else:
+        shapley, intervals = exact(value, players), ()
+    return Contributions(tuple(players), total, empty, left_out, shapley, intervals, orders, len(values))
+
+
+def exact(value: Game, players: Sequence[int]) -> tuple[float, ...]:
+    """Weigh each marginal value by the share of orders in which it occurs: 1 / (n C(n - 1, s))."""
+    count = len(players)
+    found = []
+    for player in players:
+        others = [other for other in players if other != player]
+        found.append(
+            sum(
+                (value(frozenset((*group, player))) - value(frozenset(group))) / (count * comb(count - 1, size))
+                for size in range(count)
+                for group in combinations(others, size)
+            )
+        )
+    return tuple(found)
+
+
+def sampled(
+    value: Game, players: Sequence[int], orders: int, seed: int
+) -> tuple[tuple[float, ...], tuple[Interval, ...]]:
+    """Average marginal values over random orders, each walked in both directions.
+
+    The two directions of an order are one observation for the t interval, since they depend on each
+    other; their sum telescopes, so that estimates add up to the total as exact values do.
+    """
+    generator = numpy_generator(seed, "shapley")
+    drawn = np.array([both_directions(value, players, generator.permutation(len(players))) for _ in range(orders)])
+    means = drawn.mean(axis=0)
+    half = student.ppf(0.975, orders - 1) * drawn.std(axis=0, ddof=1) / np.sqrt(orders)
+    return tuple(means.tolist()), tuple(zip((means - half).tolist(), (means + half).tolist(), strict=True))
+
+
+def both_directions(value: Game, players: Sequence[int], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the mean marginal value of each player along an order and along its reverse."""
+    marginal = np.zeros(len(players))
+    for direction in (order, order[::-1]):
+        joined, before = frozenset[int](), value(frozenset())
+        for place in direction.tolist():
+            joined |= {players[place]}
+            after = value(joined)
+            marginal[place] += (after - before) / 2
+            before = after
+    return marginal
