@@ -68,6 +68,10 @@ class DataConfig(Section):
     """Names of the classes to keep, all if absent; for a folder of images without labels, the names
     of its classes. On the command line a,b,c, or @FILE with one name per line.
     """
+    additions: tuple[str, ...] = ()
+    """Images that were added later, each as CLIENT=SOURCE, or new=SOURCE for a new client, the last
+    ones; the other images are split as if these were not there. Written by fedvl update.
+    """
     templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     """Prompt templates that turn class names into texts."""
     partition: str = "dirichlet:0.5"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 
 Integers = NDArray[np.int64]
+NOTHING = np.array([], dtype=np.int64)
 VALIDATION_SHARE = 0.2  # of a new user's images, or of a new domain's; the rest is for the test
 
 
@@ -90,6 +92,14 @@ class Assignment:
 def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Partition the training split among the clients and query the whole test split."""
     return _closed(labels, data, seed)[0]
+
+
+def with_additions(assignment: Assignment, trained: Sequence[Integers], tested: Integers, classes: int) -> Assignment:
+    """Give clients rows that were added later: ``trained`` by client, and the rows to query."""
+    rows = [np.concatenate([own, more]) for own, more in zip_longest(assignment.clients, trained, fillvalue=NOTHING)]
+    everything = np.arange(classes)
+    queried = np.concatenate([assignment.queried, tested])
+    return replace(assignment, clients=rows, trained_classes=everything, queried=queried, queried_classes=everything)
 
 
 def personal(labels: Labels, data: DataConfig, seed: int) -> Assignment:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvl.config import DataConfig
+from fedvl.data.additions import extend, parse_addition
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
 from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, only_classes, plain_name
 from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
@@ -431,7 +432,9 @@ class Opener(NamedTuple):
     def dataset_of(self, data: DataConfig) -> Dataset:
         """Open an experiment's dataset; one without labels gets its classes from there."""
         root = Path(data.root) if data.root else None
-        return open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
+        base = open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
+        added = [self.dataset(source, root) for _, source in map(parse_addition, data.additions)]
+        return extend(base, added) if added else base
 
     @classmethod
     def once(cls) -> "Opener":

@@ -84,6 +84,7 @@ class Dataset:
     splits: dict[str, Split]
     notes: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    before: int = 0  # number of classes before images were added, where some were
 
 
 def size_and_hash(data: bytes) -> str:
@@ -294,6 +295,8 @@ def unite(datasets: Sequence[Dataset]) -> Dataset:
         raise FedVLError(
             f"'{incomplete[0]}' has no labels, so that it cannot be one of several datasets; leave it out."
         )
+    ends = np.cumsum([len(dataset.class_names) for dataset in datasets])
+    numbers = [np.arange(end - len(each.class_names), end) for each, end in zip(datasets, ends, strict=True)]
     alike = all(dataset.templates == datasets[0].templates for dataset in datasets)
     notes = [f"{dataset.name}: {note}" for dataset in datasets for note in dataset.notes]
     notes += [] if alike else ["The datasets have different templates; the general ones are used for all."]
@@ -301,25 +304,43 @@ def unite(datasets: Sequence[Dataset]) -> Dataset:
         "+".join(names),
         tuple(name for dataset in datasets for name in dataset.class_names),
         datasets[0].templates if alike else general_templates(),
-        {part: _joined(datasets, part) for part in ("train", "test")},
+        {part: join(splits_of(datasets, part), numbers, names) for part in ("train", "test")},
         tuple(notes),
         tuple(dataset.name for dataset in datasets for _ in dataset.class_names),
     )
 
 
-def _joined(datasets: Sequence[Dataset], part: str) -> Split:
-    """Join one split of all; images without a label stay without."""
-    splits = [dataset.splits[part] for dataset in datasets]
+def splits_of(datasets: Sequence[Dataset], part: str) -> list[Split]:
+    return [dataset.splits[part] for dataset in datasets]
+
+
+def join(splits: Sequence[Split], numbers: Sequence[Integers], names: Sequence[str] | None = None) -> Split:
+    """Join splits, given the new numbers of their classes; images without a label stay without.
+
+    The name of its dataset is the domain of an image, where there are names.
+    """
     images = np.cumsum([0, *(int(split.rows.max(initial=-1)) + 1 for split in splits)])[:-1]
-    classes = np.cumsum([0, *(len(dataset.class_names) for dataset in datasets)])[:-1]
+    labels = [np.append(own, -1)[split.labels] for split, own in zip(splits, numbers, strict=True)]
     texts = [split.texts for split in splits]
+    columns = set.intersection(*(set(split.units) for split in splits))
     return Split(
         JoinedStore([split.store for split in splits], images),
         np.concatenate([split.rows + first for split, first in zip(splits, images, strict=True)]),
-        np.concatenate(
-            [np.where(split.labels < 0, -1, split.labels + first) for split, first in zip(splits, classes, strict=True)]
-        ),
+        np.concatenate(labels),
         None if None in texts else tuple(text for own in texts for text in own or ()),
-        tuple(dataset.name for dataset, split in zip(datasets, splits, strict=True) for _ in range(len(split))),
+        _domains(splits, names),
         tuple(splits),
+        {column: tuple(unit for split in splits for unit in split.units[column]) for column in sorted(columns)},
     )
+
+
+def _domains(splits: Sequence[Split], names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the domain of each image; one is unknown ("") where only other splits have them."""
+    if names is None and splits[0].domains is None:
+        return None
+    named = names or [""] * len(splits)
+    own = [
+        [name] * len(split) if names or split.domains is None else split.domains
+        for name, split in zip(named, splits, strict=True)
+    ]
+    return tuple(domain for of_split in own for domain in of_split)

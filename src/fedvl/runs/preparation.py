@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -18,24 +19,28 @@ from PIL import Image
 from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
+from fedvl.data.additions import owners_of
 from fedvl.data.holdings import Units, hold_out, of_newcomers, take_root, units_of, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
 from fedvl.data.missing import Noise, conditions_of, with_wrong_labels, without_modalities
 from fedvl.data.partition import few_shot
 from fedvl.data.protocols import (
+    NOTHING,
     PROTOCOLS,
     Assignment,
+    Domains,
     Labels,
     Queries,
     number_domains,
     number_origins,
     only_test,
     renumbered,
+    with_additions,
     with_client_shots,
 )
 from fedvl.data.sources import OPEN_ANEW, Opener
-from fedvl.data.stores import Dataset
+from fedvl.data.stores import Dataset, Split
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods import load_method
@@ -253,10 +258,38 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     )
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
-    found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
+    if experiment.data.additions:
+        found = assign_additions(sources, encoded, known, experiment)
+    else:
+        found = PROTOCOLS[experiment.evaluation.protocol](known, experiment.data, experiment.seed)
     if experiment.data.unit and (units := training_units(sources, encoded, experiment)):
         found = replace(found, clients=units.together(found.clients))
     return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
+
+
+def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experiment: Experiment) -> Assignment:
+    """Assign the rows of the dataset without its additions, and then those that were added."""
+    data, dataset = experiment.data, sources.dataset
+    if experiment.evaluation.protocol != "closed":
+        raise FedVLError("Images are added under --protocol closed only; leave data.additions out.")
+    train, test = (rows_of_parts(dataset.splits[split], encoded.read[split].kept) for split in SPLITS)
+    owners = owners_of(data)
+    domains = known.domains and Domains(known.domains.train[train[0]], known.domains.test[test[0]], known.domains.names)
+    before = Labels(known.train[train[0]], known.test[test[0]], dataset.before, domains)
+    data = data.model_copy(update={"clients": data.clients - owners.count(None)})
+    found = PROTOCOLS["closed"](before, data, experiment.seed)
+    new = count(data.clients)
+    added = [NOTHING] * experiment.data.clients
+    for owner, rows in zip(owners, train[1:], strict=True):
+        client = next(new) if owner is None else owner
+        added[client] = np.concatenate([added[client], rows])
+    return with_additions(found, added, np.concatenate([NOTHING, *test[1:]]), known.classes)
+
+
+def rows_of_parts(split: Split, kept: Integers) -> list[Integers]:
+    """Return the rows of each part of a split, among the images that are kept."""
+    ends = np.cumsum([len(part) for part in split.parts])
+    return np.split(np.arange(len(kept)), np.searchsorted(kept, ends)[:-1])
 
 
 def training_units(sources: Sources, encoded: Encoded, experiment: Experiment) -> Units | None:
