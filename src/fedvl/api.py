@@ -263,6 +263,8 @@ def compare(
     dataset: Given = (),
     partition: Given = (),
     seeds: Given = None,
+    tune: Given = None,
+    validation: Given = None,
     out: Given = "comparisons/comparison",
     quiet: Given = False,
     **settings: Any,
@@ -270,16 +272,19 @@ def compare(
     """Compare methods over datasets, partitions and seeds; reuse finished runs.
 
     ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with
-    ``seeds`` seeds, 3 by default. Further arguments are those of :func:`run`, for every run.
+    ``seeds`` seeds, 3 by default. ``tune`` has the values of each setting to choose from, for each
+    place, on the share ``validation`` of the training images (0.2 by default). Further arguments
+    are those of :func:`run`, for every run.
     """
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.run import flags_grid, perform_grid, summarise
+    from fedvl.comparisons.tuning import perform_tuned, trials_of, write_grid
     from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
 
-    own = ("methods", "dataset", "partition", "seeds", "out", "quiet")
+    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "out", "quiet")
     base = settings_of(settings, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
     rows, datasets, partitions = _listed(methods), _listed(dataset), _listed(partition)
     if (grid is None) == (not rows):
@@ -292,17 +297,25 @@ def compare(
         wanted = flags_grid(rows, datasets, partitions, seeds or 3, base)
     else:
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
+    axes = {key: [_plain(value) for value in values] for key, values in (tune or {}).items()}
+    wanted = wanted.tuned_by(axes, _plain(validation))
     # all of them, so that a mistake in the last shows before the first is run
-    experiments = [resolve_experiment(case.settings) for case in wanted.cases()]
+    experiments = [resolve_experiment(case.settings) for case in (*wanted.cases(), *trials_of(wanted).cases())]
     place = Path(out)
     with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
-        outcome = perform_grid(wanted, place / "runs", GridDisplay(display), Opener.once())
+        opener = Opener.once()
+        outcome = perform_tuned(wanted, lambda part: perform_grid(part, place / "runs", GridDisplay(display), opener))
     words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
     for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
         words += [flag, ",".join(names)] if names else []
+    for key, values in axes.items():
+        words += ["--tune", f"{key}={','.join(map(toml_value, values))}"]
+    words += ["--validation", str(validation)] if validation is not None else []
     words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(place)]
     summary = summarise(outcome, shlex.join(words))
     write_comparison(summary, place)
+    if outcome.tuned:
+        write_grid(outcome.grid, place / "tuned.toml")
     if summary["failures"]:
         failed = summary["failures"][0]
         raise FedVLError(

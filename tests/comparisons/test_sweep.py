@@ -76,12 +76,14 @@ def test_the_best_on_validation_images_is_tested_once(tmp_path: Path) -> None:
     cells = {cell["row"]: cell for cell in summary["cells"]}
     for cell in cells.values():
         (name,) = cell["runs"]
-        assert cell["mean"] == results[name]["validation_accuracy"] == max(results[name]["per_round_validation"])
+        assert cell["mean"] == results[name]["per_round_validation"][-1]
         assert cell["interval"] == wilson(cell["mean"], results[name]["validation_images"])
         assert results[name]["accuracy"] is None
     best = max(cells.values(), key=lambda cell: cell["mean"])
     assert [cell["row"] for cell in cells.values() if cell["chosen"]] == [best["row"]]
-    assert tested[0]["state_sha256"] == results[best["runs"][0]]["state_sha256"]
+    assert "validation" not in tested[0]["config"]["evaluation"]  # trained on all images, and the last round tested
+    assert sum(map(sum, tested[0]["partition_counts"])) == 200
+    assert "learning_rate is at the end of its range" in summary["opening"] or best["row"] == "learning_rate 0.3"
     assert cell_text(best).endswith("chosen")
     assert f"it has {tested[0]['accuracy']:.1f} %" in summary["opening"]
     assert best["row"] in summary["opening"]
@@ -95,6 +97,17 @@ def test_the_best_on_validation_images_is_tested_once(tmp_path: Path) -> None:
     page = write_comparison(summary, tmp_path).read_text(encoding="utf-8")
     assert summary["opening"] in page
     assert page.count(">chosen<") == 1
+
+
+def test_with_patience_the_model_of_the_best_round_is_chosen_and_tested(tmp_path: Path) -> None:
+    summary = sweep(tmp_path, "training.learning_rate=0.1,0.3", "federation.patience=2")
+    results = {path.parent.name: json.loads(path.read_bytes()) for path in tmp_path.glob("*/result.json")}
+    (tested,) = [result for result in results.values() if result["right"]]
+    for cell in summary["cells"]:
+        assert cell["mean"] == max(results[cell["runs"][0]]["per_round_validation"])
+    (best,) = [cell for cell in summary["cells"] if cell["chosen"]]
+    assert tested["state_sha256"] == results[best["runs"][0]]["state_sha256"]
+    assert "training.learning_rate is at the end of its range; try more values." in summary["opening"]
 
 
 def test_a_sweep_of_which_everything_fails_chooses_nothing(tmp_path: Path) -> None:

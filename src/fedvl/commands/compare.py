@@ -14,6 +14,7 @@ from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
     from fedvl.comparisons.grid import Grid
+    from fedvl.comparisons.run import Outcome
     from fedvl.data.sources import Opener
 
 COMPARE_EXAMPLES = """
@@ -28,6 +29,8 @@ Examples:
   fedvl compare --methods linear,fedprox --jobs 4       four runs at once
 
   fedvl compare grid.toml                               rows and columns
+
+  fedvl compare --methods linear,fedprox --tune training.learning_rate=0.001,0.01,0.1
 
 The same command resumes where it was stopped; finished runs are not repeated.
 """
@@ -72,6 +75,14 @@ def compare(
     partition: Annotated[str, typer.Option(help="Partitions, comma-separated.")] = "",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell; 3 unless the file says otherwise.")] = None,
     settings: Assignments = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(help="section.key=A,B,C to choose from for each cell, on validation images; repeatable."),
+    ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=0.9, help="Share of training images to tune by; 0.2 unless the file says."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
     jobs: Jobs = 1,
     slurm: Annotated[
@@ -82,6 +93,8 @@ def compare(
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.run import flags_grid, summarise
+    from fedvl.comparisons.sweep import listed_axes
+    from fedvl.comparisons.tuning import trials_of, write_grid
     from fedvl.data.sources import Opener
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
@@ -93,16 +106,20 @@ def compare(
         wanted = flags_grid(listed(methods), listed(dataset), listed(partition), seeds or 3, base)
     else:
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
-    for case in wanted.cases():  # so that a mistake in the last shows before the first is run
+    wanted = wanted.tuned_by(listed_axes(tune or []), validation)
+    for case in (
+        *wanted.cases(),
+        *trials_of(wanted).cases(),
+    ):  # so that a mistake in the last shows before the first is run
         resolve_experiment(case.settings)
     if slurm is not None:
         write_array(wanted, out / "runs", slurm)
         return
-    if jobs > 1:
-        wanted = run_first(wanted, out / "runs", jobs, quiet)
-    outcome = performed(wanted, out / "runs", quiet, Opener.once())
+    outcome = run_grid(wanted, out / "runs", jobs, quiet, Opener.once())
     summary = summarise(outcome, command_line())
     write_comparison(summary, out)
+    if outcome.tuned:
+        write_grid(outcome.grid, out / "tuned.toml")
     show(summary, out / "report.html")
 
 
@@ -117,16 +134,33 @@ def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
     return grid
 
 
+def run_grid(grid: "Grid", runs: Path, jobs: int, quiet: bool, opener: "Opener") -> "Outcome":
+    """Run a grid, several runs at once if asked to; first what its tuned cells try."""
+    from fedvl.comparisons.tuning import perform_tuned
+
+    def perform(part: "Grid") -> "Outcome":
+        return performed(run_first(part, runs, jobs, quiet) if jobs > 1 else part, runs, quiet, opener)
+
+    return perform_tuned(grid, perform)
+
+
 def write_array(grid: "Grid", runs: Path, script: Path) -> None:
     """Write the runs that are not finished as a Slurm array; say how to go on."""
     from fedvl.comparisons.jobs import unfinished, write_slurm_array
+    from fedvl.comparisons.tuning import trials_of, with_choices
+    from fedvl.data.sources import Opener
 
-    folders = unfinished(grid, runs)
+    trials = trials_of(grid)
+    folders = unfinished(trials, runs)
+    if trials.rows and not folders:
+        grid, _ = with_choices(grid, performed(trials, runs, True, Opener.once()))
+    folders = folders or unfinished(grid, runs)
     if not folders:
         raise FedVLError("All runs are finished; leave --slurm out to compare them.")
     write_slurm_array(folders, script)
     count = "1 run" if len(folders) == 1 else f"{len(folders)} runs"
-    print(f"{script}: {count}; start them with sbatch {script}, then repeat this command without --slurm.")
+    again = "repeat this command, for the tests" if trials.rows else "repeat this command without --slurm"
+    print(f"{script}: {count}; start them with sbatch {script}, then {again}.")
 
 
 @with_flags("method", "dataset", "model")
@@ -146,7 +180,8 @@ def sweep(
     **flags: Any,
 ) -> None:
     """Choose settings on validation images; look at the test once, for the chosen one."""
-    from fedvl.comparisons.sweep import perform_sweep, read_axes, sweep_grid
+    from fedvl.comparisons.sweep import chosen_grid, perform_sweep, read_axes, sweep_grid
+    from fedvl.comparisons.tuning import write_grid
     from fedvl.config import gather_settings
     from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay, TerminalDisplay
@@ -160,6 +195,8 @@ def sweep(
     with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
         summary = perform_sweep(grid, out / "runs", GridDisplay(display), Opener.once(), command_line())
     write_comparison(summary, out)
+    if chosen := chosen_grid(grid, summary):
+        write_grid(chosen, out / "chosen.toml")
     show(summary, out / "report.html")
 
 
@@ -220,8 +257,7 @@ def reproduce_all(
         raise FedVLError(f"These requirements are not on this machine:\n{needs}\nOr try --on embedded.")
     folder, opener, failed = out / (f"{on}-quick" if quick else on), Opener.once(), 0
     for name, wanted in grids.items():
-        grid = run_first(wanted, folder / "runs", jobs, quiet) if jobs > 1 else wanted
-        outcome = performed(grid, folder / "runs", quiet, opener)
+        outcome = run_grid(wanted, folder / "runs", jobs, quiet, opener)
         summary = against_paper(name, recipes[name], outcome, labels, command_line(name))
         write_comparison(summary, folder / name)
         failed += len(summary["failures"])
@@ -230,7 +266,7 @@ def reproduce_all(
         raise typer.Exit(1)
 
 
-def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> Any:
+def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> "Outcome":
     from fedvl.comparisons.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 

@@ -96,6 +96,25 @@ class Failure(Content):
     error: str
 
 
+class TunedCell(Content):
+    """What was tried in a cell on validation images, and what was chosen."""
+
+    row: str
+    column: str
+    tried: Names
+    validation: list[Finite | None]  # accuracy of each, the mean over seeds; None where a run failed
+    chosen: str
+    images: Count
+    seeds: Count
+    untrained: Finite  # accuracy of the model before training
+    at_edge: Names = []  # settings whose chosen value is the smallest or the largest
+    ties: Names = []  # further settings that are as good
+
+    @property
+    def best(self) -> float | None:
+        return dict(zip(self.tried, self.validation, strict=True)).get(self.chosen)
+
+
 class Comparison(Content):
     """comparison.json of a comparison or of a reproduced recipe."""
 
@@ -110,6 +129,7 @@ class Comparison(Content):
     curves: list[GridSeries] = []
     different: list[Different] = []
     failures: list[Failure] = []
+    tuned: list[TunedCell] = []
     title: str = ""
     opening: str | None = None
     unit: str = ""

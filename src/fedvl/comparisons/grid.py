@@ -39,6 +39,7 @@ class GridEntry(BaseModel):
     paper: list[float] = []  # of a row: the paper's values, one per column; nan if it gives none
     beside: str | None = None  # of an embedded column: the paper's column to compare it with
     embedded: Settings | None = None  # of a row: its settings on the embedded model and data
+    tune: dict[str, list[Any]] | None = None  # of a row: replaces the grid's values to try; {}: not tuned
 
     @property
     def settings(self) -> Settings:
@@ -70,7 +71,11 @@ class Grid(BaseModel):
     base: Settings = {}
     rows: dict[str, GridEntry] = Field(min_length=1)
     columns: dict[str, GridEntry] = {"all": GridEntry()}
+    cells: dict[str, dict[str, Settings]] = {}  # of a row in a column, over the settings of both
+    left_out: list[tuple[str, str]] = []  # rows and columns of cells that are not run
     over: Settings = {}  # overrides everything else
+    tune: dict[str, list[Any]] = {}  # values to try of each section.key; chosen by cell on validation images
+    validation: float = Field(0.2, gt=0, lt=1)  # share of each client's training images to choose by
     note: str = ""  # caveats printed in the report
     claims: list[Claim] = []  # what is in `shows`, to be computed from our figures
     embedded: Variant = Variant()
@@ -89,6 +94,9 @@ class Grid(BaseModel):
         for claim in self.claims:
             if strange := [name for name in claim.names if name not in known]:
                 raise ValueError(f"a claim is about '{strange[0]}', which is not a row or column")
+        for row_name, cells in self.cells.items():
+            if strange := [name for name in (row_name, *cells) if name not in known]:
+                raise ValueError(f"cells has '{strange[0]}', which is not a row or column")
         columns = self.embedded.columns
         for name, column in columns.items() if isinstance(columns, dict) else ():
             if column.beside is not None and column.beside not in self.columns:
@@ -106,6 +114,11 @@ class Grid(BaseModel):
     def under(self, variant: Variant) -> "Grid":
         """Return the grid reduced to a variant, whose settings override everything else."""
         return self.reduced(variant).model_copy(update={"over": layered(self.over, variant.settings)})
+
+    def tuned_by(self, axes: dict[str, list[Any]], validation: float | None) -> "Grid":
+        """Return the grid with values to try in each cell; a file's own stay where none are given."""
+        given = {"validation": validation} if validation is not None else {}
+        return self.model_copy(update={"tune": {**self.tune, **axes}, **given})
 
     def reduced(self, variant: Variant) -> "Grid":
         """Return the grid with a variant's rows, columns, seeds and note."""
@@ -128,8 +141,11 @@ class Grid(BaseModel):
         """Yield every run of the grid, cell by cell."""
         for row_name, row in self.rows.items():
             for column_name, column in self.columns.items():
+                if (row_name, column_name) in self.left_out:
+                    continue
+                own = self.cells.get(row_name, {}).get(column_name, {})
                 for seed in range(self.seeds):
-                    settings = layered(self.base, column.settings, row.settings, self.over, {"seed": seed})
+                    settings = layered(self.base, column.settings, row.settings, own, self.over, {"seed": seed})
                     yield Case(row_name, column_name, seed, self.measure_of(row_name, column_name), settings)
 
     def measure_of(self, row: str, column: str) -> str:

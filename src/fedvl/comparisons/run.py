@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedvl.comparisons.contents import TunedCell
 from fedvl.comparisons.grid import Case, Grid, folder_name, layered
 from fedvl.comparisons.measures import Figure, MeasuredRun, measured
 from fedvl.config import MethodConfig, toml_value
@@ -55,7 +56,7 @@ FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero
 KEPT = (
     *FACTS,
     *("per_round", "config", "base_to_new", "base_to_new_right", "per_client_accuracy", "per_client_test_images"),
-    *("class_names", "class_lists"),
+    *("class_names", "class_lists", "validation_images", "untrained_validation_accuracy"),
 )
 APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
@@ -76,6 +77,7 @@ class Outcome:
     )  # the test's hash, and which images are right
     results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
     seeds: dict[Place, list[int]] = field(default_factory=dict)  # of the figures, in the same order
+    tuned: list[TunedCell] = field(default_factory=list)
     sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
 
 
@@ -175,6 +177,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
         ],
         "note": grid.note,
         "failures": outcome.failures,
+        "tuned": [cell.model_dump() for cell in outcome.tuned],
         "facts": facts_of(outcome),
         "curves": curves_of(outcome),
         "different": different_settings(outcome),
@@ -182,6 +185,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
             "base": layered(grid.base, grid.over),
             "rows": {name: entry.settings for name, entry in grid.rows.items()},
             "columns": {name: entry.settings for name, entry in grid.columns.items()},
+            "cells": grid.cells,
         },
     }
 

@@ -1,13 +1,16 @@
 """Choose settings on validation images: all combinations or random ones, then one look at the test.
 
-Every setting is an ordinary run that never sees the test images. The chosen one is run once more,
-with the test.
+Every setting is an ordinary run that never sees the test images; it is measured after its last
+round. The chosen one is trained anew on all training images, and tested once. With
+``federation.patience`` a run keeps its best round instead, and the chosen one holds out the same
+images.
 """
 
 import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ from fedvl.evaluation.statistics import wilson
 from fedvl.runs.folder import RunFolder
 from fedvl.seeding import numpy_generator
 
+LAST_ROUND = "rounds.validation"
 COLUMN = "validation accuracy"
 MOST = 10_000  # settings
 RANGE = re.compile(r"(?P<low>-?[\d.]+(e-?\d+)?)\.\.(?P<high>-?[\d.]+(e-?\d+)?)(?P<log>:log)?")
@@ -49,6 +53,16 @@ def read_axes(assignments: Sequence[str]) -> dict[str, Axis]:
         else:
             parts = [text] if text.lstrip().startswith("[") else text.split(",")
             axes[key.strip()] = [value_of(parse_assignment(f"{key}={part.strip()}")) for part in parts]
+    return axes
+
+
+def listed_axes(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values to try of each setting; every row tries all of them, so none are drawn."""
+    axes = {}
+    for key, axis in read_axes(assignments).items():
+        if isinstance(axis, Range):
+            raise FedVLError(f"--tune takes values to try, as in {key}=0.001,0.01,0.1; {key} has a range.")
+        axes[key] = axis
     return axes
 
 
@@ -108,19 +122,34 @@ def draw(axis: Axis, generator: Any) -> Any:
 def sweep_grid(base: Settings, axes: Mapping[str, Axis], random: int | None, share: float, seeds: int) -> Grid:
     """Return the grid of a sweep: a row for each setting, judged by validation images alone."""
     fixed = [nested(key, axis[0]) for key, axis in axes.items() if not isinstance(axis, Range) and len(axis) == 1]
-    blind = {"evaluation": {"validation": share, "test": False}}
+    common = layered(base, *fixed)
+    patient = common.get("federation", {}).get("patience") is not None
     return Grid.model_validate(
         {
             "title": "Sweep",
             "unit": "%",
-            "measure": "validation_accuracy",
+            "measure": "validation_accuracy" if patient else LAST_ROUND,
             "seeds": seeds,
-            "base": layered(base, *fixed),
+            "base": common,
             "rows": settings_of(axes, random),
             "columns": {COLUMN: {}},
-            "over": blind,
+            "over": blind(share),
         }
     )
+
+
+def blind(share: float) -> Settings:
+    """Return settings that hold out images for validation and leave the test alone."""
+    return {"evaluation": {"validation": share, "test": False}}
+
+
+def tested_settings(grid: Grid) -> Settings:
+    """Return what overrides the chosen run: the test, and all images unless rounds are chosen too."""
+    evaluation = {
+        key: value for key, value in grid.over.get("evaluation", {}).items() if key not in blind(0)["evaluation"]
+    }
+    held = {"validation": grid.over["evaluation"]["validation"]} if grid.measure != LAST_ROUND else {}
+    return {**grid.over, "evaluation": {**evaluation, **held}}
 
 
 def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, command: str) -> dict[str, Any]:
@@ -142,12 +171,48 @@ def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, 
         update={
             "rows": {chosen["row"]: grid.rows[chosen["row"]]},
             "measure": "accuracy",
-            "over": layered(grid.over, {"evaluation": {"test": True}}),
+            "over": tested_settings(grid),
         }
     )
     final = perform_grid(tested, runs, display, opener)
     summary["failures"] += final.failures
-    return {**summary, "opening": opening(summary, chosen, final, runs)}
+    told = [opening(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole)]
+    return {**summary, "opening": " ".join(told)}
+
+
+def doubts(grid: Grid, chosen: Mapping[str, Any], outcome: Outcome, whole: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what speaks against a choice: the end of a range, equal settings, an untrained model."""
+    tried = {name: entry.settings for name, entry in grid.rows.items()}
+    told = [f"{key} is at the end of its range; try more values." for key in edges(tried, chosen["row"])]
+    equal = [cell["row"] for cell in whole if cell["mean"] == chosen["mean"] and cell is not chosen]
+    told += [f"Equally good: {'; '.join(equal)}."] if equal else []
+    results = outcome.results[chosen["row"], COLUMN]
+    untrained = [result["untrained_validation_accuracy"] for result in results]
+    if None not in untrained and sum(untrained) / len(untrained) >= chosen["mean"]:
+        told.append("The untrained model is as good on the validation images.")
+    return told
+
+
+def chosen_grid(grid: Grid, summary: Mapping[str, Any]) -> Grid | None:
+    """Return a grid of the chosen settings, as ``fedvl compare`` reads it; None if nothing was."""
+    rows = [cell["row"] for cell in summary["cells"] if cell.get("chosen")]
+    if not rows:
+        return None
+    settings = layered(grid.base, grid.rows[rows[0]].settings)
+    name = str(settings.get("method", {}).get("name", "linear"))
+    return Grid.model_validate({"base": tested_settings(grid), "rows": {name: settings}, "columns": {"accuracy": {}}})
+
+
+def edges(tried: Mapping[str, Settings], chosen: str) -> list[str]:
+    """Return the settings of which the smallest or the largest number that was tried is chosen."""
+    found = []
+    for section, part in tried[chosen].items():
+        for key in part if isinstance(part, Mapping) else ():
+            numbers = [value_of({key: settings[section][key]}) for settings in tried.values()]
+            mine = part[key]
+            if len(set(map(str, numbers))) > 1 and all(isinstance(value, Real) for value in numbers):
+                found += [f"{section}.{key}"] if mine in (min(numbers), max(numbers)) else []
+    return found
 
 
 def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcome, runs: Path) -> str:

@@ -62,6 +62,7 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
             )
             for row in grid["rows"]
         ],
+        "tuned": [_tuned(one) for one in grid.get("tuned") or []],
         "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
         "figures": FIGURES[grid["kind"]](grid),
         "failures": [(f["row"], f["column"], f["seed"], f["error"]) for f in grid.get("failures") or []],
@@ -131,6 +132,19 @@ def _runs(grid: Summary) -> list[dict[str, Any]]:
         )
         if not grid.get("recipe") and RUN_NAME.fullmatch(name)
     ]
+
+
+def _tuned(one: dict[str, Any]) -> dict[str, Any]:
+    """Return one line of the table of what was tried: each setting with its validation accuracy."""
+    tried = [
+        f"{name}: {MISSING if value is None else figure(value)}"
+        for name, value in zip(one["tried"], one["validation"], strict=True)
+    ]
+    return {
+        **{key: one[key] for key in ("row", "column", "chosen")},
+        "tried": tried,
+        "untrained": figure(one["untrained"]),
+    }
 
 
 def _place(cell: Any, one_test: bool) -> dict[str, Any]:

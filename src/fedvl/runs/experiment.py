@@ -217,6 +217,7 @@ def run_rounds(
     zero_shot = judge.judge_zero_shot() if experiment.evaluation.test else None
     federation = make_federation(prepared, engine, folder.journal, secret)
     start = {**federation.shared, **federation.server}
+    untrained = validator.judge(federation.shared, {}).figures["accuracy"] if validator and federation.trains else None
     rounds = experiment.federation.rounds if federation.trains else 0
     judged: list[tuple[Judged, float]] = []  # and the seconds that it took
     peaks = dict[int, memory.Peak]()  # until the end of each round that this process ran
@@ -258,6 +259,7 @@ def run_rounds(
         **describe(prepared, federation, judge, zero_shot, judged),
         **memory_figures(in_use, peaks, experiment.evaluation.target_accuracy, federation.records),
         **newcomer_figures(prepared, federation, judge),
+        **({} if untrained is None else {"untrained_validation_accuracy": untrained}),
         **told(),
     }
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
