@@ -4,8 +4,8 @@ The record has the arithmetic of version 0.1: the code before the redesign of it
 in the same bits in these runs and in 42 others, over every method. Here sums over tensors are compared and not bits,
 since processors differ. ``PYTHONPATH=tests python -m tests.end_to_end.test_recorded`` writes the record anew, which only
 a change that is meant to change results may do: Fed-MP's two runs were written anew when the open protocol began to ask
-about all images of its classes, with the paper's template; Fed-PRIME's when its two pools were drawn apart, and FedPP's
-when its answer to clients got one number more.
+about all images of its classes, with the paper's template; Fed-PRIME's when its two pools were drawn apart and when its
+prompts were grouped by cosine, and FedPP's when its answer to clients got one number more.
 """
 
 import json

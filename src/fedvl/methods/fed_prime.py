@@ -21,8 +21,10 @@ Where the slides leave a choice, or the released code differs:
 - In the code clients hold the same tensors after round 1 and train on from one another; here only
   with ``federation.sequential``. Pools are drawn under their names, so Fed-Inter's and Fed-Intra's
   differ, as Fed-PRIME's two do.
-- A client's prompts that moved farther in a round than others' copies can follow are not matched:
-  each stays a prompt of its own, and the pool grows. ``most_prompts`` keeps those of most clients.
+- The slides group "by semantic similarity": ``alignment = "cosine"`` joins the most similar prompts
+  first. The code fits a probabilistic model (``"likelihood"``), which no longer joins copies that
+  differ by more than half a deviation of the prompts. What is not joined makes the pool grow;
+  ``most_prompts`` keeps those of most clients.
 - With ``matching = "client"`` each client sends its prompts in the places of the received ones that
   are nearest, and which places it fills. The server needs sums alone; the pool keeps its size.
 - The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
@@ -40,7 +42,7 @@ from torch.nn.functional import logsigmoid, normalize
 from fedvl.methods.base import Batch, Mean, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.matching import align, nearest
+from fedvl.methods.parts.matching import align, group, nearest
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -67,6 +69,8 @@ class FedPrimeOptions(FusedOptions):
     """Output state that is classified: the first text token's, or the first prompt's."""
     intra: Literal["averaged", "local"] = "averaged"
     """Intra pools are averaged, or stay with their clients."""
+    alignment: Literal["cosine", "likelihood"] = "cosine"
+    """How the server groups prompts: by cosine, or by the released code's probabilistic model."""
     matching: Literal["server", "client"] = "server"
     """Who matches prompts; with client, the server needs sums only."""
     most_prompts: int | None = Field(None, ge=1)
@@ -95,7 +99,13 @@ class FedPrime(FusedMethod):
         "paper": SETTING,
         "released": {
             **SETTING,
-            "method": {"selection": "batch", "key_loss": "none", "projections": "frozen", "pooled": "first"},
+            "method": {
+                "selection": "batch",
+                "key_loss": "none",
+                "projections": "frozen",
+                "pooled": "first",
+                "alignment": "likelihood",
+            },
             **RELEASED_STEPS,
         },
     }
@@ -229,6 +239,7 @@ class FedPrime(FusedMethod):
         pools = [update.tensors["inter"][update.tensors["uses"] > shared["uses"]] for update in updates]
         if not any(len(pool) for pool in pools):
             return shared
-        aligned = align(pools, torch_generator(self.task.seed, "alignment"))
+        drawn = torch_generator(self.task.seed, "alignment")
+        aligned = group(pools) if self.options.alignment == "cosine" else align(pools, drawn)
         kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
         return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}

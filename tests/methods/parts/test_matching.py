@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedvl.methods.parts.matching import Network, align, fit, log_density, nearest, reassign
+from fedvl.methods.parts.matching import Network, align, fit, group, log_density, nearest, reassign, threshold
 
 TRUTH = 5
 
@@ -16,8 +16,11 @@ def planted(clients=6, width=16, noise=0.2, scale=1.0, seed=0):
     return [truth[o] + scale * noise * torch.randn(TRUTH, width, generator=generator) for o in orders], orders
 
 
-def aligned(pools):
+def likelihood(pools):
     return align(pools, torch.Generator().manual_seed(0))
+
+
+both = pytest.mark.parametrize("match", [group, likelihood])
 
 
 def pairs(clusters):
@@ -26,11 +29,12 @@ def pairs(clusters):
     return numbers[:, None] == numbers
 
 
+@both
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize(("clients", "width"), [(2, 16), (6, 16), (20, 768)])
-def test_shuffled_noisy_prompts_are_aligned_again(clients, width, scale):
+def test_shuffled_noisy_prompts_are_aligned_again(match, clients, width, scale):
     pools, orders = planted(clients, width, scale=scale)
-    found = aligned(pools)
+    found = match(pools)
     assert torch.equal(pairs(found.clusters), pairs(orders))
     assert found.sizes.tolist() == [clients] * TRUTH
     for prompt in range(TRUTH):
@@ -39,34 +43,65 @@ def test_shuffled_noisy_prompts_are_aligned_again(clients, width, scale):
         torch.testing.assert_close(found.centroids[cluster][0], copies.mean(0), rtol=1e-5, atol=1e-6 * scale)
 
 
-def test_prompts_that_only_some_clients_have_make_smaller_clusters():
+@both
+def test_prompts_that_only_some_clients_have_make_smaller_clusters(match):
     pools, orders = planted()
     kept = [slice(None), slice(0, 3), slice(2, 4), slice(0, 0), slice(4, 5), slice(0, 5)]
     pools, orders = ([item[k] for item, k in zip(items, kept, strict=True)] for items in (pools, orders))
     stranger = -3 * torch.ones(1, 16)
-    found = aligned([*pools, stranger])
+    found = match([*pools, stranger])
     assert torch.equal(pairs(found.clusters), pairs([*orders, torch.tensor([TRUTH])]))
     assert found.clusters[3].shape == (0,)  # a client without prompts takes part in nothing
     assert sorted(found.sizes.tolist()) == sorted(torch.bincount(torch.cat([*orders, torch.tensor([5])])).tolist())
 
 
-def test_permuting_clients_or_their_prompts_changes_nothing():
+@both
+def test_permuting_clients_or_their_prompts_changes_nothing(match):
     pools, _ = planted(noise=0.6)  # hard enough that the order of visits could matter
-    found = aligned(pools)
+    found = match(pools)
     clients = [3, 0, 5, 1, 4, 2]
     generator = torch.Generator().manual_seed(9)
     orders = [torch.randperm(TRUTH, generator=generator) for _ in pools]
-    shuffled = aligned([pools[client][order] for client, order in zip(clients, orders, strict=True)])
+    shuffled = match([pools[client][order] for client, order in zip(clients, orders, strict=True)])
     assert torch.equal(shuffled.centroids, found.centroids)
     assert torch.equal(shuffled.sizes, found.sizes)
     for client, order, clusters in zip(clients, orders, shuffled.clusters, strict=True):
         assert torch.equal(clusters, found.clusters[client][order])
 
 
+@pytest.mark.parametrize("noise", [0.5, 0.8, 1.0, 1.5])
+def test_copies_with_as_much_noise_as_prompts_are_grouped_without_a_wrong_pair(noise):
+    generator = torch.Generator().manual_seed(1)
+    truth = 0.02 * torch.randn(20, 320, generator=generator)
+    orders = [torch.randperm(20, generator=generator) for _ in range(20)]
+    found = group([truth[o] + 0.02 * noise * torch.randn(20, 320, generator=generator) for o in orders])
+    assert len(found.centroids) == 20
+    assert torch.equal(pairs(found.clusters), pairs(orders))
+
+
+def test_the_most_similar_pair_is_joined_first():
+    """Client 1's prompt is a copy of either of client 0's, which differ: it goes to the nearer one."""
+    base = torch.eye(64)
+    pool = torch.stack([base[0] + 0.3 * base[1], base[0] + 0.3 * base[2]])
+    others = [base[3:5], base[5:7]]
+    found = group([pool, (base[0] + 0.2 * base[2])[None], *others])
+    assert found.clusters[1][0] == found.clusters[0][1]
+    assert len(found.centroids) == 6
+
+
+def test_the_threshold_is_that_of_random_directions():
+    assert threshold(320) == pytest.approx(0.22, abs=0.003)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.nn.functional.normalize(torch.randn(1000, 320, generator=generator), dim=-1)
+    above = (drawn @ drawn.T > threshold(320)).triu(1).sum()
+    assert above < 50  # of 499,500 pairs
+
+
+@both
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_unrelated_prompts_stay_apart(scale):
+def test_unrelated_prompts_stay_apart(match, scale):
     unrelated = scale * torch.randn(4, 3, 256, generator=torch.Generator().manual_seed(0))
-    assert len(aligned(list(unrelated)).centroids) == 12
+    assert len(match(list(unrelated)).centroids) == 12
 
 
 def test_a_prompt_is_not_explained_by_its_own_centroid():
@@ -79,21 +114,23 @@ def test_a_prompt_is_not_explained_by_its_own_centroid():
     assert apart.tolist() == [0, 1]
 
 
-def test_prompts_of_one_client_never_share_a_cluster():
+@both
+def test_prompts_of_one_client_never_share_a_cluster(match):
     generator = torch.Generator().manual_seed(0)
     twins = torch.randn(1, 16, generator=generator).expand(2, -1) + 1e-3 * torch.randn(2, 16, generator=generator)
     other = torch.randn(1, 16, generator=generator)
-    found = aligned([torch.cat([twins, other]), twins[:1] + 1e-3])
+    found = match([torch.cat([twins, other]), twins[:1] + 1e-3])
     assert len(found.clusters[0].unique()) == 3
     assert found.clusters[1][0] in found.clusters[0][:2]
 
 
-def test_equal_prompts_and_a_single_client():
+@both
+def test_equal_prompts_and_a_single_client(match):
     same = torch.full((1, 8), 0.5)
-    assert aligned([same, same, same]).sizes.tolist() == [3.0]
-    torch.testing.assert_close(aligned([same, same]).centroids, same)
+    assert match([same, same, same]).sizes.tolist() == [3.0]
+    torch.testing.assert_close(match([same, same]).centroids, same)
     pool = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
-    alone = aligned([pool])
+    alone = match([pool])
     torch.testing.assert_close(alone.centroids[alone.clusters[0]], pool)
 
 
