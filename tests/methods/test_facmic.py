@@ -8,8 +8,8 @@ import torch
 from helpers.small import batch_of, drawn, small_method, small_samples, small_task
 
 from fedvl.errors import FedVLError
-from fedvl.methods import load_method
 from fedvl.methods.facmic import FACMIC, AttentionOptions
+from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import Tensors
 
 
@@ -95,10 +95,84 @@ def test_training_brings_a_clients_features_nearer_to_the_sites() -> None:
     torch.testing.assert_close(method.objective(tensors, batch)[0], without + apart(tensors))
 
 
+def test_the_released_distance_by_plain_code() -> None:
+    """Attended unit features of the client, raw ones of the site, weights of the site's attended features."""
+    method = small_method("facmic", lmmd="released")
+    samples = small_samples(method, 5)
+    labels = torch.tensor([0, 0, 1, 2, 2])
+    tensors = method.start(torch.Generator().manual_seed(0))
+    sites = small_samples(method, 7, seed=5).inputs["features"]
+    batch = batch_of(replace(samples, labels=labels))
+    own, _ = method.learn(tensors, batch.inputs["features"], batch.mask)
+    site, _ = method.learn(tensors, sites, torch.ones(7))
+    left = own / own.norm(dim=-1, keepdim=True)
+    guessed = (method.scale * (site / site.norm(dim=-1, keepdim=True)) @ method.task.text_features.T).softmax(-1)
+    rows = torch.cat([left, sites / sites.norm(dim=-1, keepdim=True)])
+    distances = torch.cdist(rows, rows).square()
+    widths = [distances.sum() / (12 * 11) * 2.0**power for power in range(-2, 3)]
+    kernel = torch.stack([torch.exp(-distances / width) for width in widths]).sum(0)
+    common = set(labels.tolist()) & set(guessed.argmax(-1).tolist())
+    expected = torch.tensor(0.0)
+    for c in common:
+        own_share, site_share = (labels == c) / (labels == c).sum(), guessed[:, c] / guessed[:, c].sum()
+        expected = expected + own_share @ kernel[:5, :5] @ own_share + site_share @ kernel[5:, 5:] @ site_share
+        expected = expected - 2 * own_share @ kernel[:5, 5:] @ site_share
+    assert common
+    found = method.distance(tensors, own, site, sites, batch)
+    torch.testing.assert_close(found, expected / len(common), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found, small_method("facmic").distance(tensors, own, site, sites, batch))
+
+
+def test_the_papers_distance_by_plain_code() -> None:
+    """LMMD with its cross term, by loops over classes: attended features, zero-shot weights of the site."""
+    method = small_method("facmic")
+    samples = small_samples(method, 5)
+    labels = torch.tensor([0, 0, 1, 2, 2])
+    tensors = method.start(torch.Generator().manual_seed(0))
+    sites = small_samples(method, 7, seed=5).inputs["features"]
+    batch = batch_of(replace(samples, labels=labels))
+    own, _ = method.learn(tensors, batch.inputs["features"], batch.mask)
+    site, _ = method.learn(tensors, sites, torch.ones(7))
+    guessed = (method.scale * sites @ method.task.text_features.T).softmax(-1)
+    rows = torch.cat([own, site]).double()
+    distances = torch.cdist(rows, rows).square()
+    widths = [distances.sum() / (12 * 11) * 2.0**power for power in range(-2, 3)]
+    kernel = torch.stack([torch.exp(-distances / width) for width in widths]).sum(0)
+    expected = torch.tensor(0.0).double()
+    for c in (0, 1, 2):
+        own_share = (labels == c).double() / (labels == c).sum()
+        site_share = guessed[:, c].double() / guessed[:, c].sum()
+        expected = expected + own_share @ kernel[:5, :5] @ own_share + site_share @ kernel[5:, 5:] @ site_share
+        expected = expected - 2 * own_share @ kernel[:5, 5:] @ site_share
+    found = method.distance(tensors, own, site, sites, batch)
+    torch.testing.assert_close(found.double(), expected / 3, rtol=1e-3, atol=1e-6)
+
+
+def test_the_contrastive_loss_has_both_directions() -> None:
+    """Of two images with unlike texts, image to text and text to image differ; the loss is their mean."""
+    method = small_method("facmic", alignment=0.0, loss="contrastive")
+    samples = small_samples(method, 2)
+    samples = replace(samples, labels=torch.tensor([0, 1]))
+    tensors = method.start(torch.Generator().manual_seed(0))
+    batch = batch_of(samples, noise=drawn(method))
+    own, _ = method.learn(tensors, batch.inputs["features"], batch.mask)
+    own = own / own.norm(dim=-1, keepdim=True)
+    scores = method.scale * own @ method.task.text_features[:2].T
+    ways = [torch.nn.functional.cross_entropy(each, torch.arange(2)) for each in (scores, scores.T)]
+    assert abs(float(ways[0] - ways[1])) > 0.01
+    torch.testing.assert_close(method.objective(tensors, batch)[0], sum(ways) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_the_released_preset_weights_clients_by_their_images() -> None:
+    released = resolve_experiment({"method": {"name": "facmic", "preset": "released"}})
+    assert released.method.options["lmmd"] == "released"
+    assert small_method("facmic", weights="samples").weighting == "samples"
+    assert small_method("facmic").weighting == "clients"
+
+
 def test_it_asks_for_the_sites_images_when_it_trains_and_not_to_answer() -> None:
     method = FACMIC(AttentionOptions(), replace(small_task(), target=None))
     assert method.predict(method.start(torch.Generator()), {"features": torch.ones(1, 6)}).shape == (1, 4)
     with pytest.raises(FedVLError, match="use --protocol leave-one-domain-out, or open"):
         method.noise()
-    assert load_method("facmic").presets["released"]["method"] == {"loss": "contrastive"}
     assert "8 unlabelled images" in small_method("facmic").notes()[0]

@@ -10,7 +10,7 @@ from helpers.small import batch_of, drawn, run_quietly, small_federation, small_
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, gumbel
+from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, apart, gumbel
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import Uniform, torch_generator
 
@@ -27,7 +27,7 @@ def places(chosen):
 
 
 def test_one_group_without_visual_prompts_is_promptfl_with_two_tokens():
-    method = small_method("fedmgp", groups=1, sent=1, visual_tokens=0)
+    method = small_method("fedmgp", groups=1, sent=1, visual_tokens=0, tail="")
     plain = small_method("promptfl", context=2)
     tensors, batch = started(method)
     own = {"context": tensors["own.text"][0]}
@@ -44,7 +44,7 @@ def test_scores_are_the_mean_over_groups_of_each_ones_images_and_texts():
     tensors, batch = started(method)
     encoder = method.task.encoder
     pixels = encoder.normalise(batch.inputs["pixels"]).float()
-    tokens = encoder.tokenise([f"{name}." for name in method.task.class_names])
+    tokens = encoder.tokenise([f"of a {name}." for name in method.task.class_names])
     expected = []
     for context, visual in zip(tensors["own.text"], tensors["own.visual"], strict=True):
         texts = normalize(encoder.encode_text(tokens, context), dim=-1)
@@ -60,10 +60,8 @@ def test_the_cosine_between_groups_by_hand():
     assert alike(torch.eye(4)[[0, 1, 0]][:, None]).tolist() == pytest.approx([1 / 3])
 
 
-@pytest.mark.parametrize(("diversity", "sign"), [("paper", -1), ("released", 1)])
-def test_a_step_against_the_diversity_loss_lowers_cosines_as_the_paper_says_and_raises_them_as_released(
-    diversity, sign
-):
+@pytest.mark.parametrize(("diversity", "sign"), [("cosine", -1), ("one-minus", 1), ("l1", 1)])
+def test_a_step_against_the_diversity_loss_lowers_cosines_in_the_paper_and_raises_them_by_a_distance(diversity, sign):
     method = small_method("fedmgp", groups=3, diversity=diversity, diversity_weight=1000.0, words="")
     tensors, batch = started(method)
     tensors = {name: 20 * tensor if name.startswith("own") else tensor for name, tensor in tensors.items()}
@@ -77,6 +75,13 @@ def test_a_step_against_the_diversity_loss_lowers_cosines_as_the_paper_says_and_
         for name, tensor in tensors.items()
     }
     assert sign * (cosine(moved) - cosine(tensors)) > 0
+
+
+def test_the_l1_distance_by_hand():
+    """Groups (0, 0), (1, 3) and (2, 0): mean |difference| of the pairs 2, 1 and 2."""
+    groups = torch.tensor([[[0.0, 0.0]], [[1.0, 3.0]], [[2.0, 0.0]]])
+    assert apart(groups).tolist() == pytest.approx([(2 + 1 + 2) / 3])
+    assert apart(torch.ones(3, 4, 2)).tolist() == [0.0] * 4
 
 
 def test_means_replace_the_groups_that_were_drawn_last():
@@ -134,7 +139,7 @@ def test_the_second_round_trains_what_the_server_sent_in_place_of_what_was_drawn
 
 
 def test_a_new_user_is_answered_by_the_means_alone():
-    method = small_method("fedmgp", visual_tokens=0)
+    method = small_method("fedmgp", visual_tokens=0, tail="")
     plain = small_method("promptfl", context=2)
     shared, inputs = method.start(torch_generator(0, "start")), small_samples(method).inputs
     each = [plain.predict({"context": context}, inputs) for context in shared["text"]]
@@ -145,7 +150,7 @@ def test_presets_are_the_published_settings_and_bad_options_are_refused():
     paper = resolve_experiment({"method": {"name": "fedmgp"}})
     assert (paper.training.batch_size, paper.training.local_epochs, paper.federation.rounds) == (8, 2, 10)
     released = resolve_experiment({"method": {"name": "fedmgp", "preset": "released"}})
-    assert released.method.options["diversity"] == "released"
+    assert (released.method.options["diversity"], released.method.options["weights"]) == ("l1", "clients")
     assert FedMGP.forms(FedMGPOptions(visual_tokens=0)) == ("features",)
     with pytest.raises(FedVLError, match="lower method"):
         FedMGP(FedMGPOptions(groups=2, sent=3), small_method("fedmgp").task)
@@ -154,5 +159,5 @@ def test_presets_are_the_published_settings_and_bad_options_are_refused():
 def test_it_learns_on_real_images():
     """Without visual prompts, which would encode all images five times in each step."""
     short = settings(0.1, rounds=4, data=SKEWED, training={"learning_rate": 0.1, "batch_size": 32})
-    learned, zero_shot = accuracy("fedmgp", short, visual_tokens=0, groups=3)
+    learned, zero_shot = accuracy("fedmgp", short, visual_tokens=0, groups=3, tail="")
     assert learned > zero_shot + 4

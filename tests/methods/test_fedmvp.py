@@ -9,6 +9,7 @@ from helpers.small import CLASSES, batch_of, run_quietly, small_federation, smal
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
+from fedvl.methods.base import Samples
 from fedvl.methods.parts.cross_attention import block
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
@@ -16,7 +17,8 @@ from fedvl.seeding import torch_generator
 
 def started(method, count=5):
     samples = small_samples(method, count)
-    return method.start(torch_generator(0, "start")) | method.join(samples, torch.Generator()), batch_of(samples)
+    tensors = method.start(torch_generator(0, "start")) | method.join(samples, torch.Generator())
+    return tensors, batch_of(samples, noise={"mirror": torch.tensor(0.4)})
 
 
 def test_prompts_are_means_over_neighbouring_patches_of_what_they_found():
@@ -27,6 +29,7 @@ def test_prompts_are_means_over_neighbouring_patches_of_what_they_found():
     pixels = method.task.encoder.normalise(batch.inputs["pixels"]).float()
     lifted = method.task.text_features @ tensors["lift.weight"].T + tensors["lift.bias"]
     patches = method.task.encoder.visual.embed(pixels)[:, 1:]
+    lifted = lifted[tensors["own_classes"]]
     keys = torch.nn.functional.layer_norm(lifted, (8,))
     expected = block(tensors, patches, keys, lifted).reshape(5, 2, 2, 8).mean(2)
     torch.testing.assert_close(method.generated(tensors, pixels), expected)
@@ -42,9 +45,37 @@ def test_the_loss_by_plain_code():
     x = torch.cat([tower.embed(pixels), method.generated(tensors, pixels)], 1)
     images = normalize(tower.ln_post(tower.transformer(tower.ln_pre(x))[:, 0]) @ tower.proj, dim=-1)
     mirrored = normalize(encoder.encode_image(pixels.flip(-1)), dim=-1)
-    expected = cross_entropy(10 * images @ method.task.text_features.T, batch.labels)
+    scores = 10 * images @ method.task.text_features.T
+    known = batch.labels.unique()
+    expected = cross_entropy(scores[:, known], torch.searchsorted(known, batch.labels))
     expected = expected + 3 * (1 - (images * mirrored).sum(-1)).mean()
     torch.testing.assert_close(method.loss(tensors, batch), expected, rtol=1e-4, atol=1e-4)
+    plain = normalize(encoder.encode_image(pixels), dim=-1)
+    unturned = batch._replace(noise={"mirror": torch.tensor(0.6)})
+    difference = 3 * ((images * mirrored).sum(-1) - (images * plain).sum(-1)).mean()
+    torch.testing.assert_close(method.loss(tensors, unturned), expected + difference, rtol=1e-4, atol=1e-4)
+    method.mirrored = 1.0
+    torch.testing.assert_close(method.loss(tensors, unturned), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_client_trains_with_the_sentences_of_its_own_classes():
+    """A client of classes 0 and 2 alone has the loss, and the prompts, of a model that knows no other class."""
+    method = small_method("fedmvp")
+    samples = small_samples(method, 6)
+    samples = Samples(samples.inputs, torch.tensor([0, 2, 2, 0, 2, 0]))
+    shared = method.start(torch_generator(0, "start"))
+    tensors = shared | method.join(samples, torch.Generator())
+    assert tensors["own_classes"].tolist() == [True, False, True, False]
+    fewer = small_method("fedmvp")
+    fewer.sentences, fewer.shares = method.sentences[[0, 2]], torch.eye(2)
+    noise = {"mirror": torch.tensor(0.4)}
+    alone = Samples(samples.inputs, samples.labels // 2)
+    expected = fewer.loss(shared | fewer.join(alone, torch.Generator()), batch_of(alone, noise=noise))
+    torch.testing.assert_close(method.loss(tensors, batch_of(samples, noise=noise)), expected, rtol=1e-4, atol=1e-4)
+    everything = small_method("fedmvp", classes="all").join(samples, torch.Generator())
+    assert everything["own_classes"].all()
+    unlabelled = Samples(samples.inputs, torch.full((6,), -1))
+    assert method.join(unlabelled, torch.Generator())["own_classes"].all()
 
 
 def test_a_classs_score_is_the_mean_over_its_sentences(tmp_path):
@@ -81,14 +112,20 @@ def test_once_settled_a_client_trains_the_low_rank_changes_and_the_lift_alone():
 
     def moved(settled):
         now = {**tensors, "settled": torch.tensor(settled)}
-        gradients = torch.func.grad(lambda tensors: method.objective(tensors, batch)[0])(now)
+        gradients = torch.func.grad(lambda moving: method.objective({**now, **moving}, batch)[0])(
+            {name: tensor for name, tensor in now.items() if tensor.is_floating_point()}
+        )
         # a softmax does not see the keys' bias
-        return {name for name, found in gradients.items() if name not in ("settled", "key.bias") and found.any()}
+        return {
+            name
+            for name, found in gradients.items()
+            if name not in ("settled", "own_classes", "key.bias") and found.any()
+        }
 
     pairs = {name for name in tensors if name.startswith("pair.")}
     lift = {"lift.weight", "lift.bias"}
     assert moved(1.0) == pairs | lift
-    assert moved(0.0) == tensors.keys() - {"settled", "key.bias"}
+    assert moved(0.0) == tensors.keys() - {"settled", "own_classes", "key.bias"}
 
 
 def test_a_client_settles_when_a_batchs_loss_is_small_and_stays_so():
@@ -110,6 +147,7 @@ def test_clients_count_equally_and_keep_nothing_but_whether_they_have_settled():
 def test_presets_are_the_published_settings():
     paper = resolve_experiment({"method": {"name": "fedmvp"}})
     assert (paper.training.learning_rate, paper.training.batch_size, paper.federation.rounds) == (0.003, 128, 100)
+    assert paper.training.schedule == "cosine"
     with pytest.raises(FedVLError, match=r"method\.prompts"):
         resolve_experiment({"method": {"name": "fedmvp", "prompts": 0}})
 

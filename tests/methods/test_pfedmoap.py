@@ -149,7 +149,7 @@ def test_presets_are_the_published_settings_and_secure_sums_are_refused():
         5,
     )
     released = resolve_experiment({"method": {"name": "pfedmoap", "preset": "released"}})
-    assert (released.training.learning_rate, released.method.options["gate_rate"]) == (0.001, 10)
+    assert (released.training.learning_rate, released.method.options["gate_rate"]) == (0.002, 5)
     assert released.method.options["choice"] == "drawn"
     with pytest.raises(FedVLError, match=r"method\.experts"):
         resolve_experiment({"method": {"name": "pfedmoap", "experts": 0}})

@@ -208,7 +208,7 @@ class Method:
     # what the loss of one row depends on: that row, its batch, the whole client (``batch.whole``), or the data of
     # all clients pooled in one place (an upper bound)
     scope: ClassVar[str] = "batch"
-    weighting: ClassVar[str] = "samples"  # of clients in the mean: by size, or equally
+    weighting: str = "samples"  # of clients in the mean: by size, or equally
     through_encoder: ClassVar[bool] = False  # whether a step runs through the encoder: bfloat16 then pays on a GPU
     requires: ClassVar[Mapping[str, str | float]] = {}  # values of settings of [training] that it is derived for
 

@@ -31,10 +31,14 @@ class AdversaryOptions(AttentionOptions):
 
 
 class FAACLIP(FACMIC):
-    options: AdversaryOptions
+    options: AdversaryOptions  # type: ignore[assignment]  # its distance has no second form to choose
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": SETTING,
-        "released": {**SETTING, "method": {"loss": "contrastive", "both_sides": False}},
+        "released": {
+            **SETTING,
+            "method": {"loss": "contrastive", "both_sides": False},
+            "federation": {"rounds": 2},  # main.py --iters 2
+        },
     }
 
     def roles(self) -> dict[str, Role]:

@@ -5,9 +5,18 @@ a batch norm inside. Clients also pull their features to those of unlabelled ima
 will query, class by class (LMMD): a client's images belong to their labels, the site's to their
 zero-shot predictions.
 
-The released code compares each image with the texts of its whole batch, so that two images of one
-class are each other's negatives; here the loss is that of the label among all classes, and
-``loss = contrastive`` gives the other. Best rounds on the test are not chosen.
+Where there is a choice, the preset ``released`` follows the code at commit 514c500:
+
+- The code compares each image with the texts of its whole batch, so that two images of one class
+  are each other's negatives (``loss = contrastive``); here the loss is that of the label among all
+  classes.
+- The code's LMMD (``lmmd = released``) is between the client's attended features, of unit length,
+  and the site's unit features without attention. The site's attended features say how far an image
+  belongs to a class, where the paper has zero-shot predictions. Only classes count that are the
+  label of an image of the client's and the likeliest class of one of the site's.
+- The code weights clients by their numbers of images, FAA-CLIP's equally (``weights``).
+- The code keeps a client's Adam over all rounds; here every round begins with a new one.
+- The code reports its best round on the test; here the last one counts.
 """
 
 from typing import Any, ClassVar, Literal
@@ -45,25 +54,32 @@ SETTING: dict[str, Any] = {
 class AttentionOptions(Options):
     loss: Literal["label", "contrastive"] = "label"
     """Cross-entropy over all classes, or contrastive within the batch, as in the released code."""
+    weights: Literal["clients", "samples"] = "clients"
+    """Weights of clients in the mean: equal, or their numbers of images."""
     target_batch: int = Field(32, ge=2)
     """Unlabelled images of the target site per step."""
     alignment: float = Field(1.0, ge=0)
     """Weight of the loss that aligns the clients' features with the target site's."""
 
 
+class FACMICOptions(AttentionOptions):
+    lmmd: Literal["paper", "released"] = "paper"
+    """Features and classes that the distance compares, as in the paper or in the released code."""
+
+
 class FACMIC(Method):
     vocabulary = "any"
     uses_target = True
-    weighting = "clients"  # as the released code
-    options: AttentionOptions
+    options: FACMICOptions
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": SETTING,
-        "released": {**SETTING, "method": {"loss": "contrastive"}},
+        "released": {**SETTING, "method": {"loss": "contrastive", "lmmd": "released", "weights": "samples"}},
     }
 
     def __init__(self, options: AttentionOptions, task: Task) -> None:
         super().__init__(options, task)
         self.target = (task.target or {}).get("features")
+        self.weighting = options.weights
 
     def roles(self) -> dict[str, Role]:
         return {"norm.running_*": Shared(trained=False)}
@@ -109,9 +125,14 @@ class FACMIC(Method):
 
     def distance(self, tensors: Tensors, own: Tensor, site: Tensor, sites: Tensor, batch: Batch) -> Tensor:
         """Return how far a client's features are from the site's, class by class."""
-        labels = one_hot(batch.labels.clamp(min=0), len(self.task.class_names)).to(own.dtype)
-        guessed = torch.softmax(self.scores(sites), dim=-1)
-        return class_discrepancy(own, site, labels, guessed, batch.mask)
+        classes = len(self.task.class_names)
+        labels = one_hot(batch.labels.clamp(min=0), classes).to(own.dtype)
+        if self.options.lmmd == "paper":
+            guessed = torch.softmax(self.scores(sites), dim=-1)
+            return class_discrepancy(own, site, labels, guessed, batch.mask)
+        guessed = torch.softmax(self.scores(site), dim=-1)
+        named = one_hot(guessed.argmax(-1), classes).amax(0).to(own.dtype)
+        return class_discrepancy(normalize(own, dim=-1), normalize(sites, dim=-1), labels, guessed, batch.mask, named)
 
     def learn(self, tensors: Tensors, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensors]:
         """Return weighted features by the batch's own mean and variance, and the running ones."""

@@ -12,8 +12,11 @@ Where there is a choice:
 - A drawn group is a pair. The released code draws text and visual prompts apart.
 - The diversity loss is the mean cosine between groups, of the texts of a class and of the features
   of an image. The released code adds one minus that, which makes groups alike
-  (``diversity = "released"``); its other distances do so too.
-- The paper weights clients by their numbers of samples, as here; the released code does not.
+  (``diversity = "one-minus"``); its other distances do so too.
+- The released configuration's distance is ``l1``: it adds the mean |f_i - f_j| of two groups.
+- The paper weights clients by their numbers of samples; the released code does not (``weights``).
+- The released code tokenises "a photo of a NAME." and learns the first tokens, as many as the
+  context: "of a" stays (``tail``).
 - All groups begin as the same words with a little noise, as in the released code.
 """
 
@@ -49,12 +52,18 @@ class FedMGPOptions(Options):
     """Learned tokens before the class name in each group."""
     words: str = "a photo of a"
     """Initial contexts, repeated or cut to their length; random if empty."""
+    tail: str = "of a"
+    """Fixed words between context and class name."""
     visual_tokens: int = Field(2, ge=0)
     """Visual prompts in each group; with 0, images are encoded only once."""
-    diversity: Literal["paper", "released"] = "paper"
-    """paper: the loss drives groups apart; released: it makes them alike."""
+    diversity: Literal["cosine", "one-minus", "l1"] = "cosine"
+    """Term of the loss: the cosine of groups, which drives them apart, or a distance, which makes
+    them alike: one minus the cosine, or the mean absolute difference.
+    """
     diversity_weight: float = Field(1.0, ge=0)
     """Weight lambda of the diversity loss."""
+    weights: Literal["samples", "clients"] = "samples"
+    """Weights of clients in the mean: their numbers of images, or equal."""
     temperature: float = Field(1.0, gt=0)
     """Temperature tau of the draw of groups."""
 
@@ -66,7 +75,7 @@ class FedMGP(Method):
     scope = "row"
     through_encoder = True
     options: FedMGPOptions
-    presets = {"paper": SETTING, "released": {**SETTING, "method": {"diversity": "released"}}}
+    presets = {"paper": SETTING, "released": {**SETTING, "method": {"diversity": "l1", "weights": "clients"}}}
 
     def __init__(self, options: FedMGPOptions, task: Task) -> None:
         super().__init__(options, task)
@@ -76,7 +85,9 @@ class FedMGP(Method):
             raise FedVLError(
                 f"The image tower of {task.clip.name} takes no prompts; use a ViT, or --set method.visual_tokens=0."
             )
-        self.texts = ClassTexts(task.clip, task.class_names, options.context, words=options.words)
+        self.weighting = options.weights
+        names = [f"{options.tail} {name}".lstrip() for name in task.class_names]
+        self.texts = ClassTexts(task.clip, names, options.context, words=options.words)
         self.kinds = ("text", "visual") if options.visual_tokens else ("text",)
 
     @classmethod
@@ -159,14 +170,15 @@ class FedMGP(Method):
         return losses.mean() + self.options.diversity_weight * self.diversity(images, texts, batch.mask)
 
     def diversity(self, images: Tensor, texts: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean cosine between groups, or one minus it; 0 for a single group."""
+        """Return the mean cosine between groups, or a distance; 0 for a single group."""
         if len(texts) == 1:
             return texts.new_zeros(())
-        cosines = [alike(texts).mean()]
+        compare = apart if self.options.diversity == "l1" else alike
+        found = [compare(texts).mean()]
         if "visual" in self.kinds:
-            cosines.append(masked_mean(alike(images), mask))
-        mean = torch.stack(cosines).mean()
-        return mean if self.options.diversity == "paper" else 1 - mean
+            found.append(masked_mean(compare(images), mask))
+        mean = torch.stack(found).mean()
+        return 1 - mean if self.options.diversity == "one-minus" else mean
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scores(*self.features(tensors, inputs)).mean(0)
@@ -176,6 +188,12 @@ def alike(vectors: Tensor) -> Tensor:
     """Return the mean cosine of each row's unit vectors in two groups (groups x rows x d)."""
     count = len(vectors)
     return (vectors.sum(0).square().sum(-1) - count) / (count * (count - 1))  # all pairs but a group with itself
+
+
+def apart(vectors: Tensor) -> Tensor:
+    """Return the mean |f_i - f_j| over pairs of groups i < j and components, for each row."""
+    first, second = torch.triu_indices(len(vectors), len(vectors), 1)
+    return (vectors[first] - vectors[second]).abs().mean((0, -1))
 
 
 def gumbel(uniform: Tensor) -> Tensor:

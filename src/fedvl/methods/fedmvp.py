@@ -1,8 +1,8 @@
 """FedMVP (Singha et al., 2025): an averaged network makes visual prompts of image and texts.
 
-An image's patches attend to sentences about all classes; the mean of what neighbouring patches
-found gives a few prompts, which join the patches on their way through the frozen tower. A class's
-score is the mean over its sentences. The loss also keeps the prompted feature near the frozen
+An image's patches attend to sentences about a client's classes; the mean of what neighbouring
+patches found gives a few prompts, which join the patches on their way through the frozen tower. A
+class's score is the mean over its sentences. The loss also keeps the prompted feature near the frozen
 feature of the image's mirror image. Once a client's loss is small, the block of attention is held
 and only low-rank changes of its inputs are trained, and the layer that lifts texts to the width of
 images.
@@ -15,10 +15,14 @@ Where there is a choice:
   on; what it leaves open follows PMFLT's repair of it. Attention has no residual there.
 - There the low-rank changes are left out until the block is held. Here they are in, and trained,
   from the start, so that all users have one model.
+- Like the published client, one trains with sentences of its own classes, and classifies its
+  images among these alone (``classes``); a query has those of the queried classes.
+- Half of the batches are mirrored for that distance; with ``mirror = "always"`` all of them.
 - Clients count equally.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,15 +37,21 @@ from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.prompts import SPREAD
+from fedvl.methods.roles import Private, Role
+from fedvl.seeding import Draw, Uniform
 from fedvl.tensors import Tensors
 
-TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 128}
+TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 128, "schedule": "cosine"}
 PAIRS = ("query", "key", "value")
 
 
 class FedMVPOptions(Options):
     attributes: str | None = None
     """JSON file of sentences about each class; the template's text if absent."""
+    classes: Literal["own", "all"] = "own"
+    """Classes whose sentences a client trains with: those that it has images of, or all."""
+    mirror: Literal["coin", "always"] = "coin"
+    """Whether the images of the distance are mirrored: half of the batches, or always."""
     prompts: int = Field(4, ge=1)
     """Visual prompts per image."""
     rank: int = Field(8, ge=1)
@@ -69,6 +79,7 @@ class FedMVP(Method):
                 f"FedMVP needs an image tower that is a ViT of a width that {HEADS} heads divide, and that of "
                 f"{task.clip.name} is not; use another model."
             )
+        self.mirrored = 0.5 if options.mirror == "coin" else 1.0  # chance that a batch is mirrored
         sentences = read_sentences(options.attributes, task) if options.attributes else {}
         found = [
             unit_texts(task, sentences[c]) if c in sentences else text[None]
@@ -89,7 +100,20 @@ class FedMVP(Method):
         return {name: tensor.to(self.sentences) for name, tensor in tensors.items()}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        return {"settled": self.sentences.new_zeros(())}  # 1 once the client holds the block
+        settled = self.sentences.new_zeros(())  # 1 once the client holds the block
+        return {"settled": settled, "own_classes": self.own_classes(samples)}
+
+    def own_classes(self, samples: Samples) -> Tensor:
+        """Return 1 for the classes that a client trains with."""
+        found = torch.bincount(samples.labels[samples.labels >= 0], minlength=len(self.shares)) > 0
+        everything = self.options.classes == "all" or not found.any()
+        return torch.ones_like(found) if everything else found
+
+    def roles(self) -> dict[str, Role]:
+        return {"own_classes": Private(lasts=False)}  # it follows from the client's data
+
+    def noise(self) -> dict[str, Draw]:
+        return {"mirror": Uniform()}
 
     def generated(self, tensors: Tensors, pixels: Tensor) -> Tensor:
         """Return the prompts of each image: rows x prompts x width."""
@@ -99,7 +123,10 @@ class FedMVP(Method):
             x + x @ tensors[f"pair.{name}.left"] @ tensors[f"pair.{name}.right"]
             for name, x in zip(PAIRS, (patches, texts, texts), strict=True)
         )
-        found = block(tensors, query, norm(tensors, "names", key), value)
+        present = None
+        if "own_classes" in tensors:
+            present = ((self.shares > 0) & tensors["own_classes"][:, None]).any(0)  # sentences of its classes
+        found = block(tensors, query, norm(tensors, "names", key), value, present)
         return adaptive_avg_pool1d(found.mT, self.options.prompts).mT
 
     def features(self, tensors: Tensors, inputs: Tensors) -> Tensor:
@@ -119,7 +146,7 @@ class FedMVP(Method):
         held = {
             name: tensor.detach() + (1 - settled) * (tensor - tensor.detach())
             for name, tensor in tensors.items()
-            if not name.startswith(("lift.", "pair."))
+            if not name.startswith(("lift.", "pair.", "own_classes"))
         }
         loss = self.loss({**tensors, **held}, batch)
         small = (loss.detach() < self.options.settled_loss).to(settled)
@@ -128,10 +155,13 @@ class FedMVP(Method):
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:
         images = self.features(tensors, batch.inputs)
         with torch.no_grad():
-            mirrored = self.task.clip.normalise(batch.inputs["pixels"].flip(-1)).to(images.dtype)
-            frozen = normalize(self.task.clip.encode_image(mirrored).to(images.dtype), dim=-1)
+            pixels = self.task.clip.normalise(batch.inputs["pixels"]).to(images.dtype)
+            turned = torch.where(batch.noise["mirror"] < self.mirrored, pixels.flip(-1), pixels)
+            frozen = normalize(self.task.clip.encode_image(turned).to(images.dtype), dim=-1)
         apart = masked_mean(1 - (images * frozen).sum(-1), batch.mask)
-        return label_loss(self.scores(images), batch) + self.options.alpha * apart
+        scores = self.scores(images)
+        scores = scores.masked_fill(~tensors["own_classes"], torch.finfo(scores.dtype).min)
+        return label_loss(scores, batch) + self.options.alpha * apart
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scores(self.features(tensors, inputs))

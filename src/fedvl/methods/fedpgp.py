@@ -9,7 +9,8 @@ Where there is a choice:
 
 - The frozen texts are those of the class templates. The released code takes them from a sentence of
   placeholders, "X X ... X NAME." (``frozen = "placeholder"``), which says nothing.
-- The released script has rank 8 and mu 0.5; its program's own defaults are 4 and 1.
+- The released script has rank 8, mu 0.5 and N = 2 contexts, whose texts are 2 C columns; here there
+  is one context. The program's own defaults are rank 4 and mu 1.
 - The released code gives all clients one optimiser, whose momentum goes from client to client.
 """
 

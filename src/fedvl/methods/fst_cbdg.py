@@ -6,6 +6,11 @@ features drawn around the texts of a client's rare classes keep it balanced (eq.
 Algorithm 1 renews *each image's* label in each iteration. This matters: if only the batch's are
 renewed (``update = "batch"``), the counts of eq. 7 lag behind the head, clients keep pushing the
 same rare classes, and the head overshoots where clients are alike (iid).
+
+Eq. 6 is a sum over all synthetic features, sum n_k of them: ``reduction = "sum"``. The default is
+the mean over ``synthetic`` of them, whose step does not grow with a client's images, and which ends
+higher here. The paper gives no sigma and no batch size: both are ours, as is the rate's factor of
+0.99 after each round.
 """
 
 from typing import Literal
@@ -40,6 +45,8 @@ class FSTOptions(Options):
     """Use the self-training loss L_iST, eq. 3."""
     sampling: Literal["balanced", "equal", "none"] = "balanced"
     """Synthetic features per class, L_tSamp: n_k of eq. 7, the same number for each, or none."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """L_tSamp as the mean over synthetic features, or their sum as in eq. 6."""
     synthetic: int = Field(50, ge=1)
     """Features drawn per step, distributed over the classes as n_k."""
     update: Literal["client", "batch"] = "client"
@@ -104,7 +111,7 @@ class FSTCBDG(Method):
         return torch.ones_like(wanted) if self.options.sampling == "equal" else wanted
 
     def sampling_loss(self, tensors: Tensors, soft_labels: Tensor, noise: Tensors) -> Tensor:
-        """Return eq. 6 as a mean over z ~ N(T_k, sigma^2 I), with k distributed as n_k (eq. 5)."""
+        """Return eq. 6 over z ~ N(T_k, sigma^2 I), with k distributed as n_k (eq. 5)."""
         if self.options.sampling == "none":
             return noise["normal"].new_zeros(())
         counts = self.synthetic_counts(soft_labels)
@@ -115,6 +122,8 @@ class FSTCBDG(Method):
             tensors, {"features": self.task.text_features[classes] + tensors["sigma"] * noise["normal"]}
         )
         log_likelihood = torch.log_softmax(scores, dim=-1).gather(-1, classes[:, None]).mean()
+        if self.options.reduction == "sum":
+            log_likelihood = log_likelihood * counts.sum()  # the sum's expectation, from fewer draws
         return torch.where(counts.sum() > 0, -log_likelihood, 0.0)  # a client with balanced classes needs none
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:

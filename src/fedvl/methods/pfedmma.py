@@ -62,7 +62,8 @@ class PFedMMA(Method):
         "paper": SETTING,
         "released": {
             **SETTING,
-            "training": {**SETTING["training"], "local_epochs": 1},
+            # base2new.sh --train_batch_size 32, and WEIGHT_DECAY of Dassl's defaults
+            "training": {**SETTING["training"], "local_epochs": 1, "batch_size": 32, "weight_decay": 5e-4},
             "federation": {"rounds": 100},
         },
     }

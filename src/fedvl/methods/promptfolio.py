@@ -11,6 +11,8 @@ cosine schedule is stepped by every client's epochs, so that rates depend on a c
 the rate falls with the rounds, for all clients alike.
 """
 
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -20,7 +22,7 @@ from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
-SETTING = {
+SETTING: dict[str, dict[str, Any]] = {
     "training": {
         "learning_rate": 0.002,
         "momentum": 0.9,
@@ -41,7 +43,15 @@ class PromptFolioOptions(PromptOptions):
 class PromptFolio(PromptFL):
     options: PromptFolioOptions
     weighting = "samples"
-    presets = {"paper": SETTING, "released": {**SETTING, "method": {"theta": 0.4, "context": 8}}}
+    presets = {
+        "paper": SETTING,
+        "released": {
+            **SETTING,
+            # MAX_EPOCH of the trainer's yaml, and the default of --train_batch_size, which override the script
+            "training": {**SETTING["training"], "local_epochs": 5, "batch_size": 16},
+            "method": {"theta": 0.4, "context": 8},
+        },
+    }
 
     def roles(self) -> dict[str, Role]:
         return {"local_context": Private(trained=True)}

@@ -95,6 +95,9 @@ def test_discrepancy_by_class_is_the_mean_of_discrepancies_within_classes():
         ]
         expected.append(means[0] + means[1] - 2 * means[2])
     torch.testing.assert_close(found, sum(expected) / 3)
+    counted = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    some = class_discrepancy(left, right, classes[labels], classes[guessed], torch.ones(6), counted)
+    torch.testing.assert_close(some, (expected[0] + expected[2]) / 2)
     padded = torch.cat([left, torch.full((2, 2), 30.0)])
     more = torch.cat([classes[labels], classes[[3, 3]]])
     mask = torch.tensor([1.0] * 6 + [0, 0])

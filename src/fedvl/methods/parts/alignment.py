@@ -23,16 +23,23 @@ def kernel_discrepancy(left: Tensor, right: Tensor, left_mask: Tensor) -> Tensor
 
 
 def class_discrepancy(
-    left: Tensor, right: Tensor, left_classes: Tensor, right_classes: Tensor, left_mask: Tensor
+    left: Tensor,
+    right: Tensor,
+    left_classes: Tensor,
+    right_classes: Tensor,
+    left_mask: Tensor,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Return LMMD (Zhu et al., 2021): the mean over classes of the left of MK-MMD within a class.
 
     Rows x classes say how far a row belongs to each class, such as one-hot labels or a softmax.
+    ``counted`` is 0 for the classes to leave out.
     """
     left_mask = left_mask.to(left.dtype)
     kernel = kernels(torch.cat([left, right]), torch.cat([left_mask, torch.ones_like(right[:, 0])]))
     left_classes = left_classes * left_mask[:, None]
     present = (left_classes.sum(0) > 0).to(left.dtype)
+    present = present if counted is None else present * counted
     shares = [classes / classes.sum(0).clamp(min=1e-12) for classes in (left_classes, right_classes)]
     signs = torch.cat([shares[0], -shares[1]]) * present  # a column for each class
     return (signs * (kernel @ signs)).sum() / present.sum().clamp(min=1)
