@@ -23,13 +23,14 @@ import torch
 
 import fedvl.runs.preparation as preparation
 from fedvl.data.sources import Opener, open_dataset
-from fedvl.data.stores import Dataset, Integers, Split
+from fedvl.data.stores import Dataset, Split
 from fedvl.display import Silent
 from fedvl.federation.round import Federation
 from fedvl.models.checkpoint import load_model
 from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
+from fedvl.tensors import IntArray
 
 ALIGNED = ("fed-inter", "fed-prime")  # the methods that align prompts
 METHODS = ("fedavg-p", "fedprox-p", "fedmsplit-p", "fed-inter", "fed-intra", "fed-prime")
@@ -38,7 +39,7 @@ Row = dict[str, Any]
 VALIDATION_SEED = 1  # not that of a split into training and test
 
 
-def drawn(rows: Integers, generator: np.random.Generator) -> Integers:
+def drawn(rows: IntArray, generator: np.random.Generator) -> IntArray:
     """Return a fifth of some rows."""
     return generator.permutation(rows)[: round(len(rows) / 5)]
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import fedvl.runs.preparation as preparation
-from fedvl.config import MOST_ROUNDS, overlay
+from fedvl.config import MAX_ROUNDS, overlay
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.round import Federation
@@ -73,7 +73,7 @@ def settings(arguments: argparse.Namespace, dataset: str, partition: str, seed: 
         "device": arguments.device,
         "data": {"dataset": dataset, "partition": partition, "clients": arguments.clients, "shots": arguments.shots},
         "model": {"name": arguments.model},
-        "evaluation": {"protocol": "personal", "batch_size": 256, "every": MOST_ROUNDS},
+        "evaluation": {"protocol": "personal", "batch_size": 256, "every": MAX_ROUNDS},
         "federation": {"rounds": arguments.rounds, "chunk": arguments.chunk, "per_round": arguments.per_round},
         "training": {"local_epochs": arguments.local_epochs, "precision": arguments.precision},
     }

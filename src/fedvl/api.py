@@ -271,9 +271,9 @@ def compare(
 ) -> Comparison:
     """Compare methods over datasets, partitions and seeds; reuse finished runs.
 
-    ``grid`` is a TOML file of rows and columns in place of methods. Each place is run with
+    ``grid`` is a TOML file of rows and columns instead of methods. Each cell is run with
     ``seeds`` seeds, 3 by default. ``tune`` has the values of each setting to choose from, for each
-    place, on the share ``validation`` of the training images (0.2 by default). Further arguments
+    cell, on the share ``validation`` of the training images (0.2 by default). Further arguments
     are those of :func:`run`, for every run.
     """
     from fedvl.comparisons.grid import Variant, read_grid
@@ -301,28 +301,28 @@ def compare(
     wanted = wanted.tuned_by(axes, _plain(validation))
     # all of them, so that a mistake in the last shows before the first is run
     experiments = [resolve_experiment(case.settings) for case in (*wanted.cases(), *trials_of(wanted).cases())]
-    place = Path(out)
+    folder = Path(out)
     with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
         opener = Opener.once()
-        outcome = perform_tuned(wanted, lambda part: perform_grid(part, place / "runs", GridDisplay(display), opener))
+        outcome = perform_tuned(wanted, lambda part: perform_grid(part, folder / "runs", GridDisplay(display), opener))
     words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
     for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
         words += [flag, ",".join(names)] if names else []
     for key, values in axes.items():
         words += ["--tune", f"{key}={','.join(map(toml_value, values))}"]
     words += ["--validation", str(validation)] if validation is not None else []
-    words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(place)]
+    words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(folder)]
     summary = summarise(outcome, shlex.join(words))
-    write_comparison(summary, place)
+    write_comparison(summary, folder)
     if outcome.tuned:
-        write_grid(outcome.grid, place / "tuned.toml")
+        write_grid(outcome.grid, folder / "tuned.toml")
     if summary["failures"]:
         failed = summary["failures"][0]
         raise FedVLError(
             f"{len(summary['failures'])} of {len(experiments)} runs failed; the first is {failed['row']}, seed {failed['seed']}: "
             f"{failed['error']}"
         )
-    return Comparison(summary, place)
+    return Comparison(summary, folder)
 
 
 def settings_of(given: Mapping[str, Any], flags: Iterable[str], own: Sequence[str]) -> Row:

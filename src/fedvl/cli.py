@@ -9,7 +9,7 @@ from fedvl.commands import audit, compare, federation, log, report, run, serve, 
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
-LONGEST_ERROR = 4000  # characters
+MAX_ERROR = 4000  # characters
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +52,7 @@ def fail(sentence: str) -> NoReturn:
     """Print an error and exit; what a file of others made of it is neither obeyed nor endless."""
     from fedvl.display import shortened, visible
 
-    print(f"Error: {shortened(visible(sentence), LONGEST_ERROR)}", file=sys.stderr)
+    print(f"Error: {shortened(visible(sentence), MAX_ERROR)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -19,11 +19,11 @@ from pydantic.fields import FieldInfo
 from fedvl.errors import FedVLError
 from fedvl.files import SHORTENED, read_file
 
-MOST_TOML = 2**20  # bytes
-MOST_DOTS = 200
-MOST_ROUNDS = 999_999  # the journal names rounds with six digits
-MOST_CLIENTS = 10_000_000
-MOST_TEXT = 4096  # characters of a name or path
+MAX_TOML = 2**20  # bytes
+MAX_DOTS = 200
+MAX_ROUNDS = 999_999  # the journal names rounds with six digits
+MAX_CLIENTS = 10_000_000
+MAX_TEXT = 4096  # characters of a name or path
 MANY = 10**9  # more than there is of anything that is counted
 
 
@@ -32,14 +32,14 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=MOST_TEXT, use_attribute_docstrings=True
+        extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=MAX_TEXT, use_attribute_docstrings=True
     )
 
 
 class MethodConfig(BaseModel):
     """The method; further keys are its options (``fedvl methods NAME`` lists them)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MOST_TEXT, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", frozen=True, str_max_length=MAX_TEXT, use_attribute_docstrings=True)
     name: str = "linear"
     """A method of the package (fedvl methods lists them), or the path of your own Python file."""
     preset: str = "paper"
@@ -78,9 +78,9 @@ class DataConfig(Section):
     """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:COUNT,
     quantity:FRACTION, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint, or a CSV file.
     """
-    clients: int = Field(10, ge=1, le=MOST_CLIENTS)
+    clients: int = Field(10, ge=1, le=MAX_CLIENTS)
     """Number of clients."""
-    newcomers: int = Field(0, ge=0, le=MOST_CLIENTS)
+    newcomers: int = Field(0, ge=0, le=MAX_CLIENTS)
     """Number of clients, the last ones, that join only when training is over."""
     minimum: int = Field(10, ge=0, le=MANY)
     """Minimum number of samples of a client under a Dirichlet partition."""
@@ -162,7 +162,7 @@ class TrainingConfig(Section):
     """
     schedule: Literal["constant", "cosine", "step", "cosine-restarts"] = "constant"
     """Schedule of the learning rate over rounds."""
-    restart_rounds: int = Field(5, ge=1, le=MOST_ROUNDS)
+    restart_rounds: int = Field(5, ge=1, le=MAX_ROUNDS)
     """Rounds between restarts under cosine-restarts, which decays over epochs."""
     step_factor: float = Field(0.99, gt=0, le=1)
     """Factor on the learning rate after each round under step."""
@@ -173,25 +173,25 @@ class TrainingConfig(Section):
 
 
 class FederationConfig(Section):
-    rounds: int = Field(10, ge=0, le=MOST_ROUNDS)
+    rounds: int = Field(10, ge=0, le=MAX_ROUNDS)
     """Number of rounds."""
-    per_round: int | None = Field(None, ge=1, le=MOST_CLIENTS)
+    per_round: int | None = Field(None, ge=1, le=MAX_CLIENTS)
     """Clients sampled each round; all if absent."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability that a sampled client does not answer."""
-    quorum: int = Field(1, ge=1, le=MOST_CLIENTS)
+    quorum: int = Field(1, ge=1, le=MAX_CLIENTS)
     """Valid updates that a round needs to count."""
     attempts: int = Field(3, ge=1, le=1000)
     """Samples of clients for a round before the run stops for lack of a quorum."""
-    patience: int | None = Field(None, ge=1, le=MOST_ROUNDS)
+    patience: int | None = Field(None, ge=1, le=MAX_ROUNDS)
     """Rounds without a better validation accuracy before a run stops; it does not stop early if
     absent.
     """
-    withdrawn: tuple[Annotated[int, Field(ge=0, lt=MOST_CLIENTS)], ...] = ()
+    withdrawn: tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...] = ()
     """Clients that no longer take part."""
     drift: bool = False
     """Record the drift of the clients in each round; secure aggregation does not reveal it."""
-    chunk: int | None = Field(None, ge=1, le=MOST_CLIENTS)
+    chunk: int | None = Field(None, ge=1, le=MAX_CLIENTS)
     """Clients trained in one kernel; if absent, as many as fit into a fixed share of memory,
     independent of what is free.
     """
@@ -281,7 +281,7 @@ class EvaluationConfig(Section):
     """Evaluate on the test set; a sweep does so for the chosen setting only."""
     batch_size: int = Field(4096, ge=1, le=MANY)
     """Images predicted together."""
-    every: int = Field(1, ge=1, le=MOST_ROUNDS)
+    every: int = Field(1, ge=1, le=MAX_ROUNDS)
     """Rounds between evaluations; the last round is always evaluated."""
     examples: int = Field(8, ge=0, le=1000)
     """Test images in the report that training corrected, and as many that it got wrong."""
@@ -344,9 +344,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"{path} is a folder, and an experiment is a TOML file; to use a folder of images, say --dataset {path}."
         )
     try:
-        text = read_file(path, MOST_TOML).decode()
-        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):  # which takes the parser hours
-            raise FedVLError(f"{path} has a line of more than {MOST_DOTS} dots; break it.")
+        text = read_file(path, MAX_TOML).decode()
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):  # which takes the parser hours
+            raise FedVLError(f"{path} has a line of more than {MAX_DOTS} dots; break it.")
         return tomllib.loads(text)
     except FileNotFoundError as error:
         raise FedVLError(f"There is no experiment file {path}; check the path.") from error

@@ -14,16 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedvl.errors import FedVLError
 
-MOST_JSON = 2**26  # bytes
-LONGEST_INTEGER = 19  # digits; what is longer is no count
+MAX_JSON = 2**26  # bytes
+MAX_INTEGER = 19  # digits; what is longer is no count
 
 SHORTENED = reprlib.Repr()  # of values from a file, in a sentence
 SHORTENED.maxstring = SHORTENED.maxother = 100
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 Number = Annotated[float, Field(allow_inf_nan=True)]  # a loss may have overflown
 Finite = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Names = Annotated[list[str], Field(max_length=MOST_NAMES)]
+Names = Annotated[list[str], Field(max_length=MAX_NAMES)]
 Bounds = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Scalar = str | int | float | bool | None
@@ -110,10 +110,10 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def bounded_integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= LONGEST_INTEGER else float(digits)
+    return int(digits) if len(digits) <= MAX_INTEGER else float(digits)
 
 
-def read_json(path: Path, most: int = MOST_JSON) -> Any:
+def read_json(path: Path, most: int = MAX_JSON) -> Any:
     """Read a JSON file; None where there is none."""
     try:
         return parse_json(read_file(path, most))
@@ -123,7 +123,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         raise FedVLError(f"{path} cannot be read ({error}): run the experiment again to make it anew.") from None
 
 
-Kind = TypeVar("Kind", bound=Content)
+ContentModel = TypeVar("ContentModel", bound=Content)
 
 
 def same_lengths(**lists: list[Any] | None) -> None:
@@ -138,7 +138,7 @@ def square(rows: list[list[int]] | None, width: int, name: str) -> None:
         raise ValueError(f"a row of {name} has not {width} values")
 
 
-def fits(kind: type[Kind], content: object) -> bool:
+def fits(kind: type[ContentModel], content: object) -> bool:
     """Whether a content is of this kind."""
     try:
         kind.model_validate(content)
@@ -147,14 +147,14 @@ def fits(kind: type[Kind], content: object) -> bool:
     return True
 
 
-def checked(kind: type[Kind], content: Any, path: Path) -> dict[str, Any]:
+def checked(kind: type[ContentModel], content: Any, path: Path) -> dict[str, Any]:
     """Return the content of a file as it is; refuse one that is not of this kind."""
     try:
         kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])[:100]
-        found = f"its '{place}' is {SHORTENED.repr(problem['input'])}" if place else "what it holds"
+        location = ".".join(str(part) for part in problem["loc"])[:100]
+        found = f"its '{location}' is {SHORTENED.repr(problem['input'])}" if location else "what it holds"
         reason = problem["msg"][0].lower() + problem["msg"][1:]
         raise FedVLError(f"{path} is not as FedVL writes it ({found}: {reason}); get a whole copy of it.") from None
     return dict(content)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as serialise
@@ -16,12 +18,13 @@ from safetensors.torch import save as serialise
 from fedvl.errors import FedVLError
 from fedvl.files import read_file, write_whole
 
-MOST_BYTES = 2**34  # of a safetensors file
+MAX_BYTES = 2**34  # of a safetensors file
 # rows that are summed in one go: few enough to stay in a processor's cache, enough to keep a GPU busy
 BLOCKS = {"cpu": 64, "cuda": 4096}
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
+IntArray = NDArray[np.int64]
 
 
 def usable_cores() -> int:
@@ -176,7 +179,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str,
 def load(path: Path, sha256: str | None = None) -> Tensors:
     """Read a safetensors file; refuse one whose SHA-256 is not the one that was written."""
     try:
-        content = read_file(path, MOST_BYTES)
+        content = read_file(path, MAX_BYTES)
     except OSError as error:
         raise FedVLError(
             f"Cannot read {path}: {error.strerror or error}; restore it from a copy, or make it anew."

@@ -147,7 +147,7 @@ def test_features_that_stay_on_disk_give_the_bits_of_those_in_memory(
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(stored, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(stored, "MAX_IN_MEMORY", 0)
     monkeypatch.setattr(StoredRows, "__getitem__", counted)
     on_disk = json.loads(call(*words, "--out", "on-disk").stdout)
     assert sum(read) > 2 * 200  # training images of two rounds

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedvl.api import RunResult, open_run, run
 from fedvl.cli import app
 from fedvl.data.features import encode_images
-from fedvl.data.imported import encoding_in, import_vectors, load_imported, open_model, place_of
+from fedvl.data.imported import encoding_in, import_vectors, imported_path, load_imported, open_model
 from fedvl.data.inputs import embed_names
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
@@ -180,7 +180,7 @@ def test_the_fingerprint_is_of_the_encoder_and_not_of_its_images(tmp_path: Path)
 def test_what_is_kept_is_private_and_verified(tmp_path: Path) -> None:
     manifest = {"name": "mine", "sha256": WEIGHTS, "normalised": True, "images": [WEIGHTS]}
     import_vectors(*write(tmp_path, manifest, images=np.array([[0.6, 0.8]])))
-    path = place_of("mine")
+    path = imported_path("mine")
     assert path.stat().st_mode & 0o77 == path.parent.stat().st_mode & 0o77 == 0
     assert open_model("mine").name == "mine"
     with pytest.raises(FedVLError, match=r"leave out model\.encoding"):
@@ -239,7 +239,7 @@ def test_hostile_vectors_end_in_one_sentence(tmp_path: Path, case: str) -> None:
         import_vectors(npz_of(tmp_path, content), tmp_path / "manifest.json")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-    assert not place_of("mine").exists()
+    assert not imported_path("mine").exists()
 
 
 @pytest.mark.parametrize(

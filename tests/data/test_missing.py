@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvl.data.missing import Noise, conditions_of, draw_present, lacking, parse_missing, with_wrong_labels
+from fedvl.data.missing import LabelNoise, conditions_of, draw_present, lacking, parse_missing, with_wrong_labels
 from fedvl.errors import FedVLError
 
 ALL = np.ones(100, dtype=bool)
@@ -91,7 +91,7 @@ CLIENTS = [np.arange(40), np.arange(40, 150), np.arange(150, 150)]
 
 
 def noisy(text: str, seed: int = 0) -> np.ndarray:
-    return with_wrong_labels(LABELS, CLIENTS, 4, Noise.parse(text), seed)
+    return with_wrong_labels(LABELS, CLIENTS, 4, LabelNoise.parse(text), seed)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "pair"])
@@ -111,11 +111,11 @@ def test_a_pair_is_the_next_class_and_symmetric_noise_any_other() -> None:
 
 def test_unknown_labels_stay_unknown() -> None:
     labels = np.array([0, -1, 1, -1])
-    found = with_wrong_labels(labels, [np.arange(4)], 2, Noise.parse("symmetric:1"), 0)
+    found = with_wrong_labels(labels, [np.arange(4)], 2, LabelNoise.parse("symmetric:1"), 0)
     assert found.tolist() == [1, -1, 0, -1]
 
 
 @pytest.mark.parametrize("text", ["symmetric", "pair:1.2", "other:0.1", "symmetric:nan", "pair:x"])
 def test_other_noise_is_refused(text: str) -> None:
     with pytest.raises(FedVLError, match="use symmetric:SHARE or pair:SHARE"):
-        Noise.parse(text)
+        LabelNoise.parse(text)

@@ -96,8 +96,8 @@ def held_of(path: Path) -> int:
 
 
 def test_what_fits_is_a_constant_on_a_processor_and_half_of_what_is_free_on_a_gpu(monkeypatch):
-    assert fits(stored.MOST_IN_MEMORY, "cpu")
-    assert not fits(stored.MOST_IN_MEMORY + 1, "cpu")
+    assert fits(stored.MAX_IN_MEMORY, "cpu")
+    assert not fits(stored.MAX_IN_MEMORY + 1, "cpu")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
     assert fits(50, "cuda")
     assert not fits(51, "cuda")

@@ -129,7 +129,7 @@ def test_health_metrics_and_description(client):
 
 def test_results_stream_while_later_images_are_still_encoded(fed_mp, monkeypatch):
     monkeypatch.setattr(fedvl.serve.worker, "BATCH", 18)
-    monkeypatch.setattr(fedvl.serve.worker, "LONGEST_WAIT", 60)
+    monkeypatch.setattr(fedvl.serve.worker, "MAX_WAIT", 60)
     gate = Gate(fed_mp)
     with client_of(make_app(gate)) as client:
         session = begin(client, classes=["cat", "dog"])

@@ -8,12 +8,12 @@ from starlette.exceptions import HTTPException
 
 from fedvl.errors import FedVLError
 from fedvl.serve.askers import Shares
-from fedvl.serve.guard import LIMITS, Body, Guard, check_token, place
+from fedvl.serve.guard import LIMITS, Body, Guard, check_token, origin_host
 
 
 def test_places_of_origins():
-    assert place("https://a.example:8443") == "a.example:8443"
-    assert [place(origin) for origin in ("null", "", "http://[", "file://", "localhost:80")] == [None] * 5
+    assert origin_host("https://a.example:8443") == "a.example:8443"
+    assert [origin_host(origin) for origin in ("null", "", "http://[", "file://", "localhost:80")] == [None] * 5
 
 
 def test_a_token_that_protects_nothing_is_refused():

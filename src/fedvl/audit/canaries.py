@@ -33,7 +33,7 @@ from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
 NAME = "empirical-epsilon"
-MOST_CANARIES, MOST_ROUNDS = 400, 10
+MOST_CANARIES, MAX_ROUNDS = 400, 10
 FEW_CANARIES = 120  # images, where an encoder runs in each step
 FAR = 2.0  # norm of a canary's update, as a multiple of what it is cut to or of the farthest client
 MANY = 2**16  # numbers of a model, beyond which directions are not made orthogonal
@@ -326,7 +326,7 @@ def slow(evidence: Evidence) -> bool:
 
 
 def rounds_of(evidence: Evidence) -> int:
-    return len(evidence.rounds) if slow(evidence) else min(MOST_ROUNDS, evidence.experiment.federation.rounds)
+    return len(evidence.rounds) if slow(evidence) else min(MAX_ROUNDS, evidence.experiment.federation.rounds)
 
 
 def run_first(federation: Federation, rounds: int) -> list[Began]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedvl.commands.flags import with_flags
+from fedvl.commands.run import Quiet
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ The same command resumes where it was stopped; finished runs are not repeated.
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of every run, as section.key=value; repeatable.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress display.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")]
 
 
@@ -129,7 +129,7 @@ def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
     from fedvl.display import GridDisplay, TerminalDisplay
 
     grid = with_share_of_cores(grid, jobs)
-    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
+    with keeping_finished_runs(), TerminalDisplay(quiet) as display:
         run_side_by_side(unfinished(grid, runs), jobs, GridDisplay(display))
     return grid
 
@@ -192,7 +192,7 @@ def sweep(
     grid = sweep_grid(base, read_axes(settings or []), random, validation, seeds)
     for case in grid.cases():
         new_experiment(case.settings)
-    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
+    with keeping_finished_runs(), TerminalDisplay(quiet) as display:
         summary = perform_sweep(grid, out / "runs", GridDisplay(display), Opener.once(), command_line())
     write_comparison(summary, out)
     if chosen := chosen_grid(grid, summary):
@@ -270,13 +270,13 @@ def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> "Outco
     from fedvl.comparisons.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 
-    with saying_how_to_go_on(), TerminalDisplay(quiet) as display:
+    with keeping_finished_runs(), TerminalDisplay(quiet) as display:
         return perform_grid(grid, runs, GridDisplay(display), opener)
 
 
 @contextmanager
-def saying_how_to_go_on() -> Iterator[None]:
-    """Tell whoever presses Ctrl-C that finished runs are kept."""
+def keeping_finished_runs() -> Iterator[None]:
+    """On Ctrl-C, say that finished runs are kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -304,8 +304,8 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
         console.print(f"This table: {' '.join(summary['findings'])}", highlight=False)
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
     for failure in summary["failures"]:
-        place = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"
-        print(visible(f"Failed: {place}: {failure['error']}"), file=sys.stderr)
+        run = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"
+        print(visible(f"Failed: {run}: {failure['error']}"), file=sys.stderr)
     if summary["failures"] and stop:
         raise typer.Exit(1)
 

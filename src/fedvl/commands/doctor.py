@@ -16,7 +16,7 @@ from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
 SOON_DAYS = 60  # before a certificate expires
-Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
+Check = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
 def examine(folder: Path | None = None) -> bool:
@@ -24,7 +24,7 @@ def examine(folder: Path | None = None) -> bool:
     console = Console()
     marks = {"good": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("bad ", "red")}
     sound = True
-    checks: list[Callable[[], list[Finding]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
+    checks: list[Callable[[], list[Check]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
     checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
     for check in checks:
         for kind, sentence in guarded(check):
@@ -33,25 +33,25 @@ def examine(folder: Path | None = None) -> bool:
     return sound
 
 
-def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+def guarded(check: Callable[[], list[Check]]) -> list[Check]:
     try:
         return check()
     except (FedVLError, OSError) as error:
         return [("bad", str(error))]
 
 
-def python() -> list[Finding]:
+def python() -> list[Check]:
     return [("good", f"fedvl {__version__} on Python {sys.version.split()[0]}")]
 
 
-def torch_build() -> list[Finding]:
+def torch_build() -> list[Check]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, the CPU is used"
     return [("good", f"torch {torch.__version__}, {device}")]
 
 
-def torchvision() -> list[Finding]:
+def torchvision() -> list[Check]:
     """Warn of a torchvision built for another torch, which breaks transformers and peft."""
     if importlib.util.find_spec("torchvision") is None:
         return []
@@ -64,18 +64,18 @@ def torchvision() -> list[Finding]:
     return []
 
 
-def embedded_models() -> list[Finding]:
+def embedded_models() -> list[Check]:
     from fedvl.models import EMBEDDED
     from fedvl.models.checkpoint import load_model
 
     return [("good", f"embedded model {load_model(name).name} loads and has the right hash") for name in EMBEDDED]
 
 
-def embedded_images() -> list[Finding]:
+def embedded_images() -> list[Check]:
     from fedvl.data.catalogue import catalogue
     from fedvl.data.sources import open_dataset
 
-    findings: list[Finding] = []
+    findings: list[Check] = []
     for name in [name for name, entry in catalogue().items() if entry.embedded]:
         dataset = open_dataset(name)
         for split in dataset.splits.values():
@@ -84,7 +84,7 @@ def embedded_images() -> list[Finding]:
     return findings
 
 
-def cache_folder() -> list[Finding]:
+def cache_folder() -> list[Check]:
     from fedvl.data.features import default_cache_dir
 
     folder = default_cache_dir()
@@ -96,14 +96,14 @@ def cache_folder() -> list[Finding]:
     return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free{hint}")]
 
 
-def npm() -> list[Finding]:
+def npm() -> list[Check]:
     if shutil.which("npm"):
         return [("good", "npm found: fedvl data get works")]
     return [("note", "npm not found: fedvl data get needs it (install Node.js); everything else works")]
 
 
-def extras() -> list[Finding]:
-    findings: list[Finding] = []
+def extras() -> list[Check]:
+    findings: list[Check] = []
     for extra, package in {"parquet": "pyarrow", "heic": "pillow-heif", "flower": "flwr", "serve": "fastapi"}.items():
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
@@ -112,13 +112,13 @@ def extras() -> list[Finding]:
     return findings
 
 
-def federation_folder(folder: Path) -> list[Finding]:
+def federation_folder(folder: Path) -> list[Check]:
     """Say how long certificates are valid, and whether keys are there and nobody else's."""
     from fedvl.deployment.keys import days_left
     from fedvl.deployment.membership import check_key, read_federation
 
     names = {"ca.crt": "the authority's", "server.crt": "the server's"}
-    findings: list[Finding] = []
+    findings: list[Check] = []
     for name, whose in names.items():
         if name == "ca.crt" or (folder / name).exists():
             days = days_left(folder / name)

@@ -49,8 +49,8 @@ Then hand clinic/parties/NAME to each party. It makes its key; you admit it.
 
 federation_app = typer.Typer(no_args_is_help=True, help="A federation between real machines: make its folders.")
 
-Federation = Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")]
-Own = Annotated[Path, typer.Argument(help="The folder that this client was handed.")]
+FederationFolder = Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")]
+ClientFolder = Annotated[Path, typer.Argument(help="The folder that this client was handed.")]
 
 
 @federation_app.command("init", epilog=INIT_EXAMPLES)
@@ -102,7 +102,7 @@ def init(
 
 @federation_app.command("join")
 def join_federation(
-    folder: Own,
+    folder: ClientFolder,
     again: Annotated[bool, typer.Option("--renew", help="Replace the key that this client has.")] = False,
     moved: Annotated[
         bool, typer.Option("--moved", help="Go on with a folder that you moved or restored yourself; asks.")
@@ -189,7 +189,7 @@ def print_roster(roster: "Roster") -> None:
 
 @federation_app.command("approve")
 def approve_runs(
-    folder: Own,
+    folder: ClientFolder,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask; the roster was compared, and all experiments are approved.")
     ] = False,
@@ -250,7 +250,7 @@ def confirm_roster(folder: Path, yes: bool) -> None:
 
 @federation_app.command("admit")
 def admit_party(
-    folder: Federation,
+    folder: FederationFolder,
     requests: Annotated[list[Path], typer.Argument(help="Requests that parties sent.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask; the fingerprints were compared.")] = False,
 ) -> None:
@@ -288,7 +288,7 @@ def revoke_party(
 
 
 @federation_app.command("renew")
-def renew_certificate(folder: Federation) -> None:
+def renew_certificate(folder: FederationFolder) -> None:
     """Make the server's certificate anew, before it expires; parties need nothing."""
     from fedvl.deployment.keys import days_left
     from fedvl.deployment.membership import renew
@@ -298,7 +298,7 @@ def renew_certificate(folder: Federation) -> None:
 
 
 def server(
-    folder: Federation,
+    folder: FederationFolder,
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
     out: Out = None,
     metrics: MetricsPort = None,
@@ -323,7 +323,7 @@ def server(
 
 
 def client(
-    folder: Own,
+    folder: ClientFolder,
     data: Annotated[
         str | None,
         typer.Option(

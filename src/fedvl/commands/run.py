@@ -170,7 +170,7 @@ def complete_run(
 
 @contextmanager
 def saying_how_to_go_on(folder: "RunFolder") -> Iterator[None]:
-    """Tell whoever presses Ctrl-C what is saved."""
+    """On Ctrl-C, say what is saved and how to continue."""
     try:
         yield
     except KeyboardInterrupt:

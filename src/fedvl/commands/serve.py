@@ -18,7 +18,9 @@ Classes = Annotated[
     str | None,
     typer.Option(help="Class names, as a,b,c or @FILE with one per line; the run's if absent."),
 ]
-Client = Annotated[int | None, typer.Option(min=0, help="Query this client's personal model (FedPP and the like).")]
+ClientOption = Annotated[
+    int | None, typer.Option(min=0, help="Query this client's personal model (FedPP and the like).")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda; the run's if absent.")]
 
 
@@ -75,7 +77,7 @@ def predict(
     run: Run,
     images: Annotated[list[Path], typer.Argument(help="Image files and folders, which are searched recursively.")],
     classes: Classes = None,
-    client: Client = None,
+    client: ClientOption = None,
     top: Annotated[int, typer.Option(min=1, help="Classes reported for each image.")] = 3,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV on standard output, a row per image.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output, with all details.")] = False,
@@ -110,7 +112,7 @@ def export(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     classes: Classes = None,
-    client: Client = None,
+    client: ClientOption = None,
     device: Device = None,
     trust_method: Trust = False,
 ) -> None:

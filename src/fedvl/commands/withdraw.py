@@ -44,10 +44,10 @@ def withdraw(
     folder.tensors()  # refuses one that is not finished, or damaged
     number, party = find_client(folder, client)
     if against is None and folder.federation is not None:
-        place = folder.federation["federation"]
+        federation = folder.federation["federation"]
         raise FedVLError(
-            f"The other parties' images are on their own machines: revoke it (fedvl federation revoke {place} {client}), run "
-            f"fedvl server {place} --out NEW with the others, then say fedvl withdraw {run} {client} --against NEW."
+            f"The other parties' images are on their own machines: revoke it (fedvl federation revoke {federation} {client}), run "
+            f"fedvl server {federation} --out NEW with the others, then say fedvl withdraw {run} {client} --against NEW."
         )
     if against is not None:
         other = RunFolder(against, trust_method)

@@ -16,7 +16,7 @@ import torch
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.clusters import MOST_POINTS, embedding_map
+from fedvl.evaluation.clusters import MAX_POINTS, embedding_map
 from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all
 from fedvl.methods.base import Samples
@@ -139,7 +139,7 @@ def entropies(run: MeasuredRun) -> dict[str, Any]:
 def prediction_map(run: MeasuredRun) -> dict[str, Any]:
     """Return a t-SNE map with the predictions without and with prototypes (Fed-MP)."""
     prepared, shared, last = run.reopened
-    method, images = prepared.queried, some(prepared.test.samples, run, MOST_POINTS)
+    method, images = prepared.queried, some(prepared.test.samples, run, MAX_POINTS)
     if not isinstance(method, FedMP):
         raise FedVLError("Only Fed-MP answers with and without prototypes; measure it on a run of fed-mp.")
     tensors = method.tailor(shared, last)

@@ -9,7 +9,7 @@ from fedvl.comparisons.claims import Figures, findings
 from fedvl.comparisons.grid import QUICK, Grid, Variant
 from fedvl.comparisons.run import Outcome, summarise
 from fedvl.data.catalogue import find
-from fedvl.data.sources import default_data_root, how_to_get, place_of
+from fedvl.data.sources import dataset_path, default_data_root, how_to_get
 from fedvl.errors import FedVLError
 from fedvl.models import EMBEDDED
 
@@ -59,7 +59,7 @@ def missing_dataset(name: str, root: Path | None) -> str:
     if "+" in name:
         return " ".join(filter(None, (missing_dataset(part, root) for part in name.split("+"))))
     entry, root = find(name), root or default_data_root()
-    return "" if entry.embedded or place_of(entry, root) else how_to_get(entry, root)
+    return "" if entry.embedded or dataset_path(entry, root) else how_to_get(entry, root)
 
 
 def missing_file(kind: str, name: str) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table
 from fedvl.data.stores import ArrowStore, JoinedStore, ParquetStore
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON, parse_json, read_file, regular
+from fedvl.files import MAX_JSON, parse_json, read_file, regular
 
-MOST_FILE = 2**40  # bytes of a table
-MOST_COLUMNS = 2**31  # characters of a table's labels, splits and texts
-MOST_GROUP = 2**31  # bytes of the images of a row group
+MAX_FILE = 2**40  # bytes of a table
+MAX_COLUMNS = 2**31  # characters of a table's labels, splits and texts
+MAX_GROUP = 2**31  # bytes of the images of a row group
 LEAST_ROW = 16  # bytes of a file for each of its rows: no image is smaller
 BATCH = 65_536  # rows of labels and texts read at once
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 
 
 class Columns(NamedTuple):
@@ -35,7 +35,7 @@ def read_parquet(path: Path) -> Table:
     parquet = _pyarrow("pyarrow.parquet")
 
     def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
-        size = regular(path, MOST_FILE).stat().st_size
+        size = regular(path, MAX_FILE).stat().st_size
         file = parquet.ParquetFile(path)
         columns = _columns_of(file.schema_arrow, path)
         _check_rows(sum(group.num_rows for group in _groups(file)), size, path)
@@ -45,8 +45,8 @@ def read_parquet(path: Path) -> Table:
         return file, columns, _values(file.iter_batches(batch_size=BATCH, columns=names), names, path)
 
     file, columns, values = _read(read, path, "parquet")
-    if any(group.total_byte_size > MOST_GROUP for group in _groups(file)):
-        raise FedVLError(f"A row group of {path} has more than {MOST_GROUP:,} bytes; write it with smaller row groups.")
+    if any(group.total_byte_size > MAX_GROUP for group in _groups(file)):
+        raise FedVLError(f"A row group of {path} has more than {MAX_GROUP:,} bytes; write it with smaller row groups.")
     sizes = [group.num_rows for group in _groups(file)]
     store = ParquetStore(path, file, np.cumsum([0, *sizes[:-1]], dtype=np.int64), columns.content)
     return _table(path, store, columns, values)
@@ -69,7 +69,7 @@ def read_arrow(path: Path) -> Table:
     pyarrow, ipc = _pyarrow("pyarrow"), _pyarrow("pyarrow.ipc")
 
     def read() -> tuple[Any, Columns, dict[str, list[Any]]]:
-        size = regular(path, MOST_FILE).stat().st_size
+        size = regular(path, MAX_FILE).stat().st_size
         with ipc.open_stream(pyarrow.memory_map(str(path))) as stream:
             columns = _columns_of(stream.schema, path)
             batches, rows = [], 0
@@ -106,7 +106,7 @@ def _saved_files(folder: Path) -> list[Path]:
     if listed is None:
         raise FedVLError(f"{folder} has no state.json, which save_to_disk writes; get the whole folder again.")
     names = [_plain(file.get("filename") if isinstance(file, dict) else None, folder) for file in listed]
-    if not 0 < len(names) <= MOST_FILES:
+    if not 0 < len(names) <= MAX_FILES:
         raise FedVLError(f"{folder / 'state.json'} lists no files, or too many; get the folder again.")
     return [folder / name for name in names]
 
@@ -125,7 +125,7 @@ def _plain(name: Any, folder: Path) -> str:
 def _described(path: Path, key: str) -> list[Any] | None:
     """Return a list of a JSON file; None if the file does not exist."""
     try:
-        found = parse_json(read_file(path, MOST_JSON))[key]
+        found = parse_json(read_file(path, MAX_JSON))[key]
         if isinstance(found, list):
             return found
     except FileNotFoundError:
@@ -146,10 +146,8 @@ def tables_in(folder: Path) -> Iterator[Path]:
 def read_tables(folder: Path) -> Table:
     """Read a folder of parquet files as the hub has them; names of files or folders are splits."""
     paths = sorted(tables_in(folder))
-    if len(paths) > MOST_FILES:
-        raise FedVLError(
-            f"{folder} has {len(paths):,} parquet files, more than {MOST_FILES:,}; use fewer, larger ones."
-        )
+    if len(paths) > MAX_FILES:
+        raise FedVLError(f"{folder} has {len(paths):,} parquet files, more than {MAX_FILES:,}; use fewer, larger ones.")
     splits = [_split_of(path) for path in paths]
     homes = {
         path.parent.parent if split == path.parent.name else path.parent
@@ -260,9 +258,9 @@ def _values(batches: Iterator[Any], names: list[str], path: Path) -> dict[str, l
             values = _decoded(batch.column(name))
             size += sum(len(value) for value in values if isinstance(value, str))
             found[name] += values
-        if size > MOST_COLUMNS:
+        if size > MAX_COLUMNS:
             raise FedVLError(
-                f"The labels and texts of {path} have more than {MOST_COLUMNS:,} characters; use a smaller file."
+                f"The labels and texts of {path} have more than {MAX_COLUMNS:,} characters; use a smaller file."
             )
     return found
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedvl.data.catalogue import Entry, class_key, general_templates
-from fedvl.data.stores import Dataset, Integers, Split, Store
+from fedvl.data.catalogue import CatalogueEntry, class_key, general_templates
+from fedvl.data.stores import Dataset, ImageStore, Split
 from fedvl.errors import FedVLError
+from fedvl.tensors import IntArray
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training", "trainval"), "train"),
@@ -27,7 +28,7 @@ class Table:
     """Rows of a source as found; "" means no label, split, text, domain or unit."""
 
     where: str
-    store: Store
+    store: ImageStore
     labels: list[str]
     splits: list[str]
     texts: list[str] | None = None
@@ -41,7 +42,7 @@ def is_held_out(content: bytes) -> bool:
     return int.from_bytes(hashlib.sha256(content).digest()[:8]) < TEST_SHARE * 2**64
 
 
-def hold_out(store: Store, rows: Integers, labels: Integers) -> tuple[Integers, Integers]:
+def hold_out_test(store: ImageStore, rows: IntArray, labels: IntArray) -> tuple[IntArray, IntArray]:
     """Return which of the rows are for training and which for the test.
 
     Rows without a label are for training, unless the test has the same image.
@@ -52,7 +53,7 @@ def hold_out(store: Store, rows: Integers, labels: Integers) -> tuple[Integers, 
     return np.flatnonzero(~chosen), np.flatnonzero(chosen & (labels >= 0))
 
 
-def assemble(name: str, table: Table, entry: Entry | None = None) -> Dataset:
+def assemble(name: str, table: Table, entry: CatalogueEntry | None = None) -> Dataset:
     """Build a dataset from a table: name the classes, choose the splits and check the result."""
     notes = list(table.notes)
     class_of = _name_classes(table, entry, notes)
@@ -111,7 +112,7 @@ def plain_name(label: str) -> str:
     return " ".join(unicodedata.normalize("NFC", label).replace("_", " ").split())
 
 
-def _name_classes(table: Table, entry: Entry | None, notes: list[str]) -> dict[str, str]:
+def _name_classes(table: Table, entry: CatalogueEntry | None, notes: list[str]) -> dict[str, str]:
     """Map raw labels to class names.
 
     The catalogue's spelling wins, and labels that it ignores are absent.
@@ -143,12 +144,12 @@ def _name_classes(table: Table, entry: Entry | None, notes: list[str]) -> dict[s
     return class_of
 
 
-def _order(present: set[str], entry: Entry | None) -> tuple[str, ...]:
+def _order(present: set[str], entry: CatalogueEntry | None) -> tuple[str, ...]:
     known = [class_name for class_name in entry.class_names if class_name in present] if entry else []
     return (*known, *sorted(present - set(known)))
 
 
-def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[str]) -> dict[str, Integers]:
+def _settle_splits(table: Table, kept: IntArray, labels: IntArray, notes: list[str]) -> dict[str, IntArray]:
     """Return the positions within `kept` that belong to each split."""
     stated = np.array([SPLIT_NAMES.get(table.splits[row].strip().casefold(), "") for row in kept])
     explicit = bool({"train", "val", "test"} & set(stated.tolist()))
@@ -165,7 +166,7 @@ def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[s
         notes.append("There is no test split, so the val split is used as the test split.")
     elif "test" not in parts:
         rows = parts["train"]
-        train, test = hold_out(table.store, kept[rows], labels[rows])
+        train, test = hold_out_test(table.store, kept[rows], labels[rows])
         parts = {"train": rows[train], "test": rows[test]}
         _check_held_out(table, kept, labels, parts)
         if explicit:
@@ -173,7 +174,7 @@ def _settle_splits(table: Table, kept: Integers, labels: Integers, notes: list[s
     return parts
 
 
-def _check_held_out(table: Table, kept: Integers, labels: Integers, parts: dict[str, Integers]) -> None:
+def _check_held_out(table: Table, kept: IntArray, labels: IntArray, parts: dict[str, IntArray]) -> None:
     """Refuse a test that chance left empty, and classes with nothing left to train on."""
     unmarked = "or mark some with the split `test`"
     if not len(parts["test"]):
@@ -192,7 +193,7 @@ def _check_held_out(table: Table, kept: Integers, labels: Integers, parts: dict[
         )
 
 
-def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> None:
+def _check(where: str, names: tuple[str, ...], labels: dict[str, IntArray]) -> None:
     if len(names) < 2:
         raise FedVLError(f"{where} has only one class, {names[0]!r}; at least two classes are needed.")
     if np.any(labels["test"] < 0):
@@ -206,11 +207,11 @@ def _check(where: str, names: tuple[str, ...], labels: dict[str, Integers]) -> N
             )
 
 
-def _take(values: list[str] | None, rows: Integers) -> tuple[str, ...] | None:
+def _take(values: list[str] | None, rows: IntArray) -> tuple[str, ...] | None:
     return None if values is None else tuple(values[row] for row in rows)
 
 
-def units_of_rows(units: Mapping[str, Sequence[str]], rows: Integers) -> dict[str, tuple[str, ...]]:
+def units_of_rows(units: Mapping[str, Sequence[str]], rows: IntArray) -> dict[str, tuple[str, ...]]:
     return {column: tuple(values[row] for row in rows) for column, values in units.items()}
 
 

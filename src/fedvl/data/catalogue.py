@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from fedvl.errors import FedVLError
 
 
-class Entry(BaseModel):
+class CatalogueEntry(BaseModel):
     """One dataset of `catalogue.toml`, whose first comments explain the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,11 +47,13 @@ def _content() -> dict[str, Any]:
 
 
 @cache
-def catalogue() -> dict[str, Entry]:
+def catalogue() -> dict[str, CatalogueEntry]:
     """Return all entries by name, in the order of the file."""
     general = _content()["templates"]
     return {
-        name: Entry.model_validate({"name": name, **fields, "templates": {**general, **fields.get("templates", {})}})
+        name: CatalogueEntry.model_validate(
+            {"name": name, **fields, "templates": {**general, **fields.get("templates", {})}}
+        )
         for name, fields in _content()["dataset"].items()
     }
 
@@ -61,12 +63,12 @@ def general_templates() -> dict[str, tuple[str, ...]]:
     return {key: tuple(texts) for key, texts in _content()["templates"].items()}
 
 
-def lookup(name: str) -> Entry | None:
+def lookup(name: str) -> CatalogueEntry | None:
     """Return the entry of that name in any spelling (`OxfordPets`, `oxford_pets`), or None."""
     return {class_key(known): entry for known, entry in catalogue().items()}.get(class_key(name))
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> CatalogueEntry:
     """Return the entry of that name, or raise an error that suggests the nearest names."""
     entry = lookup(name)
     if entry is None:

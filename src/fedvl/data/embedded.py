@@ -14,9 +14,10 @@ import numpy as np
 from fedvl.data.assemble import TEST_SHARE, Table
 from fedvl.data.catalogue import find
 from fedvl.data.images import MAX_BYTES
-from fedvl.data.stores import FileStore, Integers, Pixels, Sheet, SheetStore
+from fedvl.data.stores import FileStore, Pixels, Sheet, SheetStore
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON, parse_json, read_file
+from fedvl.files import MAX_JSON, parse_json, read_file
+from fedvl.tensors import IntArray
 
 EMBEDDED = Path(__file__).parent / "embedded"
 SPLIT_SEED = 0
@@ -52,7 +53,7 @@ def read_cifar10(root: Path) -> Table:
     for split, batches in CIFAR_BATCHES.items():
         path = root / f"{split}_lables.json"
         try:
-            numbers = parse_json(read_file(path, MOST_JSON))
+            numbers = parse_json(read_file(path, MAX_JSON))
             found = [class_names[int(number)] for number in numbers]
         except (OSError, ValueError, IndexError, TypeError, OverflowError) as error:
             raise FedVLError(
@@ -91,7 +92,7 @@ def emoji_records(entries: Iterable[dict[str, Any]]) -> list[Emoji]:
     )
 
 
-def stratified(labels: Integers) -> tuple[Integers, Integers]:
+def stratified(labels: IntArray) -> tuple[IntArray, IntArray]:
     """Return train and test rows of a set that never grows, with the same share of each class."""
     tests = []
     for label in np.unique(labels):
@@ -111,7 +112,7 @@ def read_emoji(root: Path) -> Table:
     that no test image is seen in training.
     """
     try:
-        records = emoji_records(parse_json(read_file(root / "emoji.json", MOST_JSON)))
+        records = emoji_records(parse_json(read_file(root / "emoji.json", MAX_JSON)))
         if not all(re.fullmatch(r"[0-9a-f-]+\.png", record.image) for record in records):
             raise ValueError("an image is outside its folder")
         alike: dict[bytes, Emoji] = {}

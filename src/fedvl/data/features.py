@@ -58,7 +58,7 @@ _BATCHES_AHEAD = 2  # that are read while one is encoded: readers have work whil
 _BATCHES_AT_RISK = 16  # between two notes of what is done
 # Features tell much of an image: only their owner reads them.
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
-MOST_DESCRIPTION = 2**28  # bytes
+MAX_DESCRIPTION = 2**28  # bytes
 
 Progress = Callable[[int, int], None]
 
@@ -249,7 +249,7 @@ class _Entry:
 
     def load(self, split: ImageSplit) -> Encoded:
         try:
-            described = parse_json(read_file(self.description, MOST_DESCRIPTION))
+            described = parse_json(read_file(self.description, MAX_DESCRIPTION))
             total, bad = described["total"], described["bad"]
             if described["seal"] != _seal(described):
                 raise _DamagedError("its description was changed")
@@ -364,7 +364,7 @@ class _Part:
     def _go_on(self) -> bool:
         """Open what an interrupted process left, if its rows are those that it noted."""
         try:
-            noted = parse_json(read_file(self.notes, MOST_DESCRIPTION))
+            noted = parse_json(read_file(self.notes, MAX_DESCRIPTION))
             if noted["seal"] != _seal(noted) or noted["of"] != self.of:
                 return False
             shape = torch.Size(noted["shape"])

@@ -21,7 +21,7 @@ from fedvl.data.catalogue import find
 from fedvl.errors import FedVLError
 
 HUB = "hf:"  # before a name of Hugging Face's hub: a mistyped path must not be asked for elsewhere
-Progress = Callable[[int, int], None]  # bytes done, bytes in all (downloaded and unpacked)
+ByteProgress = Callable[[int, int], None]  # bytes done, bytes in all (downloaded and unpacked)
 MAX_MEMBER_BYTES = 64_000_000
 POLL_SECONDS = 0.2
 STALE_SECONDS = 24 * 3600
@@ -79,7 +79,7 @@ PACKAGES = {
 }
 
 
-def fetch(name: str, data_root: Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, data_root: Path | None = None, progress: ByteProgress | None = None) -> Path:
     """Download the dataset into `data_root`/NAME unless it is there, and return that folder.
 
     A complete tarball is kept until the dataset is in place, so that an interrupted fetch resumes.
@@ -128,7 +128,7 @@ def default_data_root() -> Path:
 class _Meter:
     """Progress over several stages; an estimate within a stage never goes back or past its end."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: ByteProgress | None, total: int) -> None:
         self.progress, self.total, self.finished, self.shown = progress, total, 0, 0
 
     def show(self, within_stage: int, stage: int) -> None:

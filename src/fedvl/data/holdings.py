@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvl.config import Experiment
@@ -13,14 +12,13 @@ from fedvl.data.assemble import UNIT_COLUMNS
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
+from fedvl.tensors import IntArray
 
-Integers = NDArray[np.int64]
 
-
-def hold_out(clients: list[Integers], experiment: Experiment) -> tuple[list[Integers], list[Integers]]:
+def hold_out_validation(clients: list[IntArray], experiment: Experiment) -> tuple[list[IntArray], list[IntArray]]:
     """Split each client's rows into those to train on and those to validate with."""
     share = experiment.evaluation.validation
-    kept, held = list[Integers](), list[Integers]()
+    kept, held = list[IntArray](), list[IntArray]()
     for client, rows in enumerate(clients):
         count = min(max(1, round(share * len(rows))), max(0, len(rows) - 1)) if share else 0
         drawn = numpy_generator(experiment.seed, "validation", client).permutation(len(rows))
@@ -57,13 +55,13 @@ class Units(NamedTuple):
     """The unit of each training image, by a column of its source."""
 
     column: str
-    numbers: Integers
+    numbers: IntArray
 
-    def most(self, clients: Sequence[Integers]) -> int:
+    def most(self, clients: Sequence[IntArray]) -> int:
         """Return the most images that one unit has at a client."""
         return max((int(np.bincount(self.numbers[rows]).max()) for rows in clients if len(rows)), default=0)
 
-    def together(self, clients: Sequence[Integers]) -> list[Integers]:
+    def together(self, clients: Sequence[IntArray]) -> list[IntArray]:
         """Give all images of a unit to the client that has most of them, of equals to the first."""
         held = np.zeros((int(self.numbers.max(initial=-1)) + 1, len(clients)), np.int64)
         for client, rows in enumerate(clients):
@@ -73,7 +71,7 @@ class Units(NamedTuple):
         return [everything[owner[self.numbers[everything]] == client] for client in range(len(clients))]
 
 
-def units_of(split: Split, kept: Integers, wanted: str | None) -> Units | None:
+def units_of(split: Split, kept: IntArray, wanted: str | None) -> Units | None:
     """Return the units by the wanted column, or by one that the source has; None without any."""
     column = wanted or next((name for name in UNIT_COLUMNS if name in split.units), None)
     if column is None:

@@ -29,18 +29,18 @@ from fedvl.models import EMBEDDED
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
-from fedvl.tensors import MOST_BYTES, Tensors, digest, to_bytes
+from fedvl.tensors import MAX_BYTES, Tensors, digest, to_bytes
 from fedvl.tensors import load as read_tensors
 
-MOST_MANIFEST = 2**30  # bytes
-MOST_WIDTH = 2**14  # numbers of a vector
+MAX_IMPORTED_MANIFEST = 2**30  # bytes
+MAX_WIDTH = 2**14  # numbers of a vector
 UNIT = 0.01  # how far from 1 the length of a unit vector in 16 bits may be
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
-class Manifest(BaseModel):
+class ImportedManifest(BaseModel):
     """What belongs to a file of vectors; rows are in its order."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -58,7 +58,7 @@ class ImportedEncoder:
 
     vision_layers = 0
 
-    def __init__(self, manifest: Manifest, vectors: Tensors) -> None:
+    def __init__(self, manifest: ImportedManifest, vectors: Tensors) -> None:
         self.name, self.manifest, self.logit_scale = manifest.name, manifest, manifest.logit_scale
         self.dim = vectors["images"].shape[1]
         self._images, self._texts = vectors["images"], vectors.get("texts", torch.empty(0, self.dim))
@@ -85,7 +85,7 @@ class ImportedEncoder:
         reason = f"no vector was imported for it with '{self.name}'."
         bad = [(split.describe(index), reason) for index, row in enumerate(found) if row is None]
         rows = torch.tensor([row for row in found if row is not None])
-        return Encoded(self._images[rows], kept, bad, place_of(self.name))
+        return Encoded(self._images[rows], kept, bad, imported_path(self.name))
 
     def embed_names(self, names: Sequence[str]) -> torch.Tensor:
         """Return the imported texts of class names; zeros if none were imported at all."""
@@ -118,7 +118,7 @@ class ImportedEncoder:
 
 def open_model(name: str, device: str = "cpu") -> DualEncoder | FusedEncoder | ImportedEncoder:
     """Open a model: imported vectors of that name, or what `load_model` loads."""
-    if name not in EMBEDDED and name == Path(name).name and "\0" not in name and place_of(name).is_file():
+    if name not in EMBEDDED and name == Path(name).name and "\0" not in name and imported_path(name).is_file():
         return load_imported(name)
     return load_model(name, device)
 
@@ -134,19 +134,19 @@ def encoding_in(
     return encoder.encoding_in(precision)
 
 
-def place_of(name: str) -> Path:
+def imported_path(name: str) -> Path:
     return default_cache_dir() / "imported" / f"{name}.safetensors"
 
 
 def load_imported(name: str) -> ImportedEncoder:
-    path = place_of(name)
+    path = imported_path(name)
     try:
-        with safe_open(regular(path, MOST_BYTES), framework="pt") as file:  # memory-mapped
+        with safe_open(regular(path, MAX_BYTES), framework="pt") as file:  # memory-mapped
             metadata = file.metadata() or {}
             vectors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         if digest(vectors) != metadata["digest"]:
             raise ValueError("its digest is not the one that was written")
-        return ImportedEncoder(Manifest.model_validate_json(metadata["manifest"]), vectors)
+        return ImportedEncoder(ImportedManifest.model_validate_json(metadata["manifest"]), vectors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise FedVLError(f"The vectors imported as '{name}' are damaged ({reason}); import them again.") from error
@@ -154,13 +154,13 @@ def load_imported(name: str) -> ImportedEncoder:
 
 def import_vectors(file: Path, manifest: Path) -> ImportedEncoder:
     """Check a file of vectors and its manifest, and keep them for `--model NAME`."""
-    described = read_manifest(manifest)
+    described = read_imported_manifest(manifest)
     if described.name in EMBEDDED:
         raise FedVLError(f"'{described.name}' is the name of an embedded model; give the imported one another name.")
     vectors = read_vectors(file, described)
     for name, rows in vectors.items():
         check_rows(file, name, rows, described)
-    path = place_of(described.name)
+    path = imported_path(described.name)
     keep_private(path.parent.parent)
     keep_private(path.parent)
     metadata = {"manifest": described.model_dump_json(), "digest": digest(vectors)}
@@ -168,20 +168,20 @@ def import_vectors(file: Path, manifest: Path) -> ImportedEncoder:
     return load_imported(described.name)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_imported_manifest(path: Path) -> ImportedManifest:
     try:
-        return Manifest.model_validate(parse_json(read_file(path, MOST_MANIFEST)))
+        return ImportedManifest.model_validate(parse_json(read_file(path, MAX_IMPORTED_MANIFEST)))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise FedVLError(f"{path} is no manifest of vectors: {place}: {first['msg']}.") from error
+        location = ".".join(map(str, first["loc"])) or "the whole"
+        raise FedVLError(f"{path} is not a manifest of vectors: {location}: {first['msg']}.") from error
     except OSError as error:
         raise FedVLError(f"Cannot read the manifest {path}: {error.strerror or error}; check the path.") from error
     except ValueError as error:
         raise FedVLError(f"The manifest {path} is not JSON ({error}); docs/models.md shows one.") from error
 
 
-def read_vectors(path: Path, manifest: Manifest) -> Tensors:
+def read_vectors(path: Path, manifest: ImportedManifest) -> Tensors:
     """Read `images` and perhaps `texts`, with one row for each that the manifest names."""
     wanted = {"images": len(manifest.images), "texts": len(manifest.classes)}
     wanted = {name: count for name, count in wanted.items() if count}
@@ -202,7 +202,7 @@ def read_vectors(path: Path, manifest: Manifest) -> Tensors:
             tensor.dtype not in FLOATS
             or tensor.dim() != 2
             or len(tensor) != count
-            or not 0 < tensor.shape[1] <= MOST_WIDTH
+            or not 0 < tensor.shape[1] <= MAX_WIDTH
         ):
             raise unexpected(path, name, tensor.shape, str(tensor.dtype).removeprefix("torch."), count)
     if len({tensor.shape[1] for tensor in found.values()}) > 1:
@@ -213,7 +213,7 @@ def read_vectors(path: Path, manifest: Manifest) -> Tensors:
 def unexpected(path: Path, name: str, shape: Sequence[int], kind: str, rows: int) -> FedVLError:
     return FedVLError(
         f"The array {name} of {path} is {SHORTENED.repr(list(shape))} of {kind[:100]} where floats of [{rows}, 1 to "
-        f"{MOST_WIDTH}] are expected by its manifest."
+        f"{MAX_WIDTH}] are expected by its manifest."
     )
 
 
@@ -221,7 +221,7 @@ def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
     """Read arrays of floats; nothing is unpacked before its size is known to fit the manifest."""
     found: Tensors = {}
     try:
-        with zipfile.ZipFile(regular(path, MOST_BYTES)) as archive:
+        with zipfile.ZipFile(regular(path, MAX_BYTES)) as archive:
             for member in archive.infolist():
                 name = member.filename.removesuffix(".npy")
                 if name not in wanted or name in found:
@@ -236,7 +236,7 @@ def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
                         dtype.kind != "f"
                         or len(shape) != 2
                         or shape[0] != wanted[name]
-                        or not 0 < shape[1] <= MOST_WIDTH
+                        or not 0 < shape[1] <= MAX_WIDTH
                     ):
                         raise unexpected(path, name, shape, str(dtype), wanted[name])
                     if member.file_size > math.prod(shape) * dtype.itemsize + 2**16:
@@ -252,7 +252,7 @@ def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
     return found
 
 
-def check_rows(path: Path, name: str, rows: torch.Tensor, manifest: Manifest) -> None:
+def check_rows(path: Path, name: str, rows: torch.Tensor, manifest: ImportedManifest) -> None:
     """Refuse numbers that are not finite, and unit vectors that are none."""
     finite = rows.isfinite().all(1)
     if not finite.all():

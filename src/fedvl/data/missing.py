@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from fedvl.errors import FedVLError
 from fedvl.models.vilt import FusedEncoder
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import Tensors
+from fedvl.tensors import IntArray, Tensors
 
 Present = NDArray[np.bool_]  # samples x 2: has text, has image
 TEXT, IMAGE = 0, 1
@@ -119,15 +119,12 @@ def without_modalities(
     return lacking(inputs, present, padded)
 
 
-Integers = NDArray[np.int64]
-
-
-class Noise(NamedTuple):
+class LabelNoise(NamedTuple):
     kind: str  # symmetric: any other class; pair: the next class
     share: float
 
     @classmethod
-    def parse(cls, text: str) -> "Noise":
+    def parse(cls, text: str) -> "LabelNoise":
         kind, _, share = text.partition(":")
         try:
             value = float(share)
@@ -140,7 +137,9 @@ class Noise(NamedTuple):
         return cls(kind, value)
 
 
-def with_wrong_labels(labels: Integers, clients: list[Integers], classes: int, noise: Noise, seed: int) -> Integers:
+def with_wrong_labels(
+    labels: IntArray, clients: list[IntArray], classes: int, noise: LabelNoise, seed: int
+) -> IntArray:
     """Return the labels with as many wrong ones at each client; unknown ones (-1) stay."""
     noisy = labels.copy()
     for client, rows in enumerate(clients):

@@ -20,8 +20,8 @@ from fedvl.seeding import numpy_generator
 Indices = npt.NDArray[np.int64]
 
 # The most Dirichlet draws; fewer are made if the table is so large that one draw is slow.
-MOST_DRAWS = 200
-MOST_CELLS = 30_000_000
+MAX_DRAWS = 200
+MAX_CELLS = 30_000_000
 
 _EXAMPLES = {
     "dirichlet": "dirichlet:0.3",
@@ -165,8 +165,8 @@ def few_shot(labels: npt.NDArray[np.int64], shots: int, seed: int) -> Indices:
         raise FedVLError("Few-shot training needs labels, but no sample of this dataset has one.")
     order = _grouped(labels, numpy_generator(seed, "few-shot"))
     ordered = labels[order]
-    place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    return np.sort(order[(place < shots) & (ordered >= 0)])
+    rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return np.sort(order[(rank < shots) & (ordered >= 0)])
 
 
 def long_tail(labels: npt.NDArray[np.int64], classes: int, ratio: float, seed: int) -> Indices:
@@ -180,8 +180,8 @@ def long_tail(labels: npt.NDArray[np.int64], classes: int, ratio: float, seed: i
     largest = np.bincount(labels).max()
     sizes = np.maximum(1, np.rint(largest * ratio ** (-np.arange(classes) / max(1, classes - 1)))).astype(np.int64)
     order = _grouped(labels, numpy_generator(seed, "long-tail"))
-    place = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])
-    return np.sort(order[place < sizes[labels[order]]])
+    rank = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])
+    return np.sort(order[rank < sizes[labels[order]]])
 
 
 def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices], Indices]:
@@ -271,7 +271,7 @@ def _dirichlet(
         # Half the mean keeps the clients unequal; the mean itself would make them equal.
         minimum = max(1, total // (2 * clients))
     lowered = f" (not {requested}, for which there are too few samples)" if minimum != requested else ""
-    draws = max(1, min(MOST_DRAWS, MOST_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
+    draws = max(1, min(MAX_DRAWS, MAX_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
     best, best_draw, best_shortfall = np.zeros((clients, len(sizes)), np.int64), 0, total + 1
     for draw in range(1, draws + 1):
         counts = _dirichlet_draw(sizes, alpha, clients, generator)
@@ -365,8 +365,8 @@ def _quantity(sizes: Indices, fraction: float, clients: int, generator: np.rando
         holders = math.ceil(clients / len(sizes))
         raised = " (more than requested, so that every client has one)"
     counts = np.zeros((clients, len(sizes)), np.int64)
-    for place, label in enumerate(generator.permutation(len(sizes))):
-        chosen = (place * holders + np.arange(holders)) % clients
+    for rank, label in enumerate(generator.permutation(len(sizes))):
+        chosen = (rank * holders + np.arange(holders)) % clients
         counts[chosen, label] = _random_parts(int(sizes[label]), holders, int(sizes[label]) // clients, generator)
     return counts, f"each of {len(sizes)} classes was split at random among {holders} of {clients} clients{raised}"
 

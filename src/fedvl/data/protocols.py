@@ -6,7 +6,6 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedvl.config import DataConfig
 from fedvl.data.partition import (
@@ -21,8 +20,8 @@ from fedvl.data.partition import (
 )
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
+from fedvl.tensors import IntArray
 
-Integers = NDArray[np.int64]
 NOTHING = np.array([], dtype=np.int64)
 VALIDATION_SHARE = 0.2  # of a new user's images, or of a new domain's; the rest is for the test
 
@@ -30,8 +29,8 @@ VALIDATION_SHARE = 0.2  # of a new user's images, or of a new domain's; the rest
 class Domains(NamedTuple):
     """The domain number (of a hospital, a vendor) of each row of both splits, and their names."""
 
-    train: Integers
-    test: Integers
+    train: IntArray
+    test: IntArray
     names: tuple[str, ...] = ()
 
 
@@ -41,11 +40,11 @@ class Labels(NamedTuple):
     Of several datasets, each is a domain, and ``origins`` is the dataset's number of each class.
     """
 
-    train: Integers
-    test: Integers
+    train: IntArray
+    test: IntArray
     classes: int
     domains: Domains | None = None
-    origins: Integers | None = None
+    origins: IntArray | None = None
 
 
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
@@ -57,7 +56,7 @@ def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> D
     return Domains(numbers[: len(train)], numbers[len(train) :], tuple(names.tolist()))
 
 
-def number_origins(origins: Sequence[str]) -> Integers | None:
+def number_origins(origins: Sequence[str]) -> IntArray | None:
     """Number the datasets of the classes in the order of their names, as domains; None of one."""
     return np.unique(origins, return_inverse=True)[1].astype(np.int64) if origins else None
 
@@ -65,28 +64,28 @@ def number_origins(origins: Sequence[str]) -> Integers | None:
 class Queries(NamedTuple):
     """Rows of the test split, and the classes that are candidates for them."""
 
-    rows: Integers
-    classes: Integers
+    rows: IntArray
+    classes: IntArray
 
 
 @dataclass(frozen=True)
 class Assignment:
     """Rows and classes for training and for the test queries; classes are numbers."""
 
-    clients: list[Integers]  # rows of the training split that each client holds
-    trained_classes: Integers
+    clients: list[IntArray]  # rows of the training split that each client holds
+    trained_classes: IntArray
     queried: (
-        Integers  # in the order of the queries; rows of the test split, and after its last those of the training split
+        IntArray  # in the order of the queries; rows of the test split, and after its last those of the training split
     )
-    queried_classes: Integers
-    validation: Integers  # for choosing settings; rows as in ``queried``
+    queried_classes: IntArray
+    validation: IntArray  # for choosing settings; rows as in ``queried``
     note: str
-    parts: list[Integers] = field(
+    parts: list[IntArray] = field(
         default_factory=list
     )  # rows of ``queried`` by client, if each has its own test images
-    candidates: list[Integers] = field(default_factory=list)  # classes of those rows, if not all are asked among
+    candidates: list[IntArray] = field(default_factory=list)  # classes of those rows, if not all are asked among
     new: Queries | None = None  # what is asked besides, about classes that nobody trains on
-    lists: list[Integers] = field(default_factory=list)  # classes that each client knows of, if it does not know all
+    lists: list[IntArray] = field(default_factory=list)  # classes that each client knows of, if it does not know all
 
 
 def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
@@ -94,7 +93,7 @@ def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     return _closed(labels, data, seed)[0]
 
 
-def with_additions(assignment: Assignment, trained: Sequence[Integers], tested: Integers, classes: int) -> Assignment:
+def with_additions(assignment: Assignment, trained: Sequence[IntArray], tested: IntArray, classes: int) -> Assignment:
     """Give clients rows that were added later: ``trained`` by client, and the rows to query."""
     rows = [np.concatenate([own, more]) for own, more in zip_longest(assignment.clients, trained, fillvalue=NOTHING)]
     everything = np.arange(classes)
@@ -139,14 +138,14 @@ def _one_domain_each(spec: str, what: str) -> str:
     return "domains" if scheme == "iid" else f"domains+{spec}"
 
 
-def _kept(labels: Labels, data: DataConfig, seed: int) -> Integers:
+def _kept(labels: Labels, data: DataConfig, seed: int) -> IntArray:
     """Return the training images that clients share: the long tail's, and the shots of each."""
     kept = long_tail(labels.train, labels.classes, data.long_tail, seed) if data.long_tail else None
     kept = np.arange(len(labels.train)) if kept is None else kept
     return kept[few_shot(labels.train[kept], data.shots, seed)] if data.shots else kept
 
 
-def with_client_shots(assignment: Assignment, labels: Integers, shots: int | None, seed: int) -> Assignment:
+def with_client_shots(assignment: Assignment, labels: IntArray, shots: int | None, seed: int) -> Assignment:
     """Keep so many images of each class at each client; one without images stays in its place."""
     if shots is None:
         return assignment
@@ -154,7 +153,7 @@ def with_client_shots(assignment: Assignment, labels: Integers, shots: int | Non
     return replace(assignment, clients=clients)
 
 
-def _draw(labels: Labels, data: DataConfig, spec: str, rows: Integers, seed: int) -> Partition:
+def _draw(labels: Labels, data: DataConfig, spec: str, rows: IntArray, seed: int) -> Partition:
     numbers = _partition_by(labels, spec).train[rows]
     return partition(numbers, spec, data.clients, seed, data.minimum, labels.classes)
 
@@ -195,7 +194,7 @@ def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     return Assignment(rows, np.sort(np.concatenate(owned)), queried, np.sort(queried_classes), validation, note)
 
 
-def _queries(pool: Integers, labels: Labels, data: DataConfig, seed: int) -> tuple[Integers, Integers]:
+def _queries(pool: IntArray, labels: Labels, data: DataConfig, seed: int) -> tuple[IntArray, IntArray]:
     """Shuffle the images of a new user, and set a fifth of them apart."""
     if data.test_shots:
         both = np.concatenate([labels.test, labels.train])
@@ -279,7 +278,7 @@ def _target(names: tuple[str, ...], wanted: str | None, seed: int) -> int:
     return seed % len(names) if wanted is None else names.index(wanted)
 
 
-def renumbered(labels: Integers, classes: Integers) -> Integers:
+def renumbered(labels: IntArray, classes: IntArray) -> IntArray:
     """Return labels as positions in ``classes``; -1 for one that is not there."""
     position = np.full(max(int(labels.max(initial=0)), int(classes.max())) + 2, -1)
     position[classes] = np.arange(len(classes))

@@ -15,7 +15,7 @@ from fedvl.config import DataConfig
 from fedvl.data.additions import extend, parse_addition
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
 from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, only_classes, plain_name
-from fedvl.data.catalogue import Entry, class_key, general_templates, lookup, suggestion
+from fedvl.data.catalogue import CatalogueEntry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
 from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
@@ -31,8 +31,8 @@ __all__ = ["BadImage", "Dataset", "Split", "decode", "default_data_root", "open_
 MANIFESTS = (".csv", ".jsonl")
 CIFAR10 = "data_batch_1.png"  # of its package, where images are rows of a picture
 TABLES = (*MANIFESTS, ".parquet", ".arrow")
-MOST_MANIFEST = 2**30  # bytes
-MOST_HEADER = 2**16  # characters
+MAX_MANIFEST = 2**30  # bytes
+MAX_HEADER = 2**16  # characters
 # What tables call the image and its label: ours, Hugging Face's, Kaggle's.
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "image_path", "image", "image_id", "id")
 LABEL_COLUMNS = ("label", "class", "category", "class_name", "target")
@@ -70,26 +70,26 @@ def open_path(name: str, path: Path, data_root: Path | None) -> Dataset:
     return assemble(path.name if path.is_dir() else path.stem, read_path(path, data_root))
 
 
-def open_entry(entry: Entry, data_root: Path | None) -> Dataset:
+def open_entry(entry: CatalogueEntry, data_root: Path | None) -> Dataset:
     if entry.embedded:
         return assemble(entry.name, read_sheets(entry.name), entry)
     root = data_root or default_data_root()
-    if place := place_of(entry, root):
-        if not (entry.domains and place.is_dir()):
-            return assemble(entry.name, read_path(place, root), entry)
-        Home(place, root).check_links()
-        return assemble(entry.name, read_domains(place, entry.domains), entry)
+    if path := dataset_path(entry, root):
+        if not (entry.domains and path.is_dir()):
+            return assemble(entry.name, read_path(path, root), entry)
+        Home(path, root).check_links()
+        return assemble(entry.name, read_domains(path, entry.domains), entry)
     here = f" To use the one in this folder, write ./{entry.name}." if Path(entry.name).exists() else ""
     raise FedVLError(how_to_get(entry, root) + here)
 
 
-def place_of(entry: Entry, root: Path) -> Path | None:
+def dataset_path(entry: CatalogueEntry, root: Path) -> Path | None:
     """Return where a catalogue dataset is stored, or None if it is not there."""
     candidates = [root / entry.name, *(root / f"{entry.name}{suffix}" for suffix in (".parquet", *MANIFESTS))]
     return next((path for path in candidates if path.exists()), None)
 
 
-def how_to_get(entry: Entry, root: Path) -> str:
+def how_to_get(entry: CatalogueEntry, root: Path) -> str:
     """Return a sentence that says what to download and where to put it."""
     if entry.fetchable:
         return f"{entry.title} is not in {root} yet; run `fedvl data get {entry.name}` to fetch it."
@@ -401,8 +401,8 @@ def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig", newline="") as file:
-        header = file.readline(MOST_HEADER)
+    with regular(path, MAX_MANIFEST).open(encoding="utf-8-sig", newline="") as file:
+        header = file.readline(MAX_HEADER)
         file.seek(0)
         # Excel writes semicolons where the comma is the decimal sign.
         reader = csv.DictReader(file, delimiter=max(",;\t", key=header.count), strict=True)
@@ -412,7 +412,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    with regular(path, MOST_MANIFEST).open(encoding="utf-8-sig") as file:
+    with regular(path, MAX_MANIFEST).open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-MOST_IN_MEMORY = 2**30  # bytes of one form of a split on a processor; on a GPU half of what is free
+MAX_IN_MEMORY = 2**30  # bytes of one form of a split on a processor; on a GPU half of what is free
 KEPT_BYTES = 2**27  # of pages that were read before they are given back
 FAULT_BYTES = 2**16  # that Linux maps around a row which it has in its cache
 TYPES = {"F32": np.float32, "F16": np.float16, "U8": np.uint8}
@@ -83,4 +83,4 @@ def fits(size: int, device: str) -> bool:
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return size <= free // 2
-    return size <= MOST_IN_MEMORY
+    return size <= MAX_IN_MEMORY

@@ -16,12 +16,12 @@ from fedvl.data.catalogue import general_templates
 from fedvl.data.images import MAX_BYTES, BadImage, decode
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
+from fedvl.tensors import IntArray
 
-Integers = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 
-class Store(Protocol):
+class ImageStore(Protocol):
     """Images by row number, in the order of their source."""
 
     def read(self, row: int) -> Image.Image: ...
@@ -39,9 +39,9 @@ class Store(Protocol):
 class Split:
     """Rows of a store with labels (-1: none), texts, domains ("": none), and whose they are."""
 
-    store: Store
-    rows: Integers
-    labels: Integers
+    store: ImageStore
+    rows: IntArray
+    labels: IntArray
     texts: tuple[str, ...] | None = None
     domains: tuple[str, ...] | None = None
     parts: tuple["Split", ...] = ()  # of several datasets, whose rows follow each other
@@ -197,7 +197,7 @@ class ParquetStore:
 
     path: Path
     file: Any  # pyarrow.parquet.ParquetFile
-    starts: Integers  # first row of each row group
+    starts: IntArray  # first row of each row group
     column: str = "image"  # or a part of it
     _group: int = -1
     _images: Any = None
@@ -262,8 +262,8 @@ def image_bytes(value: Any) -> bytes:
 class JoinedStore:
     """The images of several stores in order."""
 
-    stores: Sequence[Store]
-    starts: Integers  # first row of each
+    stores: Sequence[ImageStore]
+    starts: IntArray  # first row of each
 
     def read(self, row: int) -> Image.Image:
         store, own = self._find(row)
@@ -281,7 +281,7 @@ class JoinedStore:
         store, own = self._find(row)
         return store.fingerprint(own)
 
-    def _find(self, row: int) -> tuple[Store, int]:
+    def _find(self, row: int) -> tuple[ImageStore, int]:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.stores[number], row - int(self.starts[number])
 
@@ -314,7 +314,7 @@ def splits_of(datasets: Sequence[Dataset], part: str) -> list[Split]:
     return [dataset.splits[part] for dataset in datasets]
 
 
-def join(splits: Sequence[Split], numbers: Sequence[Integers], names: Sequence[str] | None = None) -> Split:
+def join(splits: Sequence[Split], numbers: Sequence[IntArray], names: Sequence[str] | None = None) -> Split:
     """Join splits, given the new numbers of their classes; images without a label stay without.
 
     The name of its dataset is the domain of an image, where there are names.

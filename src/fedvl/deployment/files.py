@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedvl.config import Experiment
 from fedvl.data.imported import ImportedEncoder
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON
+from fedvl.files import MAX_JSON
 from fedvl.files import read_file as read_regular
 from fedvl.methods import load_method
 from fedvl.models.clip import DualEncoder
@@ -148,6 +148,6 @@ def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder | 
 
 def read_file(path: Path, model: type[Model], hint: str) -> Model:
     try:
-        return model.model_validate_json(read_regular(path, MOST_JSON))
+        return model.model_validate_json(read_regular(path, MAX_JSON))
     except (OSError, ValueError) as error:
         raise FedVLError(f"{path} is not there or damaged; {hint}") from error

@@ -7,8 +7,9 @@ import numpy as np
 from fedvl.data.assemble import SPLIT_NAMES, Table, units_of_rows
 from fedvl.data.catalogue import class_key, lookup
 from fedvl.data.sources import Home, is_flat, open_dataset, read_flat, read_path
-from fedvl.data.stores import Dataset, Integers, Split
+from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
+from fedvl.tensors import IntArray
 
 SHOWN = 5
 
@@ -38,7 +39,7 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
     return Dataset(path.stem, class_names, templates, splits, tuple(table.notes))
 
 
-def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Integers:
+def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> IntArray:
     """Return the federation's number of each label, ignoring case and punctuation; -1: no label."""
     known = {class_key(class_name): number for number, class_name in enumerate(class_names)}
     strangers = sorted({label for label in labels if label and class_key(label) not in known})
@@ -50,7 +51,7 @@ def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> Inte
     return np.array([known[class_key(label)] if label else -1 for label in labels], np.int64)
 
 
-def rows_of(table: Table, labels: Integers, rows: Integers) -> Split:
+def rows_of(table: Table, labels: IntArray, rows: IntArray) -> Split:
     texts = None if table.texts is None else tuple(table.texts[row] for row in rows)
     return Split(table.store, rows, labels[rows], texts, units=units_of_rows(table.units, rows))
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from fedvl.config import MOST_CLIENTS, MOST_ROUNDS, Experiment, Section, explain, read_toml
+from fedvl.config import MAX_CLIENTS, MAX_ROUNDS, Experiment, Section, explain, read_toml
 from fedvl.data.fetch import HUB
 from fedvl.data.imported import encoding_in, open_model
 from fedvl.deployment.audit_log import Log
@@ -83,9 +83,9 @@ class Policy(Section):
 
     methods: tuple[str, ...] = ("*",)
     leaves: tuple[str, ...] = ("shared", "sent", "report")
-    least_clients: int = Field(1, ge=1, le=MOST_CLIENTS)
+    least_clients: int = Field(1, ge=1, le=MAX_CLIENTS)
     least_images: int = Field(10, ge=0)
-    most_rounds: int = Field(1000, ge=0, le=MOST_ROUNDS)
+    most_rounds: int = Field(1000, ge=0, le=MAX_ROUNDS)
     hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)

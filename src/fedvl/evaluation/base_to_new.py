@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 from fedvl.evaluation.predict import predict_classes
 from fedvl.evaluation.statistics import Interval, bootstrap_figures, bootstrap_seeds
 from fedvl.methods.base import Method, Samples
-from fedvl.tensors import Tensors
+from fedvl.tensors import IntArray, Tensors
 
-Integers = NDArray[np.int64]
-Shares = NDArray[np.float64]
+ShareArray = NDArray[np.float64]
 SETS = ("own", "base", "new", "hm3", "hm2", "cm")
 
 
 class Hits(NamedTuple):
     """What was answered rightly, image by image."""
 
-    owner: Integers  # the client whose class a base image shows; -1 if it takes no part
-    own: Shares  # of each base image: whether its owner is right, asked among the owner's classes
-    base: Shares  # of each base image: the share of clients that are right, asked among all base classes
-    new: Shares  # of each new image: the share of clients that are right, asked among all new classes
+    owner: IntArray  # the client whose class a base image shows; -1 if it takes no part
+    own: ShareArray  # of each base image: whether its owner is right, asked among the owner's classes
+    base: ShareArray  # of each base image: the share of clients that are right, asked among all base classes
+    new: ShareArray  # of each new image: the share of clients that are right, asked among all new classes
 
 
 def harmonic_mean(*values: float) -> float:
@@ -63,7 +62,7 @@ def described(hits: Hits, zero_shot: Hits | None) -> list[dict[str, Any]]:
 
 
 def intervals(hits: Hits) -> dict[str, Any]:
-    def drawn(base: Integers, new: Integers) -> dict[str, float]:
+    def drawn(base: IntArray, new: IntArray) -> dict[str, float]:
         return figures(Hits(hits.owner[base], hits.own[base], hits.base[base], hits.new[new]))
 
     return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
@@ -96,7 +95,7 @@ def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
     return bootstrap_seeds([figures(one) for one in hits], drawn, images)
 
 
-def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> Shares:
+def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> ShareArray:
     """Return for each image the share of models that name it rightly."""
     labels = samples.labels.cpu().numpy()
     right = [predict_classes(method, model, samples, batch_size).classes == labels for model in models]

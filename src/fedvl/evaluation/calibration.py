@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedvl.evaluation.statistics import Interval, bootstrap_figures
 
-MOST_IMAGES = 2000
+MAX_IMAGES = 2000
 BINS = 15  # of shares, equally wide (Guo et al., 2017)
 RANGE = math.log(1e-3), math.log(1e3)  # of the temperature's logarithm
 GOLDEN = (math.sqrt(5) - 1) / 2

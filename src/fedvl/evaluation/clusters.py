@@ -38,7 +38,7 @@ def name_clusters(clusters: NDArray[np.int64], labels: NDArray[np.int64], classe
     return np.asarray(names, dtype=np.int64)[clusters]
 
 
-MOST_POINTS = 500  # more would overlap
+MAX_POINTS = 500  # more would overlap
 PERPLEXITY = 30.0  # scikit-learn's default; lowered for fewer than about 90 points
 
 
@@ -46,7 +46,7 @@ def embedding_map(vectors: NDArray[np.float32], samples: Samples) -> dict[str, l
     """Return x, y, label and, if modalities may be missing, `present` of evenly spaced samples."""
     from sklearn.manifold import TSNE
 
-    chosen = np.unique(np.linspace(0, len(vectors) - 1, min(MOST_POINTS, len(vectors))).astype(int))
+    chosen = np.unique(np.linspace(0, len(vectors) - 1, min(MAX_POINTS, len(vectors))).astype(int))
     points = np.zeros((len(chosen), 2))
     if len(chosen) > 3:  # t-SNE needs more than three points
         perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)

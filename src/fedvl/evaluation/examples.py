@@ -4,16 +4,15 @@ import base64
 import io
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
+
+from fedvl.tensors import IntArray
 
 SIDE = 72  # pixels of a thumbnail's longer side
 QUALITY = 70
 
-Integers = NDArray[np.int64]
 
-
-def changed_rows(labels: Integers, before: Integers, after: Integers, count: int) -> dict[str, list[int]]:
+def changed_rows(labels: IntArray, before: IntArray, after: IntArray, count: int) -> dict[str, list[int]]:
     """Return up to ``count`` rows that became correct ("gained") and that became wrong ("lost")."""
     evaluated = after >= 0
     correct_before, correct_after = before == labels, after == labels
@@ -23,7 +22,7 @@ def changed_rows(labels: Integers, before: Integers, after: Integers, count: int
     }
 
 
-def spread(rows: Integers, labels: Integers, count: int) -> list[int]:
+def spread(rows: IntArray, labels: IntArray, count: int) -> list[int]:
     """Choose up to ``count`` rows in turn from each class, sorted by class."""
     turns: dict[int, int] = {}
     ranked = []

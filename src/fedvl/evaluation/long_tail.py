@@ -7,16 +7,16 @@ of these groups would be empty, the classes are cut into thirds by their numbers
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from fedvl.tensors import IntArray
+
 NAMES = ("many", "medium", "few")
 MANY, FEW = 100, 20
 BOUNDS = f"more than {MANY}, {FEW} to {MANY} and fewer than {FEW} training images a class"
 THIRDS = "thirds of the classes, by their training images"
 
 
-def groups(counts: Integers) -> tuple[list[Integers], str]:
+def groups(counts: IntArray) -> tuple[list[IntArray], str]:
     """Return the classes with many, medium and few training images, and how they were cut."""
     usual = [np.flatnonzero(chosen) for chosen in (counts > MANY, (counts >= FEW) & (counts <= MANY), counts < FEW)]
     if all(map(len, usual)):
@@ -24,7 +24,7 @@ def groups(counts: Integers) -> tuple[list[Integers], str]:
     return [np.sort(third) for third in np.array_split(np.argsort(-counts, kind="stable"), len(NAMES))], THIRDS
 
 
-def described(counts: Integers, confusion: Integers, before: Integers | None) -> dict[str, Any]:
+def described(counts: IntArray, confusion: IntArray, before: IntArray | None) -> dict[str, Any]:
     """Return the accuracy on each group's test images; ``before`` is the confusion of zero-shot."""
     found, by = groups(counts)
     matrices = {"accuracy": confusion} | ({} if before is None else {"zero_shot_accuracy": before})

@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedvl.evaluation.metrics import confusion_matrix, fairness, summary
 from fedvl.evaluation.predict import Predicted, predict_classes
 from fedvl.methods.base import Method, Samples
-from fedvl.tensors import Tensors
-
-Integers = NDArray[np.int64]
+from fedvl.tensors import IntArray, Tensors
 
 
 def personal_answers(
@@ -37,15 +34,15 @@ def personal_answers(
 
 
 def personal_confusions(
-    test: Samples, parts: Sequence[torch.Tensor], answers: Integers, classes: int
-) -> list[Integers]:
+    test: Samples, parts: Sequence[torch.Tensor], answers: IntArray, classes: int
+) -> list[IntArray]:
     """Return a confusion matrix per client; all zeros for a client without test images."""
     labels = test.labels.cpu().numpy()
     own = [rows.cpu().numpy() for rows in parts]
     return [confusion_matrix(labels[rows], answers[rows], classes) for rows in own]
 
 
-def personal_figures(confusions: Sequence[Integers]) -> dict[str, Any]:
+def personal_figures(confusions: Sequence[IntArray]) -> dict[str, Any]:
     """Return the metrics of all clients.
 
     ``accuracy`` weights clients equally and ``weighted_accuracy`` by test images; precision, recall

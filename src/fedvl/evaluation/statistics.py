@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Z = 1.959963984540054  # of the normal distribution, at 95 %
 RESAMPLES = 1000
 FEWEST = 100  # resamples
-MOST_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
+MAX_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
 SEED = 0
 NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
 
@@ -89,7 +89,7 @@ def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
     shares = confusion[rows, columns] / images
     found: dict[str, list[NDArray[np.float64]]] = {"macro_precision": [], "macro_recall": [], "macro_f1": []}
     generator = np.random.default_rng(SEED)
-    resamples = max(FEWEST, min(RESAMPLES, MOST_DRAWS // len(rows)))
+    resamples = max(FEWEST, min(RESAMPLES, MAX_DRAWS // len(rows)))
     for first in range(0, resamples, FEWEST):
         counts = generator.multinomial(images, shares, min(FEWEST, resamples - first))
         hits, support, predicted = (
@@ -121,7 +121,7 @@ def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str,
     """
     generator = np.random.default_rng(SEED)
     found: dict[str, list[float]] = {}
-    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // sum(images)))):
+    for _ in range(max(FEWEST, min(RESAMPLES, MAX_DRAWS // sum(images)))):
         for name, value in figures(*(generator.integers(0, count, count) for count in images)).items():
             found.setdefault(name, []).append(value)
     return {name: _bounds(np.array(values)) for name, values in found.items()}
@@ -141,7 +141,7 @@ def bootstrap_seeds(
     known = np.array([list(run.values()) for run in runs])
     mean, wider = known.mean(0), math.sqrt(count / max(1, count - 1))
     found = []
-    for _ in range(max(FEWEST, min(RESAMPLES, MOST_DRAWS // max(1, images)))):
+    for _ in range(max(FEWEST, min(RESAMPLES, MAX_DRAWS // max(1, images)))):
         seeds = generator.integers(0, count, count)
         again = np.array([list(run.values()) for run in drawn(generator)])
         found.append(mean + wider * (known[seeds].mean(0) - mean) + (again - known)[seeds].mean(0))

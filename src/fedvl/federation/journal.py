@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedvl.config import MOST_ROUNDS
+from fedvl.config import MAX_ROUNDS
 from fedvl.errors import FedVLError
 from fedvl.federation.records import Manifest
-from fedvl.files import MOST_JSON, fits, no_link, parse_json, read_file, write_whole
+from fedvl.files import MAX_JSON, fits, no_link, parse_json, read_file, write_whole
 from fedvl.tensors import ByClient, Tensors, load, save, unflatten
 
 FORMAT = 1
@@ -114,7 +114,7 @@ class Journal:
     def _committed(self) -> list[dict[str, Any]]:
         """Return the manifests from the first round on, up to one that is missing or damaged."""
         found: list[dict[str, Any]] = []
-        for number in range(1, MOST_ROUNDS + 1):
+        for number in range(1, MAX_ROUNDS + 1):
             manifest = read_sealed(self._manifest(number))
             if manifest is None or not self._stamp(number).items() <= manifest.items():
                 break
@@ -143,7 +143,7 @@ def sealed(body: dict[str, Any]) -> str:
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """A manifest whose own hash is right, or None."""
     try:
-        manifest = parse_json(read_file(path, MOST_JSON))
+        manifest = parse_json(read_file(path, MAX_JSON))
     except (OSError, ValueError, FedVLError):
         return None
     if not fits(Manifest, manifest):

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedvl.config import MOST_CLIENTS, MOST_ROUNDS
+from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
 from fedvl.files import Content, Count, Hash, Number
 
-Round = Annotated[int, Field(ge=1, le=MOST_ROUNDS)]
-Client = Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+Round = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+Client = Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
 
 
 class Refused(Content):
@@ -71,5 +71,5 @@ class Manifest(Content):
     """The manifest of a round in the journal, without its own hash."""
 
     tensors_sha256: Hash
-    earlier: list[Annotated[int, Field(ge=1, le=MOST_ROUNDS)]] = []
+    earlier: list[Annotated[int, Field(ge=1, le=MAX_ROUNDS)]] = []
     record: Record

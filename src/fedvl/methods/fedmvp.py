@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, linear, normalize
 
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON, parse_json, read_file
+from fedvl.files import MAX_JSON, parse_json, read_file
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.fedtpg import unit_texts
 from fedvl.methods.parts.adapters import linear_layer
@@ -171,7 +171,7 @@ def read_sentences(file: str, task: Task) -> dict[int, list[str]]:
     """Return the sentences of the classes that a JSON file names, by class."""
     path = Path(file).expanduser()
     try:
-        found = parse_json(read_file(path, MOST_JSON))
+        found = parse_json(read_file(path, MAX_JSON))
     except (OSError, ValueError) as error:
         raise FedVLError(f"{path} cannot be read as JSON; name another file as method.attributes.") from error
     if not isinstance(found, dict) or not all(

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.files import MOST_JSON, file_sha256, parse_json, read_file
+from fedvl.files import MAX_JSON, file_sha256, parse_json, read_file
 from fedvl.models import EMBEDDED, convert, numbers
 from fedvl.models.base import FrozenEncoder
 from fedvl.models.biomedclip import BertClip
@@ -34,7 +34,7 @@ SCALE = ".scale"  # an int8 tensor has one scale per row under its name with thi
 CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
 OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 
-MOST_WIDTH, MOST_TOKENS = 2**16, 2**16  # of a tower, and of a text
+MAX_WIDTH, MOST_TOKENS = 2**16, 2**16  # of a tower, and of a text
 MODEL_TYPES = ("clip", "siglip", "vilt")  # of Hugging Face's config.json; SigLIP2 of a fixed resolution is a siglip
 
 Encoder = TypeVar("Encoder", bound=FrozenEncoder)
@@ -210,7 +210,7 @@ def _open_clip_settings(config: dict[str, Any], path: Path) -> tuple[dict[str, A
     vision, text = dict[str, Any](activation), dict[str, Any](activation)
     image_tower, text_tower = model.get("vision_cfg", {}), model.get("text_cfg", {})
     if isinstance(image_tower.get("layers"), int):
-        width = numbers.whole(image_tower["width"], "vision_cfg.width", MOST_WIDTH)
+        width = numbers.whole(image_tower["width"], "vision_cfg.width", MAX_WIDTH)
         vision["num_attention_heads"] = width // numbers.whole(
             image_tower.get("head_width", 64), "vision_cfg.head_width", width
         )
@@ -252,7 +252,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = parse_json(read_file(path, MOST_JSON))
+        content = parse_json(read_file(path, MAX_JSON))
     except ValueError as error:
         raise FedVLError(f"{path} is not valid JSON ({error}): fetch it again.") from error
     if not isinstance(content, dict):

@@ -7,7 +7,7 @@ from typing import Any
 from fedvl.errors import FedVLError
 from fedvl.files import SHORTENED
 
-MOST_SIDE = 4096  # pixels of an image that an encoder reads
+MAX_SIDE = 4096  # pixels of an image that an encoder reads
 CHANNELS = 3
 
 
@@ -44,7 +44,7 @@ def side(config: Mapping[str, Any], key: str, default: int) -> int:
     value = config.get(key)
     if isinstance(value, dict):
         value = value.get("shortest_edge", value.get("height"))
-    return whole(default if value is None else value, key, MOST_SIDE)
+    return whole(default if value is None else value, key, MAX_SIDE)
 
 
 def by_channel(config: Mapping[str, Any], key: str, default: tuple[float, ...], positive: bool) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 # ViLT lets the longer side grow to 1333/800 of the shorter one before it shrinks the image.
 VILT_LONGEST = 1333 / 800
 # A strip longer than this many times its width is cropped before it is enlarged: 1 x 60000 would become gigapixels.
-LONGEST_STRIP = 32
+MAX_STRIP = 32
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _pixels(image: Image.Image) -> Tensor:
 
 def _cut_strip(image: Image.Image) -> Image.Image:
     width, height = image.size
-    limit = LONGEST_STRIP * min(width, height)
+    limit = MAX_STRIP * min(width, height)
     if max(width, height) <= limit:
         return image
     left, top = max(0, width - limit) // 2, max(0, height - limit) // 2

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedvl.config import MOST_CLIENTS, MOST_ROUNDS
+from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
 from fedvl.federation.records import Budget, Client, Round
 from fedvl.files import Bounds, Content, Count, Finite, Hash, Names, Number, Scalar, same_lengths, square
 
@@ -49,7 +49,7 @@ class SetFigure(Content):
 class SetsRight(Content):
     """Who was right image by image in the base-to-new protocol; shares of models in thousandths."""
 
-    owner: list[Annotated[int, Field(ge=-1, lt=MOST_CLIENTS)]]
+    owner: list[Annotated[int, Field(ge=-1, lt=MAX_CLIENTS)]]
     own: Right
     base: list[Annotated[int, Field(ge=0, le=1000)]]
     new: list[Annotated[int, Field(ge=0, le=1000)]]
@@ -124,7 +124,7 @@ class Result(Content):
     partition: str | None = None
     protocol: str | None = None
     clients: Count | None = None
-    rounds: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None
+    rounds: Annotated[int, Field(ge=0, le=MAX_ROUNDS)] | None = None
     seed: Count | None = None
     accuracy: Number | None = None
     zero_shot_accuracy: Number | None = None
@@ -184,7 +184,7 @@ class Result(Content):
     base_to_new: Annotated[list[SetFigure], Field(max_length=6)] | None = None
     base_to_new_right: SetsRight | None = None
     datasets: Annotated[list[OfDataset], Field(max_length=1000)] | None = None
-    class_lists: Annotated[list[Names], Field(max_length=MOST_CLIENTS)] | None = (
+    class_lists: Annotated[list[Names], Field(max_length=MAX_CLIENTS)] | None = (
         None  # of clients, where each has its own
     )
     long_tail: LongTail | None = None
@@ -200,7 +200,7 @@ class Result(Content):
     config: dict[str, Setting | dict[str, Setting]] | None = None
     command: str | None = None
     party: str | None = None  # of whom this is the own model
-    parties: Annotated[list[PartyBytes], Field(max_length=MOST_CLIENTS)] | None = None
+    parties: Annotated[list[PartyBytes], Field(max_length=MAX_CLIENTS)] | None = None
     answers: list[Answer] | None = None
     files_sha256: dict[Literal["model.safetensors", "kept.safetensors"], Hash] | None = None
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvl.config import MOST_TOML, Experiment, read_toml, resolve
+from fedvl.config import MAX_TOML, Experiment, read_toml, resolve
 from fedvl.errors import FedVLError
 from fedvl.federation.records import Record
 from fedvl.files import (
@@ -147,7 +147,7 @@ class RunFolder:
     @property
     def settings_sha256(self) -> str:
         """The SHA-256 of config.toml, which names that of a method's file."""
-        return hashlib.sha256(read_file(self.file("config.toml"), MOST_TOML)).hexdigest()
+        return hashlib.sha256(read_file(self.file("config.toml"), MAX_TOML)).hexdigest()
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -14,16 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.additions import owners_of
-from fedvl.data.holdings import Units, hold_out, of_newcomers, take_root, units_of, without
+from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
-from fedvl.data.missing import Noise, conditions_of, with_wrong_labels, without_modalities
+from fedvl.data.missing import LabelNoise, conditions_of, with_wrong_labels, without_modalities
 from fedvl.data.partition import few_shot
 from fedvl.data.protocols import (
     NOTHING,
@@ -58,9 +57,8 @@ from fedvl.runs.requirements import (
     check_united,
     check_withdrawn,
 )
-from fedvl.tensors import pick_device
+from fedvl.tensors import IntArray, pick_device
 
-Integers = NDArray[np.int64]
 SPLITS = ("train", "test")
 
 
@@ -71,7 +69,7 @@ class Training:
     samples: Samples
     rows: list[Tensor]  # of the samples, by client
     true_labels: Tensor  # of the samples, to measure pseudo-labels; -1 where there is none
-    counts: Integers  # clients x classes of the dataset
+    counts: IntArray  # clients x classes of the dataset
     note: str  # on the partition
     root: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # rows that are the server's own
     newcomers: list[Tensor] = field(default_factory=list)  # rows of clients that join when training is over
@@ -153,12 +151,12 @@ class Encoded(NamedTuple):
     """Step 2: the inputs and labels of each split that is here."""
 
     read: Mapping[str, Read]
-    labels: Mapping[str, Integers]
+    labels: Mapping[str, IntArray]
 
-    def labels_of(self, split: str) -> Integers:
+    def labels_of(self, split: str) -> IntArray:
         return self.labels.get(split, np.array([], np.int64))
 
-    def inputs(self, forms: Sequence[str], rows: Integers) -> dict[str, Tensor]:
+    def inputs(self, forms: Sequence[str], rows: IntArray) -> dict[str, Tensor]:
         """Take rows of the test split, and after its last those of the training split."""
         count = len(self.labels_of("test"))
         parts = {"test": rows[rows < count], "train": rows[rows >= count] - count}
@@ -286,7 +284,7 @@ def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experime
     return with_additions(found, added, np.concatenate([NOTHING, *test[1:]]), known.classes)
 
 
-def rows_of_parts(split: Split, kept: Integers) -> list[Integers]:
+def rows_of_parts(split: Split, kept: IntArray) -> list[IntArray]:
     """Return the rows of each part of a split, among the images that are kept."""
     ends = np.cumsum([len(part) for part in split.parts])
     return np.split(np.arange(len(kept)), np.searchsorted(kept, ends)[:-1])
@@ -313,7 +311,7 @@ def make_methods(
         forms = encoded.read["train"].forms
         return Samples({form: forms[form][rows] for form in sources.inputs}, labels.to(sources.device))
 
-    def make(classes: Integers) -> Method:
+    def make(classes: IntArray) -> Method:
         task = Task(
             tuple(sources.dataset.class_names[c] for c in classes),
             embeddings[classes],
@@ -344,7 +342,7 @@ def take_training(
     """Take what clients train on: their rows, what is missing of them, and pseudo-labels."""
     device, data = sources.device, experiment.data
     labels, classes = encoded.labels_of("train"), len(sources.dataset.class_names)
-    kept, held = hold_out(assignment.clients, experiment)
+    kept, held = hold_out_validation(assignment.clients, experiment)
     counts = np.stack([np.bincount(labels[rows][labels[rows] >= 0], minlength=classes) for rows in kept])
     rows = [torch.from_numpy(client).to(device) for client in kept]
     withdrawn = list(experiment.federation.withdrawn)
@@ -370,7 +368,7 @@ def take_training(
         samples = with_class_lists(samples, assignment)
     validation = take_validation(samples, held, experiment)
     if data.label_noise is not None:
-        noise, count = Noise.parse(data.label_noise), len(assignment.trained_classes)
+        noise, count = LabelNoise.parse(data.label_noise), len(assignment.trained_classes)
         noisy = with_wrong_labels(own.cpu().numpy(), kept, count, noise, experiment.seed)
         samples = Samples(samples.inputs, torch.from_numpy(noisy).to(device))
     if data.labels != "true":
@@ -395,7 +393,7 @@ def with_class_lists(samples: Samples, assignment: Assignment) -> Samples:
     return Samples({**samples.inputs, CLASS_LIST: torch.from_numpy(known).to(samples.labels.device)}, samples.labels)
 
 
-def take_validation(samples: Samples, held: list[Integers], experiment: Experiment) -> Validation | None:
+def take_validation(samples: Samples, held: list[IntArray], experiment: Experiment) -> Validation | None:
     """Take the images that clients have held out, with their true labels."""
     if experiment.evaluation.validation is None:
         return None

@@ -10,7 +10,7 @@ import torch
 
 from fedvl.evaluation import long_tail
 from fedvl.evaluation.base_to_new import described, kept
-from fedvl.evaluation.calibration import MOST_IMAGES, calibration_error, calibration_interval, fit_temperature
+from fedvl.evaluation.calibration import MAX_IMAGES, calibration_error, calibration_interval, fit_temperature
 from fedvl.evaluation.clusters import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
@@ -148,7 +148,7 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
     method, samples = prepared.method, prepared.training.samples
     if "features" not in samples.inputs or not len(samples) or prepared.experiment.privacy.unit != "none":
         return None
-    rows = torch.arange(0, len(samples), max(1, len(samples) // MOST_IMAGES), device=prepared.device)
+    rows = torch.arange(0, len(samples), max(1, len(samples) // MAX_IMAGES), device=prepared.device)
     size = prepared.experiment.evaluation.batch_size
     scores, zero_shot = [], []
     with torch.no_grad():

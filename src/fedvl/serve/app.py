@@ -130,8 +130,8 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
         problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"] if part != "body")
-        return refuse(422, f"{place or 'The request'}: {problem['msg']}.".encode(errors="replace").decode())
+        location = ".".join(str(part) for part in problem["loc"] if part != "body")
+        return refuse(422, f"{location or 'The request'}: {problem['msg']}.".encode(errors="replace").decode())
 
     @app.exception_handler(FedVLError)
     async def say(request: Request, error: FedVLError) -> JSONResponse:

@@ -107,7 +107,7 @@ class Guard:
         host, closed = headers.get("host", ""), scope["path"] not in OPEN
         if self.token is None and not is_loopback(hostname(host)):
             return refuse(421, "This service answers on localhost only; start it with --host and --token for others.")
-        if any(place(origin) != host for origin in headers.getlist("origin")) or (
+        if any(origin_host(origin) != host for origin in headers.getlist("origin")) or (
             closed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         ):
             return refuse(403, "A page of another site may not use this service.")
@@ -191,7 +191,7 @@ def address_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def place(origin: str) -> str | None:
+def origin_host(origin: str) -> str | None:
     """Return the host and port of an origin, or None if it has none."""
     try:
         return urlsplit(origin).netloc or None

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     AnyImage = str | Path | Image.Image | NDArray[np.integer[Any]]
 
-Source = tuple[str, Path | bytes]  # an image's name, and its file or the content of one
+ImageSource = tuple[str, Path | bytes]  # an image's name, and its file or the content of one
 
 
-def image_sources(images: "AnyImage | Sequence[AnyImage]") -> Iterator[Source]:
+def image_sources(images: "AnyImage | Sequence[AnyImage]") -> Iterator[ImageSource]:
     """Yield each image with its name; an image in memory becomes the bytes of a PNG file."""
     single = isinstance(images, str | Path) or hasattr(images, "getexif") or getattr(images, "ndim", 4) < 4
     given: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]

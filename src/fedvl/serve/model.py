@@ -24,7 +24,7 @@ from fedvl.methods.parts.losses import entropy
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.clip import DualEncoder
 from fedvl.runs.folder import RunFolder
-from fedvl.serve.images import Source
+from fedvl.serve.images import ImageSource
 from fedvl.tensors import Tensors, pick_device
 
 BATCH = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
@@ -219,7 +219,7 @@ class TrainedModel:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
 
-class Batch:
+class QueryBatch:
     """Images that are predicted together, as in the run's evaluation, with a line of JSON each."""
 
     def __init__(self, user: User, size: int, top: int) -> None:
@@ -249,12 +249,12 @@ class Batch:
 def predict_images(
     model: TrainedModel,
     user: User,
-    sources: Sequence[Source],
+    sources: Sequence[ImageSource],
     top: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Predict images in their order; return a line for each."""
-    batch, lines = Batch(user, model.batch_size(user), top), list[dict[str, Any]]()
+    batch, lines = QueryBatch(user, model.batch_size(user), top), list[dict[str, Any]]()
     for first in range(0, len(sources), ENCODED_TOGETHER):
         read = [read_image(model, source) for _, source in sources[first : first + ENCODED_TOGETHER]]
         encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))

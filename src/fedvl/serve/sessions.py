@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from fedvl.data.images import BadImage
 from fedvl.serve.askers import Asker, BusyError
 from fedvl.serve.guard import Limits
-from fedvl.serve.model import Batch, User
-from fedvl.serve.worker import Encoded, Worker
+from fedvl.serve.model import QueryBatch, User
+from fedvl.serve.worker import EncodedImage, Worker
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Sessions:
 
 class Upload(NamedTuple):
     name: str
-    encoded: "Future[Encoded] | None"
+    encoded: "Future[EncodedImage] | None"
     refused: str = ""  # why the file was not given to the encoder
 
 
@@ -96,7 +96,7 @@ async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -
     waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
     try:
         async with session.turn:
-            batch = Batch(session.user, session.batch_size, session.top)
+            batch = QueryBatch(session.user, session.batch_size, session.top)
             for upload, encoding in zip(uploads, waiting, strict=True):
                 encoded = await encoding if encoding else BadImage(upload.refused)
                 session.refused += isinstance(encoded, BadImage)
@@ -112,7 +112,7 @@ async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -
                 encoding.cancel()
 
 
-async def predict(session: Session, batch: Batch, worker: Worker) -> list[dict[str, Any]]:
+async def predict(session: Session, batch: QueryBatch, worker: Worker) -> list[dict[str, Any]]:
     """Predict a batch on the model's own thread, and note which images became examples."""
     lines: list[dict[str, Any]] = await asyncio.wrap_future(worker.call(session.asker, batch.predict))
     for line in lines:

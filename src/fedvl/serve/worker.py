@@ -18,16 +18,16 @@ from fedvl.tensors import Tensors
 
 BATCH = 64
 READERS = 3  # threads that decode images, two for one address; each holds one decoded image in full size
-LONGEST_WAIT = 0.2  # seconds that a decoded image waits for others, in case one is slow to decode
+MAX_WAIT = 0.2  # seconds that a decoded image waits for others, in case one is slow to decode
 
-Encoded = Tensors | BadImage
+EncodedImage = Tensors | BadImage
 log = logging.getLogger("fedvl.serve")
 
 
 class Image(NamedTuple):
     address: str
     data: bytes
-    encoded: "Future[Encoded]"
+    encoded: "Future[EncodedImage]"
 
 
 class Worker:
@@ -37,9 +37,9 @@ class Worker:
         self.encoded = 0
         self.seconds = 0.0  # spent in encoding
         self._run = run
-        self._ready: list[tuple[int, Image, Tensor]] = []  # decoded, with the place in which a reader took it
-        self._places = itertools.count()
-        self._reading: set[int] = set()  # places
+        self._ready: list[tuple[int, Image, Tensor]] = []  # decoded, with the position in which a reader took it
+        self._positions = itertools.count()
+        self._reading: set[int] = set()  # positions
         self._unread = 0  # images that wait for a reader, or have one
         self._changed = threading.Condition()
         self._stopped = False
@@ -49,7 +49,7 @@ class Worker:
         self._thread = threading.Thread(target=self._work, name="fedvl-model", daemon=True)
         self._thread.start()
 
-    def encode(self, images: Sequence[bytes], asker: Asker) -> "list[Future[Encoded]]":
+    def encode(self, images: Sequence[bytes], asker: Asker) -> "list[Future[EncodedImage]]":
         """Accept all of these images or none; each future gives the encoded image or a BadImage."""
         self.pending.take(asker.address, len(images))
         taken = [Image(asker.address, data, Future()) for data in images]
@@ -73,8 +73,8 @@ class Worker:
     def _read(self, image: Image) -> None:
         pixels, refusal = None, BadImage("the one who sent it has left.")
         with self._changed:
-            place = next(self._places)
-            self._reading.add(place)
+            position = next(self._positions)
+            self._reading.add(position)
         if not image.encoded.cancelled():
             try:
                 pixels = self._run.read(image.data)
@@ -84,12 +84,12 @@ class Worker:
                 log.exception("An image could not be read.")
                 refusal = BadImage("the service failed to read it; see its log.")
         with self._changed:
-            self._reading.remove(place)
+            self._reading.remove(position)
             while len(self._ready) >= 2 * BATCH and not self._stopped:  # decoded images take memory
                 self._changed.wait()
             self._unread -= 1
             if pixels is not None:
-                self._ready.append((place, image, pixels))
+                self._ready.append((position, image, pixels))
             self._changed.notify_all()
         if pixels is None:
             self._finish(image, refusal)
@@ -98,7 +98,7 @@ class Worker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopped or self._ready)
-                self._changed.wait_for(lambda: self._stopped or self._has_batch() or not self._unread, LONGEST_WAIT)
+                self._changed.wait_for(lambda: self._stopped or self._has_batch() or not self._unread, MAX_WAIT)
                 if self._stopped:
                     return
                 self._ready.sort(key=lambda each: each[0])
@@ -108,8 +108,8 @@ class Worker:
 
     def _has_batch(self) -> bool:
         """Tell whether the next images are decoded; as answers come in order, one holds up many."""
-        places = sorted(place for place, _, _ in self._ready)
-        return len(places) >= BATCH and all(place > places[BATCH - 1] for place in self._reading)
+        positions = sorted(position for position, _, _ in self._ready)
+        return len(positions) >= BATCH and all(position > positions[BATCH - 1] for position in self._reading)
 
     def _encode(self, batch: Sequence[tuple[Image, Tensor]]) -> None:
         began = time.perf_counter()
@@ -124,6 +124,6 @@ class Worker:
         for (image, _), row in zip(batch, rows, strict=True):
             self._finish(image, row)
 
-    def _finish(self, image: Image, encoded: Encoded) -> None:
+    def _finish(self, image: Image, encoded: EncodedImage) -> None:
         self.pending.give_back(image.address, 1)
         settle(image.encoded, lambda: encoded)
