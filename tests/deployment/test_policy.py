@@ -83,6 +83,24 @@ def test_without_a_policy_nothing_is_answered(tmp_path):
         read_policy(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["", "single_statistics = true"])
+def test_statistics_leave_by_themselves_only_if_the_policy_says_so(text, tmp_path):
+    policy, method = written(tmp_path, text), small_method("ridge")
+
+    def check(**settings):
+        policy.check_experiment(resolve_experiment({"method": {"name": "ridge"}, **settings}), method, 100)
+
+    check(federation={"secure_sum": True})
+    check(privacy={"unit": "record", "epsilon": 3.0})
+    for hidden_by_the_server_alone in ({}, {"privacy": {"unit": "client", "epsilon": 3.0}}):
+        if text:
+            check(**hidden_by_the_server_alone)
+        else:
+            with pytest.raises(FedVLError, match=r"The line single_statistics of .* agree on a run with --secure-sum"):
+                check(**hidden_by_the_server_alone)
+    assert sent_by(method, 0) == [("gram", "sent"), ("cross", "sent"), ("counts", "sent")]
+
+
 def at(hour, minute=0):
     return datetime(2026, 1, 1, hour, minute)
 

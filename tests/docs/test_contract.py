@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedvl.methods.base import CHOICES, Consultation, Method
-from fedvl.methods.roles import Given, Private, Remembered, Sent, Server, Shared
+from fedvl.methods.roles import Given, Private, Remembered, Sent, Server, Shared, Statistic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
 ADD_A_METHOD = (Path(__file__).parents[2] / "docs" / "add-a-method.md").read_text(encoding="utf-8")
-ROLES = (Shared, Private, Sent, Given, Server, Remembered)
+ROLES = (Shared, Private, Sent, Statistic, Given, Server, Remembered)
 
 
 def rows(heading: str) -> dict[str, str]:
@@ -33,13 +33,13 @@ def hooks() -> set[str]:
 
 def test_every_hook_is_there():
     assert rows("Hooks").keys() == hooks()
-    assert len(hooks()) == 17
+    assert len(hooks()) == 19
 
 
 def test_every_declaration_is_there():
     declared = inspect.get_annotations(Method).keys() - {"options_type"}
     assert rows("Declarations").keys() == declared
-    assert len(declared) == 10
+    assert len(declared) == 11
 
 
 @pytest.mark.parametrize("name", CHOICES)

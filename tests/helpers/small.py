@@ -132,6 +132,13 @@ def small_samples(method: Method, count: int = sum(RAGGED), seed: int = 2) -> Sa
     return Samples({name: forms[name] for name in method.inputs}, labels)
 
 
+def labelled_rows(count: int, width: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit rows in float64 and random labels."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.nn.functional.normalize(torch.randn(count, width, generator=generator).double(), dim=-1)
+    return rows, torch.randint(classes, (count,), generator=generator)
+
+
 def fused_inputs(encoder: FusedEncoder, labels: torch.Tensor, generator: torch.Generator) -> Tensors:
     """The first client (of ``RAGGED``) has texts alone, the last images alone, the others some of each kind."""
     rows = torch.arange(len(labels))

@@ -166,6 +166,9 @@ class Party:
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
         if header.kind == "report":
             return self.engine.part_of_report(header.round, self.number, tensors)
+        if self.engine.method.role.statistics:
+            assert tensors is not None
+            return self.engine.part_of_statistics(header.round, self.number, tensors)
         trained = None
         if tensors is not None:
             update = Update(self.number, tensors, header.weight)
@@ -173,7 +176,7 @@ class Party:
         return self.engine.part_of_sum(header.round, self.number, received, trained)
 
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
-        """Report, adopt or train; the engine refuses what the method does not declare."""
+        """Report, adopt, train or compute statistics; undeclared tensors are refused."""
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
             return request.model_copy(update={"state": self._keep(request.round)}), None
@@ -185,6 +188,11 @@ class Party:
                 return request.model_copy(update={"idle": not refusals, "problem": problem}), None
             return request.model_copy(update={"state": self._keep(request.round)}), reports[0].tensors
         self.spend(request.round, "train")
+        if self.engine.method.role.statistics:
+            self.engine.check_received(received)
+            if self.sums is None and not self.engine.rows.counts[self.number]:
+                return request.model_copy(update={"idle": True}), None
+            return request, self.engine.statistics_of(request.round, self.number, received)
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None

@@ -50,6 +50,11 @@ least_clients = 1
 # Fewest training images of this party. An update of a few images says much about each of them.
 least_images = 10
 
+# Whether the statistics of a training-free method (such as ridge) may leave by themselves. Products of single images
+# can be read from those of this party alone. With false they leave in a secure sum (--secure-sum) or with noise of
+# this client's own (--privacy record:eps=...).
+single_statistics = false
+
 # Most rounds of a run.
 most_rounds = 1000
 
@@ -85,6 +90,7 @@ class Policy(Section):
     leaves: tuple[str, ...] = ("shared", "sent", "report")
     least_clients: int = Field(1, ge=1, le=MAX_CLIENTS)
     least_images: int = Field(10, ge=0)
+    single_statistics: bool = False
     most_rounds: int = Field(1000, ge=0, le=MAX_ROUNDS)
     hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
     epsilon: float | None = Field(None, gt=0)
@@ -103,6 +109,12 @@ class Policy(Section):
                 "least_clients",
                 f"is {self.least_clients}, and the server would see this party's update by itself; agree on a run with "
                 "--secure-sum, or make it 1",
+            )
+        if method.role.statistics and not (self.single_statistics or hides_statistics(experiment)):
+            raise refused(
+                "single_statistics",
+                f"is false, and the statistics of {experiment.method.name} would leave by themselves, from which images can be "
+                "recovered; agree on a run with --secure-sum or --privacy record:eps=..., or make it true",
             )
         if images < self.least_images:  # how many there are is not for the server to know
             raise refused("least_images", f"is {self.least_images}, and this party has fewer; add images, or lower it")
@@ -152,6 +164,11 @@ class Policy(Section):
                 )
 
 
+def hides_statistics(experiment: Experiment) -> bool:
+    """Return whether statistics leave in a secure sum or with noise of the client's own."""
+    return experiment.federation.secure_sum or experiment.privacy.unit == "record"
+
+
 def refused(line: str, why: str) -> FedVLError:
     return FedVLError(f"The line {line} of this party's {FILE} {why}.")
 
@@ -183,8 +200,8 @@ def sent_by(method: Method, seed: int) -> list[tuple[str, str]]:
     """Return name and kind of each tensor that a client sends by the method's declaration."""
     consultation = method.consultation()
     return [
-        *((name, "shared") for name in method.first_shared(seed)),
-        *((name, "sent") for name in method.role.sent),
+        *((name, "shared") for name in method.first_shared(seed) if not method.role.statistics),
+        *((name, "sent") for name in (*method.role.sent, *method.role.statistics)),
         *((name, "report") for name in (consultation.report_shapes if consultation else ())),
     ]
 

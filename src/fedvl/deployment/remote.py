@@ -30,11 +30,12 @@ from fedvl.federation.checks import (
     sum_of_reports,
     unsound,
 )
-from fedvl.federation.fixed_point import count_numbers, decode_reports, decode_updates, no_update
+from fedvl.federation.fixed_point import count_numbers, decode_reports, decode_updates, from_whole, no_update, unflat
 from fedvl.federation.local import Summed
 from fedvl.federation.stacks import Trained
+from fedvl.federation.statistics import Statistics, added
 from fedvl.methods.base import Method, Update
-from fedvl.tensors import Tensors
+from fedvl.tensors import Tensors, placed
 
 STATE = "state"
 PAUSE_SECONDS = 0.1  # between looks for answers
@@ -137,6 +138,20 @@ class RemoteEngine:
             for client, state in states.items()
         ]
         return Summed(total, list(states), trained, sent)
+
+    def sum_statistics(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Statistics:
+        """Return the sums of the clients' statistics: of one secure sum, or of those that fit."""
+        shapes = self.method.role.statistics_shapes
+        if self.config.secure_sum:
+            total, states, sent = self.sums.sum("train", round_index, cohort, shared, count_numbers(shapes))
+            self.sums.judge(list(states), None)
+            return Statistics(placed(unflat(from_whole(total), shapes), self.device), list(states), sent)
+        answers = self._exchange("train", round_index, dict.fromkeys(cohort, pack_tensors(shared)))
+        each = {client: answer.tensors for client, answer in answers.items()}
+        found, refusals = added(each, shapes, self.device)
+        for client, reason in refusals:
+            self._refuse(client, reason)
+        return found
 
     def keep(self, trained: Iterable[Trained]) -> None:
         for result in trained:

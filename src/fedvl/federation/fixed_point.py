@@ -5,7 +5,7 @@ refuses to send what could make the true sum leave that range, so that it is alw
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -124,10 +124,13 @@ def decode_reports(total: Tensor, shapes: Shapes) -> Tensors:
     return {name: tensor.float() for name, tensor in unflat(from_whole(total), shapes).items()}
 
 
-def sum_of(parts: Sequence[Tensor], least: int) -> Tensor:
-    """Add whole numbers up, unless the sum would be of too few clients."""
-    if len(parts) < least:
+def sum_of(parts: Iterable[Tensor], least: int) -> Tensor:
+    """Add whole numbers up as they come, unless the sum would be of too few clients."""
+    count, total = 0, torch.zeros((), dtype=torch.long)
+    for part in parts:
+        count, total = count + 1, total + part
+    if count < least:
         raise FedVLError(
-            f"A sum of {len(parts)} clients is too few to hide one of them; federation.least_clients is {least}."
+            f"A sum of {count} clients is too few to hide one of them; federation.least_clients is {least}."
         )
-    return torch.stack(list(parts)).sum(0)
+    return total

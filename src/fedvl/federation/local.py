@@ -17,10 +17,13 @@ from fedvl.federation.fixed_point import (
     decode_reports,
     encode_report,
     encode_update,
+    flat,
+    from_whole,
     no_report,
     no_update,
     sum_of,
     to_whole,
+    unflat,
     with_same_figures,
 )
 from fedvl.federation.privacy import ClientPrivacy
@@ -37,10 +40,11 @@ from fedvl.federation.stacks import (
     order_of_mean,
     shelved,
 )
+from fedvl.federation.statistics import Statistics, added, statistics_over
 from fedvl.federation.training import ChunkTraining
 from fedvl.methods.base import Method, Samples
 from fedvl.seeding import torch_generator
-from fedvl.tensors import Tensors, count_elements, placed
+from fedvl.tensors import Tensors, count_bytes, count_elements, placed
 
 MOST_FIRST = 4096  # clients whose first private tensors are made in one kernel
 
@@ -200,6 +204,38 @@ class LocalEngine(ChunkTraining):
         noise = self.shared_noise.share(numbers, least, self.private_seed, round_index, client)
         return with_same_figures(part, everybody) + pad(to_whole(noise, everybody), (0, FIGURES))
 
+    def sum_statistics(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Statistics:
+        """Return the sums of the clients' statistics.
+
+        They are computed over all samples together, in the order of the data, where nothing needs a
+        single client's: the partition then changes no bit.
+        """
+        self.check_received(shared)
+        role, device = self.method.role, self.data.labels.device
+        if self.federation.secure_sum:
+            parts = (
+                self.part_of_statistics(round_index, client, self.statistics_of(round_index, client, shared))
+                for client in cohort
+            )
+            total = sum_of(parts, self.federation.least_clients)
+            sums = placed(unflat(from_whole(total), role.statistics_shapes), device)
+            return Statistics(sums, list(cohort), len(cohort) * total.nbytes)
+        clients = list(filter(self.rows.counts.__getitem__, cohort))
+        if self.federation.one_by_one:
+            each = {client: self.statistics_of(round_index, client, shared) for client in clients}
+            return added(each, role.statistics_shapes, device)[0]
+        rows = torch.cat([self.rows.samples[:0], *map(self.rows.__getitem__, clients)]).sort().values
+        found = statistics_over(self.method, self.data, rows, shared)
+        return Statistics(found, clients, len(clients) * count_bytes(found))
+
+    def statistics_of(self, round_index: int, client: int, shared: Tensors) -> Tensors:
+        """Return what a client sends of its samples."""
+        return statistics_over(self.method, self.data, self.rows[client], shared)
+
+    def part_of_statistics(self, round_index: int, client: int, statistics: Tensors) -> Tensor:
+        """Return one client's part of a secure sum of statistics."""
+        return to_whole(flat(statistics), self.method.task.clients)
+
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the reports of all clients that have data, or their sum if that is enough."""
         consultation = self.method.consultation()
@@ -308,6 +344,8 @@ class LocalEngine(ChunkTraining):
 
     def local_flops(self, shared: Tensors) -> int:
         """Count the largest client's operations in a round: its first step, times steps."""
+        if self.method.role.statistics:
+            return self._statistics_flops(shared)
         used = {client: self._used(client, self.begun(client, shared)) for client in self._with_data()}
         if not used:
             return 0
@@ -322,6 +360,15 @@ class LocalEngine(ChunkTraining):
         with Operations() as counted:
             for chunk in self._chunks([client], handed, None):
                 self.train_chunk(0, chunk, 1, plain)
+        return int(counted.total)
+
+    def _statistics_flops(self, shared: Tensors) -> int:
+        """Count the operations of the largest client's statistics."""
+        from fedvl.federation.steps import Operations  # of use once in a run
+
+        largest = max(range(self.clients), key=self.rows.counts.__getitem__)
+        with Operations() as counted:
+            self.statistics_of(0, largest, shared)
         return int(counted.total)
 
     def _used(self, client: int, private: Tensors) -> int:

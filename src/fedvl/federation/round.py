@@ -32,6 +32,7 @@ from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
+from fedvl.federation.statistics import Statistics, no_statistics
 from fedvl.methods.base import Mean, Method
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten
@@ -55,6 +56,8 @@ class Engine(Protocol):
     ) -> Sequence[Trained]: ...
 
     def sum_updates(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Summed: ...
+
+    def sum_statistics(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Statistics: ...
 
     def keep(self, trained: Sequence[Trained]) -> None: ...
 
@@ -128,11 +131,14 @@ class Federation:
     root: LocalEngine | None = None  # the server's own images, as those of one client
     privacy: ClientPrivacy | RecordPrivacy | None = None
     best: Tensors = field(default_factory=dict)  # all state of the best round, where rounds are validated
-    server: Tensors = field(default_factory=dict)  # tensors that never leave the server
+    server: Tensors = field(
+        default_factory=dict
+    )  # tensors that never leave the server, and the latest sums of statistics
 
     def __post_init__(self) -> None:
         self.shared, server = self.method.role.split(self.shared)
-        self.server = {**self.server, **server}
+        sums = no_statistics(self.method.role.statistics_shapes, self.device)
+        self.server = {**self.server, **server, **sums}
 
     @property
     def trains(self) -> bool:
@@ -169,6 +175,8 @@ class Federation:
             after_round(record)
 
     def _outcome(self, round_index: int) -> "Outcome":
+        if self.method.role.statistics:
+            return self._solve(round_index)
         if self.config.secure_sum:
             found = self._sum_up(round_index)
         else:
@@ -212,6 +220,39 @@ class Federation:
             loss=found.loss,
             bytes_up=len(found.clients) * count_bytes(self.shared),
             figures={},
+        )
+
+    def _solve(self, round_index: int) -> "Outcome":
+        """Solve for the shared tensors, given the sums of the clients' statistics."""
+        refusals: list[Refusal] = []
+        for attempt in range(self.config.attempts):
+            cohort, answering = self._choose(round_index, attempt)
+            found = self.engine.sum_statistics(round_index, answering, self.shared)
+            refusals += self.engine.refused()
+            if len(found.clients) >= self.config.quorum:
+                break
+        else:
+            raise self._no_quorum(round_index, len(found.clients), refusals)
+        solved = self.method.solve(self.shared, found.total)
+        for name, tensor in self.shared.items():
+            if name not in solved or solved[name].shape != tensor.shape or not bool(solved[name].isfinite().all()):
+                raise FedVLError(
+                    f"{type(self.method).__name__}.solve must return every tensor of start in its shape and finite, and "
+                    f"{name!r} is not."
+                )
+        return Outcome(
+            cohort=cohort,
+            dropped=sorted(set(cohort) - set(found.clients)),
+            counted=Answers([]),
+            refusals=refusals,
+            handed=dict.fromkeys(cohort, self.shared),
+            merged=solved,
+            share=len(found.clients) / self.engine.clients,
+            last={},
+            loss=None,
+            bytes_up=found.bytes_up,
+            figures={},
+            server=found.total,
         )
 
     def _commit(self, number: int, found: "Outcome", record: Record) -> None:
@@ -422,9 +463,12 @@ class Federation:
                 f"Training diverged in round {round_index + 1}: of client {refused[-1].client}, {refused[-1].reason}; lower the "
                 "learning rate (training.learning_rate) and start a new run."
             )
+        raise self._no_quorum(round_index, len(good), refusals)
+
+    def _no_quorum(self, round_index: int, answers: int, refusals: Sequence[Refusal]) -> FedVLError:
         reasons = f" Last refusal: client {refusals[-1].client}, {refusals[-1].reason}." if refusals else ""
-        raise FedVLError(
-            f"Round {round_index + 1} got {len(good)} usable updates in its last of {self.config.attempts} attempts, fewer than "
+        return FedVLError(
+            f"Round {round_index + 1} got {answers} usable updates in its last of {self.config.attempts} attempts, fewer than "
             f"the quorum of {self.config.quorum}; committed rounds are safe: lower federation.quorum or wait for clients, "
             f"then resume.{reasons}"
         )

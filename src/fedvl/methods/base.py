@@ -6,7 +6,7 @@ client and ONE batch, as its paper is; the engine trains all clients of a round 
 numbers from :meth:`Method.noise`.
 
 The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
-has defaults: ten declarations and seventeen hooks, all in :class:`Method`.
+has defaults: eleven declarations and nineteen hooks, all in :class:`Method`.
 """
 
 import inspect
@@ -206,11 +206,13 @@ class Method:
     vocabulary: ClassVar[str] = "trained"
     uses_target: ClassVar[bool] = False  # clients train with unlabelled images of the user who will query
     # what the loss of one row depends on: that row, its batch, the whole client (``batch.whole``), or the data of
-    # all clients pooled in one place (an upper bound)
+    # all clients pooled in one place, which is not federated
     scope: ClassVar[str] = "batch"
     weighting: str = "samples"  # of clients in the mean: by size, or equally
     through_encoder: ClassVar[bool] = False  # whether a step runs through the encoder: bfloat16 then pays on a GPU
     requires: ClassVar[Mapping[str, str | float]] = {}  # values of settings of [training] that it is derived for
+    # how many exchanges of sums a training-free method needs, each with every client; None: as many as there are rounds
+    exchanges: ClassVar[int | None] = None
 
     # --- hooks that describe it
 
@@ -257,7 +259,18 @@ class Method:
         """Return the gradients that the optimiser takes, given those of the loss, by tensor."""
         return gradients
 
+    def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
+        """Return what a training-free method sends: sums over samples, in float64.
+
+        Two clients' statistics add up to those of their samples together.
+        """
+        return {}
+
     # --- hooks of the server
+
+    def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
+        """Return the next shared tensors, given the sums of all clients' statistics."""
+        return shared
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
         """Merge the shared tensors that the server needs of each client; updates by client."""

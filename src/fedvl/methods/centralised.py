@@ -1,4 +1,4 @@
-"""The linear classifier trained on the pooled data of clients: an upper bound, not federated."""
+"""The linear classifier trained on pooled data by gradient descent, which is not federated."""
 
 from fedvl.methods.linear import Linear
 

@@ -58,6 +58,14 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Statistic:
+    """A sum over samples that :meth:`Method.statistics` returns; the server needs the total."""
+
+    shape: tuple[int, ...]
+    norm: float | None = None  # of what one sample adds, at most; None: noise cannot cover it
+
+
+@dataclass(frozen=True)
 class Given:
     """A tensor that ``hand_out`` gives a client beside the shared ones, only to read."""
 
@@ -74,7 +82,7 @@ class Remembered:
     """A tensor of a user's session, from one query to the next."""
 
 
-Role = Shared | Private | Sent | Given | Server | Remembered
+Role = Shared | Private | Sent | Statistic | Given | Server | Remembered
 Kind = TypeVar("Kind", Shared, Private, Server)
 
 
@@ -84,6 +92,7 @@ class Roles:
     def __init__(self, declared: Mapping[str, Role]) -> None:
         self.declared = dict(declared)
         self.sent = {name: role for name, role in self.declared.items() if isinstance(role, Sent)}
+        self.statistics = {name: role for name, role in self.declared.items() if isinstance(role, Statistic)}
         changing = [role for role in self.declared.values() if isinstance(role, Shared | Private)]
         self.has_ends = bool(self.sent) or any(role.end for role in changing)
         self.has_begins = any(isinstance(role, Private) and role.begin for role in changing)
@@ -135,6 +144,10 @@ class Roles:
     @property
     def sent_shapes(self) -> Shapes:
         return {name: role.shape for name, role in self.sent.items()}
+
+    @property
+    def statistics_shapes(self) -> Shapes:
+        return {name: role.shape for name, role in self.statistics.items()}
 
     def _find(self, name: str, kind: type[Kind]) -> Kind | None:
         """Return the declared role of this kind: of the name, or of the first pattern that fits."""

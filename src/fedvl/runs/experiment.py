@@ -141,10 +141,12 @@ def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -
     asked = replace(judge, parts=prepared.test.newcomers, private_of=engine.private_of)
     shared, last, method = federation.shared, federation.last, prepared.method
     handed = {client: method.hand_out(shared, last, client) for client in clients}
-    begun = len(federation.records)  # as if they were chosen in the next round
-    trained = {result.update.client: result for result in engine.train(begun, clients, shared, handed)}
-    own = {client: {**result.update.tensors, **result.private} for client, result in trained.items()}
-    found = {"": asked.judge(shared, last), "trained_": asked.judge_models(lambda client: own.get(client, shared))}
+    found = {"": asked.judge(shared, last)}
+    if not method.role.statistics:
+        begun = len(federation.records)  # as if they were chosen in the next round
+        trained = {result.update.client: result for result in engine.train(begun, clients, shared, handed)}
+        own = {client: {**result.update.tensors, **result.private} for client, result in trained.items()}
+        found["trained_"] = asked.judge_models(lambda client: own.get(client, shared))
     if zero_shot := asked.judge_zero_shot():
         found["zero_shot_"] = zero_shot
     return {

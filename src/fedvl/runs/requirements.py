@@ -27,6 +27,7 @@ def check_settings(experiment: Experiment, simulated: bool) -> None:
 
 def check_method(method: Method, experiment: Experiment) -> None:
     """Refuse settings of training and of the federation that do not fit the method."""
+    check_statistics(method, experiment)
     check_training(method, experiment)
     check_secure_sum(method, experiment)
     check_robust(method, experiment)
@@ -90,6 +91,27 @@ def of_sums(name: str) -> str:
     """Return what a server that learns sums can use: the method's own form of sums, or others."""
     option = {"fed-mp": "merging=summed", "fed-prime": "matching=client", "fed-inter": "matching=client"}.get(name)
     return f"--set method.{option}" if option else "a method that is averaged, such as linear, fst-cbdg or cachefl"
+
+
+def check_statistics(method: Method, experiment: Experiment) -> None:
+    """Refuse a training-free method that also trains, and settings that are of training."""
+    name, federation, role = experiment.method.name, experiment.federation, method.role
+    if not role.statistics:
+        return
+    if role.sent or role.trained_private or method.consultation() is not None or method.scope == "pooled":
+        raise FedVLError(
+            f"Method '{name}' declares statistics, so that it exchanges nothing else; remove its other roles."
+        )
+    if federation.robust != "mean":
+        raise FedVLError(f"Method '{name}' adds up statistics, for which there is no other rule; leave --robust out.")
+    if federation.one_step or federation.sequential:
+        raise FedVLError(
+            f"Method '{name}' has no training steps; leave federation.one_step and federation.sequential out."
+        )
+    if (kind := (federation.attack or "label-flip").partition(":")[0]) not in ("label-flip", "backdoor"):
+        raise FedVLError(
+            f"The attack {kind} changes the update of a client, and method '{name}' has none; use label-flip or backdoor."
+        )
 
 
 def check_secure_sum(method: Method, experiment: Experiment) -> None:
@@ -271,6 +293,9 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
     if unit == "none":
         return
     name, role = experiment.method.name, method.role
+    if role.statistics:
+        check_statistics_privacy(method, experiment)
+        return
     start = method.first_shared(experiment.seed)
     consultation = method.consultation() if unit == "client" else None
     if method.scope == "pooled" or not (start or (consultation and consultation.report_shapes)):
@@ -290,6 +315,13 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
         check_client_privacy(method, start, experiment)
     else:
         check_record_privacy(method, experiment)
+
+
+def check_statistics_privacy(method: Method, experiment: Experiment) -> None:
+    """Refuse noise on statistics."""
+    raise FedVLError(
+        f"Noise on the statistics of method '{experiment.method.name}' is not available; leave --privacy out."
+    )
 
 
 def check_client_privacy(method: Method, start: Tensors, experiment: Experiment) -> None:

@@ -31,6 +31,8 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     layered: dict[str, Any] = {}
     for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
         overlay(layered, layer)
+    if method.exchanges is not None:  # whatever is asked for: what it does is fixed
+        overlay(layered, {"federation": {"rounds": method.exchanges, "per_round": None}})
     experiment = resolve([layered])
     if experiment.training.precision == "auto":  # the choice is recorded with the run, which resumes with it elsewhere
         overlay(layered, nested("training.precision", choose_precision(method.through_encoder, experiment.device)))

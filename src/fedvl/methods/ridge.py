@@ -1,0 +1,83 @@
+"""Ridge regression in one exchange of sums: the same for every partition, and removable.
+
+Every client sends G = sum x x^T, H = sum x y^T and k = sum y of its images, once. The server adds
+them up and solves in float64, around the class texts or 0. Fed3R (Fani et al., 2024) and AFL (He et
+al., 2025) are of this kind; the text prior and its evidence are added here.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor
+
+from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of
+from fedvl.methods.parts.regression import Regression
+from fedvl.methods.roles import Role
+from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors
+
+
+class RidgeOptions(Options):
+    prior: Literal["text", "zeros"] = "text"
+    """What the weights are drawn towards: a likely multiple of the class texts, or zeros."""
+    regularisation: Literal["evidence", "gcv"] | PositiveFloat = "evidence"
+    """Factor of the penalty: the likeliest, the best by cross-validation (GCV), or a value."""
+    dimensions: int = Field(0, ge=0, le=65536)
+    """Random features beside the vectors, for classes that are not linear in them."""
+    bandwidth: float = Field(1.0, gt=0)
+    """Width of the Gaussian kernel that random features stand for."""
+
+
+class Ridge(Method):
+    options: RidgeOptions
+    exchanges = 1
+
+    def roles(self) -> dict[str, Role]:
+        return {**moment_roles(self.width, len(self.task.class_names))}
+
+    @property
+    def width(self) -> int:
+        return self.task.text_embeddings.shape[1] + self.options.dimensions
+
+    def notes(self) -> list[str]:
+        return ["Solved in one exchange of sums with every client; federation.rounds does not apply."]
+
+    def lift(self, features: Tensor) -> Tensor:
+        """Return unit vectors: of the features, and cos(w x + u) beside them."""
+        rows = torch.nn.functional.normalize(features.double(), dim=-1)
+        count = self.options.dimensions
+        if not count:
+            return rows
+        generator = torch_generator(self.task.seed, "random features")
+        waves = torch.randn(rows.shape[1], count, generator=generator, dtype=torch.float64)
+        phases = 2 * math.pi * torch.rand(count, generator=generator, dtype=torch.float64)
+        further = torch.cos(rows @ waves.to(rows) / self.options.bandwidth + phases.to(rows))
+        return torch.nn.functional.normalize(torch.cat([rows, further * math.sqrt(2 / count)], 1), dim=-1)
+
+    def initial(self) -> Tensor:
+        """Return W_0: the texts as columns, or 0."""
+        texts = self.task.text_embeddings.double()
+        start = texts.new_zeros(self.width, len(texts))
+        if self.options.prior == "text":
+            start[: texts.shape[1]] = self.task.text_features.double().T
+        return start
+
+    def start(self, generator: torch.Generator) -> Tensors:
+        weight = self.initial()
+        return {"weight": weight, "bias": weight.new_zeros(weight.shape[1]), "scale": weight.new_tensor(self.scale)}
+
+    def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
+        labels = indicators(samples.labels, len(self.task.class_names))
+        return moments_of(self.lift(samples.inputs["features"]), labels)
+
+    def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
+        moments = Moments.of(sums)
+        # W = (G + a 1)^-1 (H + a s W_0), b = k / n - W^T mean, G and H centred
+        found = Regression.of(moments, self.initial().to(moments.gram)).best(self.options.regularisation)
+        return {"weight": found.weight, "bias": found.bias, "scale": moments.gram.new_tensor(found.scale)}
+
+    def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
+        return tensors["scale"] * (self.lift(inputs["features"]) @ tensors["weight"] + tensors["bias"])
