@@ -23,11 +23,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.link import SWITCHES, flower, most_bytes, opened_link
 from fedvl.deployment.membership import create, read_federation
-from fedvl.deployment.messages import Message
+from fedvl.deployment.messages import Header, Message
+from fedvl.deployment.supervisor import free_port
 
 NAMES = ["a", "b", "c"]
 APP = Path(__file__).parent / "flower_numpy"
@@ -85,7 +85,7 @@ def ours(folder: Path, rounds: int) -> dict[str, Any]:
 
 def echo(party: str, port: str) -> None:
     """Run a client that returns every message unchanged."""
-    from fedvl.deployment.client import Supervised
+    from fedvl.deployment.supervisor import Supervised
 
     folder = Path(party)
     secret = folder / "state" / "secret"
@@ -114,7 +114,17 @@ def floor(folder: Path, rounds: int) -> dict[str, Any]:
             time.sleep(0.1)
         times = [time.time()]
         for _ in range(rounds):
-            waiting = set(transport.send({client: Message("{}") for client in nodes}, 60))
+            waiting = set(
+                transport.send(
+                    {
+                        client: Message(
+                            Header(run="0", experiment="0", round=0, attempt=0, kind="train", client=client)
+                        )
+                        for client in nodes
+                    },
+                    60,
+                )
+            )
             while waiting:
                 waiting -= {ticket for ticket, _, _ in transport.collect(waiting)}
                 time.sleep(0.02)

@@ -22,8 +22,8 @@ from typing import Any
 
 from fedvl.commands.federation import status
 from fedvl.config import Experiment
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
+from fedvl.deployment.supervisor import free_port
 from fedvl.errors import FedVLError
 from fedvl.tensors import digest, load
 from tests.helpers.kills import draw_images

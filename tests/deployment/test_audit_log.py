@@ -11,7 +11,7 @@ from helpers.parties import RUN, request
 
 from fedvl.deployment import audit_log
 from fedvl.deployment.audit_log import FILE, FIRST, Log, own_rounds, read_log, who_took_part
-from fedvl.deployment.messages import Header, write
+from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -201,7 +201,7 @@ def entries(log):
 
 def test_a_server_knows_the_bytes_of_each_party_and_when_it_answered_last_in_a_round(log, tmp_path, monkeypatch):
     for client in (0, 1):
-        log.send(write(request(round=0, client=client), b"12345"))
+        log.send(Message(request(round=0, client=client), b"12345"))
         log.receive(request(round=0, client=client), b"123")
     log.receive(request(round=0, client=1), b"1234")  # after a crash the round was run again
     log.receive(request(round=0, client=0, kind="report"), b"12")
@@ -238,10 +238,10 @@ def test_a_server_of_several_experiments_is_told_which_to_run_again(log, tmp_pat
 
 def test_a_party_knows_its_own_rounds_what_it_sent_and_what_it_refused(log, tmp_path):
     log.receive(request(round=0), b"1234")
-    log.send(write(request(round=0), b"12"))
+    log.send(Message(request(round=0), b"12"))
     for _ in range(2):  # a server that asks again and again fills no page
         log.receive(request(round=1), b"1234")
-        log.send(write(request(round=1, problem="Not at this hour.")))
+        log.send(Message(request(round=1, problem="Not at this hour.")))
     log.receive(request(round=2, kind="finish"), b"123456")
     log.receive(request(round=0, run="c" * 32), b"of another run")
     first, second = own_rounds(tmp_path, RUN, 3, rounds=2)

@@ -1,10 +1,9 @@
-"""A client's SuperNode that ends: what is tried again, and what is said."""
+"""What a client takes part in, what it refuses, and what it says."""
 
 import re
 import secrets
 import socket
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,88 +15,16 @@ from helpers.kills import draw_images
 from helpers.parties import EXPERIMENT, SmallClient, request
 
 from fedvl.deployment.audit_log import NO_HEAD, read_log
-from fedvl.deployment.client import MOST_RUNS, Client, Supervised, free_port
+from fedvl.deployment.client import MOST_RUNS, Client
 from fedvl.deployment.files import PartyFile, resolve_for_parties
 from fedvl.deployment.membership import admit, approve_experiment, create, join, read_federation
-from fedvl.deployment.messages import pack_tensors, write
+from fedvl.deployment.messages import Message, pack_tensors
 from fedvl.deployment.policy import read_experiments
 from fedvl.deployment.roster import pin_roster, roster_of
+from fedvl.deployment.supervisor import free_port
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 0.0)
-
-
-class Ending:
-    """A SuperNode that ends at once and says why."""
-
-    def __init__(self, command, options, folder, **environment):
-        folder.mkdir(exist_ok=True)
-        self.log, self.ended = folder / "supernode.log", True
-        self.log.write_text(Path(folder.parent / "says").read_text())
-
-
-@pytest.mark.parametrize(
-    ("says", "sentence"),
-    [
-        ("[code: 401] The server does not know this party's key.", "ask its operator to admit"),
-        (
-            "[code: 401] This party's clock is 400 seconds behind the server's.",
-            "400 seconds behind .* Set this machine",
-        ),
-        ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "not one of this federation"),
-    ],
-)
-def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text(says)
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
-    assert node.check()
-    with pytest.raises(FedVLError, match=sentence):
-        node.check()
-
-
-def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text("Traceback")
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
-    assert all(node.check() for _ in range(9))
-    with pytest.raises(FedVLError, match="cannot stay connected"):
-        node.check()
-
-
-def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text("Traceback")
-    clock = [0.0]
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    monkeypatch.setattr("fedvl.deployment.client.LONGEST_PAUSE_SECONDS", 40.0)
-    monkeypatch.setattr("fedvl.deployment.client.time.monotonic", lambda: clock[0])
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
-    starts = []
-    for second in range(100):
-        clock[0] = float(second)
-        lives = node.short_lives
-        assert node.check()
-        starts += [second] * (node.short_lives > lives)
-    assert starts == [0, 2, 6, 14, 30, 62]
-
-
-def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text("The SuperLink ended")
-    monkeypatch.setattr("fedvl.deployment.client.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
-    for _ in range(30):  # a message comes in each of its short lives
-        node.connected()
-        assert node.check()
-
 
 # --- what a client takes part in
 
@@ -123,11 +50,11 @@ def test_a_client_takes_part_in_one_run_unless_it_stays(client):
 def test_a_message_without_the_head_of_the_servers_log_is_refused_and_logged(problem, client):
     """Otherwise the logs of both sides could not be compared; a request that looks like a refusal is no exception."""
     reply = client.ask(payload=b"" if problem else None, log="", problem=problem)
-    assert (reply.read_header().problem, reply.payload) == (NO_HEAD, b"")
+    assert (reply.header.problem, reply.payload) == (NO_HEAD, b"")
     received, refused = read_log(client.folder).chain.entries[-2:]
     assert (received["kind"], received["head"]) == ("received", "")
     assert (refused["kind"], refused["reason"]) == ("refused", NO_HEAD)
-    assert reply.read_header().log == client.log.head
+    assert reply.header.log == client.log.head
     assert not (client.state / "runs").exists()
 
 
@@ -199,7 +126,7 @@ def train(client):
     ((identity, ready),) = client.ready.items()
     start = ready.prepared.method.start(torch_generator(0, "start"))
     asked = request(experiment=identity, round=0, client=0)
-    return client.answer(write(asked, pack_tensors(start))).read_header().problem
+    return client.answer(Message(asked, pack_tensors(start))).header.problem
 
 
 def test_a_rehearsal_books_no_epsilon(rehearsing):

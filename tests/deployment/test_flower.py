@@ -1,6 +1,5 @@
 """Letters over Flower's Grid, in one process: the same bits as the local engine, whatever happens to clients."""
 
-import json
 import random
 import subprocess
 import sys
@@ -90,7 +89,7 @@ def killed_after_training(message, party):
 def killed_while_writing(message, party):
     party.answer(message)
     newest = max(party.folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns, default=None)
-    if newest is not None and json.loads(message.header)["state"] not in newest.name:
+    if newest is not None and message.header.state not in newest.name:
         newest.write_bytes(newest.read_bytes()[:40])
     return []
 

@@ -217,10 +217,10 @@ def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the
     client = SmallClient.joined(3, tmp_path, name, **settings)
     (client.state / FILE).write_text(forbids)
     reply = client.ask()
-    problem = reply.read_header().problem
+    problem = reply.header.problem
     assert problem.startswith(f"The line {line} of this party's policy.toml ")
     assert reply.payload == b""
-    assert reply.read_header().weight == 0
+    assert reply.header.weight == 0
     assert not (client.state / "runs").exists()
     assert client.said == [f"Refused: {problem}"]
     assert "12" not in problem.replace("12:00", "").replace("least_images is 13", "")  # how many images it has
@@ -240,7 +240,7 @@ def test_the_log_of_a_client_holds_what_it_got_and_sent_and_nothing_private(tmp_
     sent = entries(client)[-1]
     assert sent["kind"] == "sent"
     assert (sent["run"], sent["round"], sent["message"], sent["bytes"]) == ("a" * 32, 1, "train", len(reply.payload))
-    assert reply.read_header().log == client.log.head
+    assert reply.header.log == client.log.head
     budget = next(entry for entry in entries(client) if entry["kind"] == "budget")
     assert 0 < budget["epsilon"] < 3
     allowed = {"time", "kind", "salt", "before", "run", "round", "message", "client", "bytes", "sha256", "head"}
@@ -282,8 +282,8 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
     roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
     payload = pack_tensors({ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
     reply = clients[1].ask(payload, kind="share_train", sum_attempt=1)
-    assert reply.read_header().problem.startswith(says)
-    assert bool(reply.read_header().problem) == bool(says)
+    assert reply.header.problem.startswith(says)
+    assert bool(reply.header.problem) == bool(says)
     assert bool(reply.payload) != bool(says)
 
 

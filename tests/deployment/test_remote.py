@@ -17,6 +17,7 @@ from helpers.parties import (
     NODE,
     RUN,
     UNREADABLE,
+    Raw,
     altered,
     failed,
     local_federation,
@@ -28,7 +29,6 @@ from helpers.parties import (
     without,
 )
 
-from fedvl.deployment.messages import Message
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
@@ -52,8 +52,8 @@ BAD = {
     "a weight of nothing": (altered(weight=0.0), "weight 0.0 is not between"),
     "a field too many": (altered(more=1), "header of its message"),
     "a state that is a path": (altered(state="../../etc/passwd"), "header of its message"),
-    "no header": (lambda message, party: [Message("", b"")], "header of its message"),
-    "a list for a header": (lambda message, party: [Message("[1]", b"")], "header of its message"),
+    "no header": (lambda message, party: [Raw("")], "header of its message"),
+    "a list for a header": (lambda message, party: [Raw("[1]")], "header of its message"),
     "cut short": (with_payload(lambda payload: payload[:-3]), "not whole safetensors"),
     "nothing inside": (with_payload(lambda payload: b""), "missing or not asked for"),
     "a header of 2^62 bytes": (with_payload(lambda payload: (2**62).to_bytes(8, "little") + payload[8:]), "header"),
@@ -61,13 +61,13 @@ BAD = {
     "not finite": (tensors_changed(lambda t: {n: torch.full_like(x, torch.nan) for n, x in t.items()}), "not finite"),
     "another record": (
         lambda message, party: [flower_app.RecordDict({"other": flower_app.ConfigRecord({"x": 1})})],
-        "none of ours",
+        "unexpected format",
     ),
     "numbers for bytes": (
         lambda message, party: [
             flower_app.RecordDict({"message": flower_app.ConfigRecord({"header": 1, "payload": "x"})})
         ],
-        "none of ours",
+        "unexpected format",
     ),
     "not one of Flower's": (lambda message, party: [UNREADABLE], "none of Flower's (ValueError)"),
     "an error": (failed, "ran out of memory"),

@@ -27,7 +27,7 @@ from fedvl.deployment.client import Client
 from fedvl.deployment.files import add_experiment, resolve_for_parties
 from fedvl.deployment.keys import certify_party, fingerprint, sign
 from fedvl.deployment.membership import admit, create, credentials, join, read_federation, revoke
-from fedvl.deployment.messages import Header, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.roster import (
     Roster,
     check_roster,
@@ -132,7 +132,7 @@ def entries(place, client):
 def ask(client, tensors, kind):
     (experiment,) = client.ready
     header = Header(run=RUN, experiment=experiment, round=0, attempt=0, kind=kind, client=0, log=HEAD)
-    return client.answer(write(header, pack_tensors(tensors)))
+    return client.answer(Message(header, pack_tensors(tensors)))
 
 
 def test_an_operator_that_certifies_keys_of_its_own_for_the_others_gets_no_sum_of_one_client(place, images):
@@ -145,7 +145,7 @@ def test_an_operator_that_certifies_keys_of_its_own_for_the_others_gets_no_sum_o
     (ready,) = client.ready.values()
     start = ready.prepared.method.start(torch.Generator().manual_seed(0))
     reply = ask(client, {**start, ROSTER: entries(place, client)}, FIRST_STEP)
-    problem = reply.read_header().problem
+    problem = reply.header.problem
     assert problem.startswith("The key of b is not the one in the roster that this client has pinned;")
     assert "fedvl federation roster a roster.json and fedvl federation approve a" in problem
     assert reply.payload == b""
@@ -162,7 +162,7 @@ def saved(place, roster):
 def test_without_a_pinned_roster_nothing_is_approved_and_nothing_answered(place, images):
     party = place.real["a"]
     client = Client(party, images, Silent(), print)
-    problem = ask(client, {}, "keys").read_header().problem
+    problem = ask(client, {}, "keys").header.problem
     assert problem.startswith("Secure aggregation needs a pinned roster: get roster.json from the operator")
     with pytest.raises(FedVLError, match="Secure aggregation needs a pinned roster"):
         command("federation", "approve", party, "--yes")
@@ -240,13 +240,13 @@ def test_a_client_answers_under_a_new_roster_only_after_a_new_approval(place, im
     pin_roster(party, honest(place))
     command("federation", "approve", party, "--yes")
     client = Client(party, images, Silent(), print)
-    assert ask(client, {}, "keys").read_header().problem == ""
+    assert ask(client, {}, "keys").header.problem == ""
     before = client.parties[RUN]
     pin_roster(party, rostered(place, join(place.real["b"], renew=True)))
-    problem = ask(client, {}, "keys").read_header().problem
+    problem = ask(client, {}, "keys").header.problem
     assert "with another roster than the one that is pinned now" in problem
     command("federation", "approve", party, "--yes")
-    assert ask(client, {}, "keys").read_header().problem == ""
+    assert ask(client, {}, "keys").header.problem == ""
     assert client.parties[RUN] is not before  # nothing that was checked by the old roster is trusted
 
 

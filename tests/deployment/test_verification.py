@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedvl.deployment.audit_log import FILE, Log
-from fedvl.deployment.messages import Header, write
+from fedvl.deployment.messages import Header, Message
 from fedvl.deployment.verification import verify
 from fedvl.errors import FedVLError
 
@@ -26,19 +26,19 @@ class Sides:
         """Send a request; return it as it travels."""
         self.attempt += 1
         told = {"run": "a", "experiment": "b", "round": self.attempt - 1, "attempt": self.attempt, "kind": "train"}
-        message = write(Header(**{**told, "client": 1, **changes}), b"shared")
-        request = self.server.send(message) if logged else write(
-            message.read_header().model_copy(update={"log": self.server.head}), message.payload
+        message = Message(Header(**{**told, "client": 1, **changes}), b"shared")
+        request = self.server.send(message) if logged else Message(
+            message.header.model_copy(update={"log": self.server.head}), message.payload
         )  # fmt: skip
         if arrives:
-            self.client.receive(request.read_header(), request.payload)
+            self.client.receive(request.header, request.payload)
         return request
 
     def answer(self, request, logged=True, arrives=True, **changes):
         told = {"loss": 0.25, "examples": 7, "weight": 7.0, **changes}
-        answer = self.client.send(write(request.read_header().model_copy(update=told), b"update"))
+        answer = self.client.send(Message(request.header.model_copy(update=told), b"update"))
         if arrives and logged:
-            self.server.receive(answer.read_header(), answer.payload)
+            self.server.receive(answer.header, answer.payload)
 
     def verify(self):
         return verify(self.folders)
@@ -152,8 +152,8 @@ def test_a_request_on_its_way_is_in_flight(sides):
 
 def test_an_answer_that_the_client_did_not_write_down_is_named(sides):
     request = sides.ask()
-    forged = write(request.read_header().model_copy(update={"log": sides.client.head, "loss": 0.5}), b"forged")
-    sides.server.receive(forged.read_header(), forged.payload)
+    forged = Message(request.header.model_copy(update={"log": sides.client.head, "loss": 0.5}), b"forged")
+    sides.server.receive(forged.header, forged.payload)
     with pytest.raises(
         FedVLError,
         match=r"clinic/audit.jsonl received a message .* does not have as sent: 4 were received and 3 logged",
@@ -168,7 +168,7 @@ def test_a_refusal_is_a_message_too(sides):
 
 def test_a_message_that_was_sent_again_must_be_there_as_often(sides):
     again = sides.ask()
-    sides.client.receive(again.read_header(), again.payload)
+    sides.client.receive(again.header, again.payload)
     with pytest.raises(FedVLError, match="5 were received and 4 logged"):
         sides.verify()
 

@@ -19,9 +19,9 @@ from helpers.machines import LATEST, clients_at_work, ended, fedvl, kill, make_f
 from helpers.prometheus import scraped
 
 from fedvl.cli import app
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority
+from fedvl.deployment.supervisor import free_port
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.evaluation.predict import answer_all

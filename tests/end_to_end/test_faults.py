@@ -33,8 +33,8 @@ from helpers.machines import (
     wait_until,
 )
 
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import resolve_for_parties
+from fedvl.deployment.supervisor import free_port
 from fedvl.tensors import digest, load
 
 NAMES = ["north", "south"]

@@ -25,7 +25,8 @@ from helpers.parties import (
     tensors_changed,
 )
 
-from fedvl.deployment.messages import pack_tensors, unpack_tensors, write
+from fedvl.deployment.audit_log import Log, read_chain
+from fedvl.deployment.messages import Message, pack_tensors, unpack_tensors
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.secure_sum import Entry, SumId, as_tensor, read_items
 from fedvl.deployment.sum_server import Collected
@@ -142,6 +143,24 @@ def test_one_client_lost_before_the_sum_and_one_after_it_cost_no_round(tmp_path)
     assert [silenced in record["dropped"] for record in remote.records] == [False, False, False]
 
 
+def test_a_client_whose_numbers_were_left_out_of_a_sum_has_that_in_its_log(tmp_path):
+    """Two sums that differ by one client tell about it: its person can see how often that may have happened."""
+    victim = WITH_DATA[-1]
+
+    def unheard(message, party):
+        party.answer(message)
+        return []
+
+    remote, grid = remote_federation("linear", tmp_path, {(victim, 1, "train"): unheard}, deadline=0.2, **SECURE)
+    for party in grid.parties:
+        party.log = Log(tmp_path / f"{party.number}.jsonl")
+    run_quietly(remote)
+    for party in grid.parties:
+        entries = read_chain(party.log.path.read_bytes(), party.log.path).entries
+        noted = [(entry["round"], entry["message"]) for entry in entries if entry["kind"] == "left_out"]
+        assert noted == ([(2, "train")] if party.number == victim else [])
+
+
 def again_after(remote, grid, folder):
     """The server of a run, started again after it was killed."""
     nodes = {client: NODE + client for client in range(CLIENTS)}
@@ -240,35 +259,35 @@ def party(tmp_path):
 
 
 def answer(party, kind="train", round=0, **tensors):
-    message = write(request(kind=kind, round=round), pack_tensors({**party.engine.start, **tensors}))
+    message = Message(request(kind=kind, round=round), pack_tensors({**party.engine.start, **tensors}))
     return party.answer(message)
 
 
 def test_a_request_without_a_list_of_clients_gets_nothing(party):
     reply = answer(party)
-    assert "names no clients to sum over" in reply.read_header().problem
+    assert "names no clients to sum over" in reply.header.problem
     assert reply.payload == b""
 
 
 def test_a_roster_of_this_client_alone_gets_nothing(party):
-    message = write(request(kind="share_train", round=0, sum_attempt=1), pack_tensors(party.sums.entry()))
+    message = Message(request(kind="share_train", round=0, sum_attempt=1), pack_tensors(party.sums.entry()))
     reply = party.answer(message)
-    assert "A sum of 1 clients is too few" in reply.read_header().problem
+    assert "A sum of 1 clients is too few" in reply.header.problem
     assert reply.payload == b""
 
 
 @pytest.mark.parametrize("kind", ["train", "confirm_train", "reveal_train"])
 def test_nothing_is_answered_in_an_attempt_that_was_not_begun(kind, party):
     tensors = {**party.engine.start, "offers": torch.zeros(2, dtype=torch.uint8), "survivors": torch.tensor([3])}
-    reply = party.answer(write(request(kind=kind, round=0, sum_attempt=1), pack_tensors(tensors)))
-    assert "is not in attempt 1 at the sum of round 1" in reply.read_header().problem
+    reply = party.answer(Message(request(kind=kind, round=0, sum_attempt=1), pack_tensors(tensors)))
+    assert "is not in attempt 1 at the sum of round 1" in reply.header.problem
     assert reply.payload == b""
 
 
 def test_a_party_outside_secure_sums_answers_none_of_their_requests(tmp_path):
     plain = party_of(small_method("linear"), 3, tmp_path, local_federation("linear").engine)
     for kind in ("keys", "share_train", "confirm_train", "reveal_train"):
-        assert "no secure sums" in plain.answer(write(request(kind=kind, round=0))).read_header().problem
+        assert "no secure sums" in plain.answer(Message(request(kind=kind, round=0))).header.problem
 
 
 def test_one_sum_a_round_is_opened_whatever_is_asked_afterwards(tmp_path):
@@ -277,11 +296,11 @@ def test_one_sum_a_round_is_opened_whatever_is_asked_afterwards(tmp_path):
     party = grid.parties[3]
     before = next(party.folder.glob("000000-reveal_train.answer")).read_bytes()
     fewer = {"survivors": torch.tensor([0, 3])}
-    again = party.answer(write(request(kind="reveal_train", round=0, sum_attempt=1), pack_tensors(fewer)))
+    again = party.answer(Message(request(kind="reveal_train", round=0, sum_attempt=1), pack_tensors(fewer)))
     assert again.payload == before
     entries = [entry for other in grid.parties for entry in read_items(other.sums.entry()["roster"], Entry)]
-    other = write(request(kind="share_train", round=0, sum_attempt=2), pack_tensors({"roster": as_tensor(entries)}))
-    assert "has opened the sum of round 1" in party.answer(other).read_header().problem
+    other = Message(request(kind="share_train", round=0, sum_attempt=2), pack_tensors({"roster": as_tensor(entries)}))
+    assert "has opened the sum of round 1" in party.answer(other).header.problem
 
 
 def entries_of(log, kind):
@@ -341,10 +360,10 @@ class Liar:
 
     def ask(self, client, kind, tensors):
         header = request(kind=kind, round=0, client=client, sum_attempt=1)
-        reply = self.parties[client].answer(write(header, pack_tensors(tensors)))
+        reply = self.parties[client].answer(Message(header, pack_tensors(tensors)))
         answer = unpack_tensors(reply.payload, 2**26) if reply.payload else {}
         self.seen += [tensor for tensor in answer.values() if tensor.dtype == torch.int64 and tensor.numel() > CLIENTS]
-        return answer, reply.read_header().problem
+        return answer, reply.header.problem
 
     def everyone(self, kind, tensors):
         return {client: self.ask(client, kind, tensors)[0] for client in range(len(self.parties))}

@@ -24,10 +24,10 @@ from helpers.kills import draw_images
 from helpers.machines import LATEST, Request, Wire, clients_at_work, make_federation, wait_until
 
 from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import FederationFile, experiment_id, read_file, resolve_for_parties
 from fedvl.deployment.link import flower, opened_link
-from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.supervisor import free_port
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -160,13 +160,13 @@ class Server:
         self.answers: list[tuple[Question, Message | FedVLError]] = []
 
     def message(self, asked: Question) -> Message:
-        message = write(asked.request, pack_tensors(asked.tensors))
+        message = Message(asked.request, pack_tensors(asked.tensors))
         if asked.what == HEADLESS:
             return message
         self.sent += 1
         if self.sent <= LOGGED:
             return self.log.send(message)
-        return write(asked.request.model_copy(update={"log": self.log.head}), message.payload)
+        return Message(asked.request.model_copy(update={"log": self.log.head}), message.payload)
 
     def ask(self, questions: list[Question]) -> list[Message | FedVLError]:
         """Ask all at once; a client answers one after the other, in order."""
@@ -189,7 +189,7 @@ def check(question: Question, answer: Message | FedVLError) -> None:
     """What came is the declared tensors or a reason, and belongs to what was asked."""
     what = f"{question.victim.name}: {question.what}"
     assert isinstance(answer, Message), what
-    header = answer.read_header()
+    header = answer.header
     assert header.answers(question.request), what
     if not answer.payload:
         return
@@ -206,7 +206,7 @@ def refused(questions: list[Question], answers: list[Message | FedVLError]) -> N
     for question, answer in zip(questions, answers, strict=True):
         check(question, answer)
         assert isinstance(answer, Message)
-        assert answer.read_header().problem, (question.victim.name, question.what)
+        assert answer.header.problem, (question.victim.name, question.what)
         assert answer.payload == b"", (question.victim.name, question.what)
 
 
@@ -229,7 +229,7 @@ def steal(server: Server, victims: list[Victim]) -> None:
         [trained] = victim.engine.train(0, [victim.client], victim.handed)
         victim.engine.keep([trained])
         assert near(unpack_tensors(answer.payload, LIMIT), trained.update.tensors), victim.name
-        states[victim.name] = answer.read_header().state
+        states[victim.name] = answer.header.state
     moved = [
         question("other tensors", v, {name: t + t.dtype.is_floating_point for name, t in v.handed.items()}, attempt=1)
         for v in working
@@ -257,14 +257,14 @@ def consult(server: Server, victims: list[Victim]) -> dict[str, str]:
         assert near(sent, report.tensors), asked.victim.name
         settled = consultation.settle(0, sent, None if consultation.summed else sent)
         engine.adopt({None: settled})
-        state = answer.read_header().state
+        state = answer.header.state
         adoptions.append(question("honest", asked.victim, settled, kind="adopt", state=state))
     states = {}
     for asked, answer in zip(adoptions, server.ask(adoptions), strict=True):
         check(asked, answer)
         assert isinstance(answer, Message)
         assert answer.payload == b""
-        states[asked.victim.name] = answer.read_header().state
+        states[asked.victim.name] = answer.header.state
     return states
 
 
@@ -293,7 +293,9 @@ def compare(requests: list[Request], answers: list[Message]) -> None:
         message = flower().unpack(inflate_object_from_contents(tree.object_id, {o: contents[o] for o in objects}))
         found.append(message)
         used |= objects
-        envelope_size = request.size + sum(sizes[o] for o in objects) - len(message.header) - len(message.payload)
+        envelope_size = (
+            request.size + sum(sizes[o] for o in objects) - len(message.header.model_dump_json()) - len(message.payload)
+        )
         assert envelope_size <= ENVELOPE
     assert used == contents.keys()
     assert Counter(found) == Counter(answers)
@@ -374,9 +376,7 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
     answers = [answer for _, answer in server.answers if isinstance(answer, Message)]
     assert len(answers) == len(server.answers) >= 8 * len(tried)
     compare(requests, answers)
-    assert {a.read_header().problem for q, a in server.answers if q.what == HEADLESS and isinstance(a, Message)} == {
-        NO_HEAD
-    }
+    assert {a.header.problem for q, a in server.answers if q.what == HEADLESS and isinstance(a, Message)} == {NO_HEAD}
     told = read_log(folder).chain.entries
     for client, name in enumerate(NAMES):
         received = sum(question.victim.client == client for question, _ in server.answers)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
-from fedvl.deployment.client import free_port
 from fedvl.deployment.files import add_experiment
 from fedvl.deployment.membership import approve_experiment, create
+from fedvl.deployment.supervisor import free_port
 from fedvl.display import Silent
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Trained
@@ -29,7 +29,9 @@ from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
 
 HOST = "127.0.0.1"
-LATEST = 240  # seconds: no more than a guard, on a machine that is busy with other tests
+LATEST = (
+    540  # seconds: no more than a guard, below the tests' own time-outs, on a machine that is busy with other tests
+)
 
 
 # --- folders and processes

@@ -3,11 +3,11 @@
 import json
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.client import Client, Ready
-from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
@@ -58,7 +58,7 @@ class FakeGrid:
         envelope.metadata.__dict__["_message_id"] = ticket
         client = envelope.metadata.dst_node_id - NODE
         message = flower.unpack(envelope)
-        header = json.loads(message.header)
+        header = message.header.model_dump()
         self.headers.append(header)
         fault = self.faults.pop((client, header["round"], header["kind"]), None)
         answers = fault(message, self.parties[client]) if fault else [self.parties[client].answer(message)]
@@ -72,8 +72,8 @@ class FakeGrid:
         if type(answer) is tuple:
             sender, answer = answer
             node = 1 if sender is None else NODE + sender
-        if isinstance(answer, Message):
-            answer = flower.pack(answer)
+        if isinstance(answer, Message | Raw):
+            answer = flower.pack(answer) if isinstance(answer, Message) else answer.pack()
         reply = flower_app.Message(answer, reply_to=envelope)
         reply.metadata.__dict__["_src_node_id"] = node
         return reply
@@ -163,10 +163,10 @@ class SmallClient(Client):
 
     def ask(self, payload=None, **changes):
         header = request(**{"round": 0, "client": self.file.number, **changes})
-        return self.answer(write(header, self.start if payload is None else payload))
+        return self.answer(Message(header, self.start if payload is None else payload))
 
     def problem(self, **changes):
-        return self.ask(**changes).read_header().problem
+        return self.ask(**changes).header.problem
 
 
 def remote_federation(name, folder, faults=None, options=None, training=None, **settings):
@@ -216,6 +216,17 @@ def same(left, right):
 # --- what a client may do instead of answering
 
 
+class Raw(NamedTuple):
+    """A message whose header is any text."""
+
+    header: str
+    payload: bytes = b""
+
+    def pack(self):
+        record = flower_app.ConfigRecord({"header": self.header, "payload": self.payload})
+        return flower_app.RecordDict({"message": record})
+
+
 def silent(message, party):
     return []
 
@@ -227,7 +238,7 @@ def failed(message, party):
 def altered(**changes):
     def fault(message, party):
         reply = party.answer(message)
-        return [reply._replace(header=json.dumps({**json.loads(reply.header), **changes}))]
+        return [Raw(json.dumps({**reply.header.model_dump(), **changes}), reply.payload)]
 
     return fault
 

@@ -4,7 +4,6 @@ Every case goes the whole way of an answer, from the bytes of a message to the m
 round is that of the others to the bit, and the run goes on.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -22,6 +21,7 @@ if find_spec("flwr") is None:
 
 from helpers.parties import (
     UNREADABLE,
+    Raw,
     altered,
     failed,
     local_federation,
@@ -33,7 +33,7 @@ from helpers.parties import (
 )
 
 import fedvl
-from fedvl.deployment.messages import MOST_HEADER_CHARACTERS, Message
+from fedvl.deployment.messages import MOST_HEADER_CHARACTERS
 from fedvl.deployment.remote import MOST_NOTED
 from fedvl.federation.checks import sort_out
 from fedvl.federation.journal import Journal
@@ -54,7 +54,7 @@ def header_text(change):
 
     def fault(message, party):
         reply = party.answer(message)
-        return [reply._replace(header=change(reply.header))]
+        return [Raw(change(reply.header.model_dump_json()), reply.payload)]
 
     return fault
 
@@ -72,8 +72,8 @@ def records(**content):
 def replayed(message, party):
     """Its answer to this round, under the header of the round before."""
     reply = party.answer(message)
-    earlier = {**json.loads(reply.header), "round": ROUND - 1, "attempt": json.loads(reply.header)["attempt"] - 1}
-    return [reply._replace(header=json.dumps(earlier))]
+    earlier = reply.header.model_copy(update={"round": ROUND - 1, "attempt": reply.header.attempt - 1})
+    return [reply._replace(header=earlier)]
 
 
 OTHERS, HEADER = "another run, round or client", "header of its message"
@@ -139,9 +139,9 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "bytes behind the tensors": (with_payload(lambda payload: payload + b"more"), "not whole safetensors"),
     "noise": (with_payload(lambda payload: bytes(range(256)) * 4), "claims a header"),
     # records of the transport
-    "another record": (records(other={"x": 1}), "none of ours"),
-    "a record more": (records(message={"header": "{}", "payload": b""}, bomb={"x": bytes(2**20)}), "none of ours"),
-    "numbers for bytes": (records(message={"header": 1, "payload": "x"}), "none of ours"),
+    "another record": (records(other={"x": 1}), "unexpected format"),
+    "a record more": (records(message={"header": "{}", "payload": b""}, bomb={"x": bytes(2**20)}), "unexpected format"),
+    "numbers for bytes": (records(message={"header": 1, "payload": "x"}), "unexpected format"),
     "not one of Flower's": (lambda message, party: [UNREADABLE], "none of Flower's (ValueError)"),
     "an error": (failed, "ran out of memory"),
 }
@@ -177,7 +177,7 @@ def test_who_answers_in_anothers_name_is_named_and_the_other_still_counts(tmp_pa
     def forge(message, party):
         reply = party.answer(message)
         forged = tensors_changed(lambda t: {n: x * 0 for n, x in t.items()})(message, party)[0]
-        return [(LIAR, forged), (None, forged), (LIAR, Message("", b"")), reply]
+        return [(LIAR, forged), (None, forged), (LIAR, Raw("")), reply]
 
     remote, _ = remote_federation("linear", tmp_path, {(0, ROUND, "train"): forge})
     run_quietly(remote)
@@ -201,7 +201,7 @@ def test_another_clients_private_tensors_cannot_be_named(tmp_path):
     stolen: dict[str, str] = {}
 
     def spy(message, party):
-        stolen["state"] = json.loads(message.header)["state"]
+        stolen["state"] = message.header.state
         return [party.answer(message)]
 
     def name_it(message, party):

@@ -74,7 +74,7 @@ def check_nothing_left(replies):
     """Nothing but the sentence: no tensors, no number of this client."""
     assert replies
     for reply in replies:
-        header = reply.read_header()
+        header = reply.header
         assert header.problem.count(". ") <= 1, header.problem
         assert (reply.payload, header.weight, header.loss, header.examples, header.state) == (b"", 0, 0, 0, "")
 
@@ -192,7 +192,7 @@ def test_a_spent_budget_is_refused_over_runs_and_restarts_and_nothing_is_sent(tm
     second, clients = federation_of(tmp_path, run="c" * 32, privacy=RECORD)
     replies = spied(clients[VICTIM])
     run_quietly(second)
-    answered = [reply for reply in replies if not reply.read_header().problem]
+    answered = [reply for reply in replies if not reply.header.problem]
     check_nothing_left(replies[len(answered) :])
     assert len(answered) < 3
     assert "The line epsilon of this party's policy.toml is 3.5" in refused_by(second, VICTIM)[0]
@@ -217,8 +217,8 @@ def test_a_spent_budget_at_client_level_is_refused_over_runs_and_nothing_is_sent
     second, clients = federation_of(tmp_path, run="c" * 32, privacy=CLIENT, **SECURE)
     replies = spied(clients[VICTIM])
     run_quietly(second)
-    trained = [reply for reply in replies if reply.read_header().kind == "train"]
-    answered = [reply for reply in trained if not reply.read_header().problem]
+    trained = [reply for reply in replies if reply.header.kind == "train"]
+    answered = [reply for reply in trained if not reply.header.problem]
     check_nothing_left(trained[len(answered) :])
     assert "policy.toml is 3.5, and this round would take the sum over all runs to" in refused_by(second, VICTIM)[0]
     rounds = len([e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"])
@@ -245,7 +245,7 @@ def test_a_sum_of_too_few_clients_is_refused_and_nothing_is_sent(tmp_path):
     federation.engine.transport.grid.online.discard(0)
     replies = spied(clients[VICTIM])
     run_quietly(federation)
-    refused = [reply for reply in replies if reply.read_header().kind != "keys"]
+    refused = [reply for reply in replies if reply.header.kind != "keys"]
     check_nothing_left(refused)
     assert "A sum of 4 clients is too few; this client takes part in sums of 5" in refused_by(federation, VICTIM)[0]
     assert {entry["message"] for entry in sent_entries(tmp_path, VICTIM)} == {"keys"}

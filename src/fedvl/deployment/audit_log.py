@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fedvl.deployment.messages import Header, Message, write
+from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
 from fedvl.files import parse_json, read_json, regular
 from fedvl.runs.folder import PARTY, STATE, RunFolder
@@ -144,12 +144,12 @@ class Log:
 
     def send(self, message: Message) -> Message:
         """Write down a message, or why there is none; return it with the head of this log."""
-        header = message.read_header()
+        header = message.header
         if header.problem:
             self.append("refused", **describe(header, message.payload), reason=header.problem)
         else:
             self.append("sent", **describe(header, message.payload))
-        return write(header.model_copy(update={"log": self.head}), message.payload)
+        return Message(header.model_copy(update={"log": self.head}), message.payload)
 
 
 class RehearsalLog(Log):

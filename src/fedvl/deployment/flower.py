@@ -56,7 +56,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from google.protobuf.message import DecodeError
 
 from fedvl.deployment.door import SECRET_HEADER, Door, Signed
-from fedvl.deployment.messages import Message
+from fedvl.deployment.messages import Message, read_header
 from fedvl.errors import FedVLError
 
 SECRET_VARIABLE, FOLDER_VARIABLE = "FEDVL_LINK_SECRET", "FEDVL_LINK_FOLDER"
@@ -85,7 +85,7 @@ clientapp = "no:code"
 
 
 def pack(message: Message) -> RecordDict:
-    return RecordDict({RECORD: ConfigRecord({"header": message.header, "payload": message.payload})})
+    return RecordDict({RECORD: ConfigRecord({"header": message.header.model_dump_json(), "payload": message.payload})})
 
 
 def unpack(envelope: FlowerMessage) -> Message:
@@ -93,14 +93,14 @@ def unpack(envelope: FlowerMessage) -> Message:
     if envelope.has_error():
         raise FedVLError(f"its client failed: {str(envelope.error.reason)[:300]}")
     if len(envelope.content) != 1:
-        raise FedVLError("its message is none of ours")
+        raise FedVLError("its message has an unexpected format")
     record = envelope.content.get(RECORD)
     if not isinstance(record, ConfigRecord) or record.keys() != {"header", "payload"}:
-        raise FedVLError("its message is none of ours")
+        raise FedVLError("its message has an unexpected format")
     header, payload = record["header"], record["payload"]
     if not isinstance(header, str) or not isinstance(payload, bytes):
-        raise FedVLError("its message is none of ours")
-    return Message(header, payload)
+        raise FedVLError("its message has an unexpected format")
+    return Message(read_header(header), payload)
 
 
 class GridTransport:

@@ -89,23 +89,20 @@ class Header(BaseModel):
 
 
 class Message(NamedTuple):
-    header: str  # JSON
+    header: Header
     payload: bytes = b""  # safetensors; empty where there are none
 
-    def read_header(self) -> Header:
-        """Return the header; raise a FedVLError that says what is wrong with it."""
-        if len(self.header) > MOST_HEADER_CHARACTERS:
-            raise FedVLError(f"the header of its message has {len(self.header):,} characters")
-        try:
-            return Header.model_validate_json(self.header)
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"])) or "whole"
-            raise FedVLError(f"the header of its message is not one ({where}: {problem['msg'][:200]})") from error
 
-
-def write(header: Header, payload: bytes = b"") -> Message:
-    return Message(header.model_dump_json(), payload)
+def read_header(text: str) -> Header:
+    """Return the header of a received message; raise a FedVLError if it is malformed."""
+    if len(text) > MOST_HEADER_CHARACTERS:
+        raise FedVLError(f"the header of its message has {len(text):,} characters")
+    try:
+        return Header.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "whole"
+        raise FedVLError(f"the header of its message is malformed ({field}: {problem['msg'][:200]})") from error
 
 
 def pack_tensors(tensors: Mapping[str, "torch.Tensor"]) -> bytes:

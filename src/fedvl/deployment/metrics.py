@@ -23,7 +23,7 @@ class Answered:
 
     def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[dict[str, Any]] | None) -> None:
         """Count a request and its answer; ``spent`` is its run's ledger, None once it is over."""
-        header, answer = request.read_header(), reply.read_header()
+        header, answer = request.header, reply.header
         self.received += len(request.payload)
         self.sent += len(reply.payload)
         if answer.problem:

@@ -19,17 +19,7 @@ from torch import Tensor
 
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.keys import write_private
-from fedvl.deployment.messages import (
-    CONFIRM,
-    REVEAL,
-    SHARE,
-    STEPS,
-    Header,
-    Message,
-    pack_tensors,
-    unpack_tensors,
-    write,
-)
+from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, STEPS, Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
@@ -87,11 +77,11 @@ class Party:
 
     def answer(self, message: Message) -> Message:
         """The answer to a request; what goes wrong here is told, and ends nothing."""
-        header = message.read_header()
+        header = message.header
         try:
             return self._answer(header, message.payload)
         except FedVLError as error:
-            return write(header.model_copy(update={"problem": str(error)[:500]}))
+            return Message(header.model_copy(update={"problem": str(error)[:500]}))
 
     def _answer(self, request: Header, payload: bytes) -> Message:
         self._permit(request)
@@ -105,11 +95,11 @@ class Party:
         if request.kind == "finish":
             self.engine.check_received(received)
             self.finished = received
-            return write(request)
+            return Message(request)
         header, tensors = self._work_masked(request, received) if self.sums else self._work(request, received)
         content = pack_tensors(tensors) if tensors is not None else b""
         self._note(header, content, asked)
-        return write(header, content)
+        return Message(header, content)
 
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
         """Return whether a request gets its earlier answer: a round or an attempt has one."""
@@ -286,7 +276,7 @@ class Party:
     def _repeat(self, request: Header, before: dict[str, Any]) -> Message:
         """Answer as before: two answers to one round would give single images away."""
         told = {name: value for name, value in before.items() if name != "asked"}
-        return write(request.model_copy(update=told), self._reply(request).with_suffix(".answer").read_bytes())
+        return Message(request.model_copy(update=told), self._reply(request).with_suffix(".answer").read_bytes())
 
     # --- private tensors
 

@@ -17,7 +17,7 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.deployment.audit_log import Log
-from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors, write
+from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import (
@@ -257,7 +257,7 @@ class RemoteEngine:
         self.attempt += 1
         requests = {client: self._request(kind, round_index, client, sum_attempt) for client in sorted(there)}
         self._show(kind, round_index, list(requests))
-        messages = {client: self.log.send(write(request, payloads[client])) for client, request in requests.items()}
+        messages = {client: self.log.send(Message(request, payloads[client])) for client, request in requests.items()}
         tickets = self.transport.send(messages, max(end - time.monotonic(), 1.0)) if messages else {}
         waiting = {ticket: requests[client] for ticket, client in tickets.items()}
         answers: dict[int, Received] = {}
@@ -312,7 +312,7 @@ class RemoteEngine:
             if isinstance(message, FedVLError):
                 raise message
             self.last_seen[request.client] = time.time()
-            header = message.read_header()
+            header = message.header
             if not header.answers(request):
                 raise FedVLError("it answers a request of another run, round or client")
             self.log.receive(header, message.payload)
@@ -346,7 +346,7 @@ class RemoteEngine:
     def _log_late(self, request: Header, message: Message) -> None:
         """Write down an answer that is not used: the client has it in its log as sent."""
         with suppress(FedVLError):  # what is no message of ours, or has no head
-            header = message.read_header()
+            header = message.header
             if header.answers(request):
                 self.log.receive(header, message.payload)
 
