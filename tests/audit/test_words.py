@@ -4,7 +4,7 @@ import pytest
 
 from fedvl.audit.finding import CLIENT, SERVER, USER, Finding
 from fedvl.audit.perform import NAMES
-from fedvl.audit.words import by_risk, headline, recommend, risk_of
+from fedvl.audit.words import by_risk, headline, recommend, remedies, risk_of
 from fedvl.runs.settings import resolve_experiment
 
 
@@ -70,3 +70,17 @@ def test_what_is_recommended_follows_from_who_learns_and_what_is_on(view, settin
     assert recommend([], ["gist"], experiment)[0].startswith("Do not rely on this audit for gist")
     assert recommend([], [], experiment)[0].startswith("No attack showed a leak")
     assert recommend([], [], experiment, {"violated": True})[0].startswith("Stop: the measured epsilon exceeds")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "bound"),
+    [({}, "only client-level noise"), ({"unit": "client", "clip": 0.1}, "the noise of each client bounds")],
+)
+def test_a_page_names_what_secure_aggregation_does_not_hide(privacy, bound):
+    settings = {"method": {"name": "linear"}, "federation": {"secure_sum": True}, "privacy": privacy}
+    [sentence] = [each for each in remedies(resolve_experiment(settings)) if "difference of both sums" in each]
+    assert "'left_out' in that client's log" in sentence
+    assert bound in sentence
+    assert not any(
+        "difference of both sums" in each for each in remedies(resolve_experiment({"method": {"name": "linear"}}))
+    )

@@ -178,6 +178,21 @@ def test_signatures_that_are_not_enough_open_nothing(forge, members):
         members[0].reveal(STEP, {**asked, **changes[forge]})
 
 
+def test_the_signature_of_a_client_that_is_not_on_the_list_does_not_count(members):
+    """Three survivors signed, and a lost client that works with the server: four are necessary."""
+    attempt = Sum(members, NUMBERS)
+    attempt.share()
+    attempt.mask(lost=(5,))
+    attempt.confirm()
+    asked = attempt.collected.reveal_requests()[0]
+    colluding = members[5].signing.sign(attempt.collected.signed_part)
+    fourth = torch.frombuffer(bytearray(colluding), dtype=torch.uint8)[None]
+    forged = {SIGNERS: torch.tensor([0, 1, 2, 5]), SIGNATURES: torch.cat([asked[SIGNATURES][:3], fourth])}
+    with pytest.raises(FedVLError, match="3 of 4 necessary clients signed"):
+        members[0].reveal(STEP, {**asked, **forged})
+    assert members[0].reveal(STEP, asked)
+
+
 # --- a server that sends clients different models, rosters or keys
 
 

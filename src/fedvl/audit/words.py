@@ -128,6 +128,15 @@ def remedies(experiment: Experiment) -> list[str]:
             f"Secure aggregation: the server sees sums over all clients of a round, {federation.least_clients} at least. The "
             "values of its view are of the sum of all who trained; a sum over fewer clients would say more of each."
         )
+        found.append(
+            "Not covered by secure aggregation: a server that sends the same model in two rounds and says that one client was "
+            "lost in one of them learns that client's update from the difference of both sums. Each such round is an entry "
+            + (
+                "'left_out' in that client's log; the noise of each client bounds what the difference tells."
+                if privacy.unit == "client"
+                else "'left_out' in that client's log; only client-level noise (--privacy client:eps=3) bounds what it tells."
+            )
+        )
     if privacy.unit == "client":
         found.append(
             "Noise on the mean of the updates, which hides whether a client took part from all who see the model. "
