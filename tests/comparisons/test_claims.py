@@ -7,6 +7,7 @@ from fedvl.comparisons.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
 NO_ORDER = {
+    "bench/tuned",  # compared by intervals
     "fed-mp/figure3",
     "fed-prime/figure1",
     "fedpp/figure5",

@@ -9,7 +9,7 @@ import pytest
 from helpers.grids import grid_of, outcome_of
 
 from fedvl.comparisons.grid import Grid
-from fedvl.comparisons.run import KEPT, Outcome, flags_grid, mark_best, paired_p, perform_grid, summarise
+from fedvl.comparisons.run import KEPT, Outcome, beyond_chance, flags_grid, mark_best, paired_p, perform_grid, summarise
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
@@ -174,6 +174,17 @@ def test_a_column_whose_zero_shot_guesses_is_marked_and_not_counted() -> None:
     assert "<th>x †</th><th>y</th>" in html_table(summary)
     assert r"x $^{\dagger}$ & y" in latex_table(summary)
     assert "† Zero-shot is near chance level" in footnote(summary)
+
+
+def test_only_differences_beyond_chance_are_told_of_a_reference() -> None:
+    texts = {"zero": "1" * 50 + "0" * 50, "good": "1" * 80 + "0" * 20, "same": "1" * 51 + "0" * 49, "bad": "0" * 100}
+    outcome = outcome_of({(row, "x"): [float(text.count("1"))] * 2 for row, text in texts.items()}, against="zero")
+    outcome.tests = {(row, "x"): [("s", text)] * 2 for row, text in texts.items()}
+    assert beyond_chance(outcome) == [
+        "x, against zero, beyond chance in 3 comparisons: above it: good; below it: bad; no difference is shown for 1 row."
+    ]
+    outcome.seeds["good", "x"] = [2, 3]  # no common seed
+    assert "above" not in beyond_chance(outcome)[0]
 
 
 def test_a_single_run_has_the_interval_of_its_images() -> None:

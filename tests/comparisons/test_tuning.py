@@ -114,7 +114,7 @@ def test_the_mean_over_seeds_decides_and_a_setting_that_fails_does_not_count() -
     assert (cell.at_edge, cell.ties, cell.untrained, cell.best) == ([], [], 10.0, 52)
     assert "evaluation" not in next(grid.cases()).settings  # the test of a model of all training images
     (told,) = sentences([cell], 0.2)
-    assert told.startswith("Tuned: 4 settings tried for each of 1 rows in every column, chosen by the mean of 2 seeds")
+    assert told.startswith("Tuned: 4 settings tried for each of 1 rows in each column, chosen by the mean of 2 seeds")
 
 
 def test_edges_ties_and_the_untrained_model_are_told() -> None:

@@ -12,7 +12,7 @@ CIFAR = np.repeat(np.arange(10), 5000)
 
 labellings = st.lists(st.integers(0, 7), min_size=1, max_size=120).map(lambda values: np.array(values, np.int64))
 specs = st.one_of(
-    st.sampled_from(["iid", "disjoint", "dirichlet:1e-320", "dirichlet:1.7e308"]),
+    st.sampled_from(["iid", "even", "disjoint", "dirichlet:1e-320", "dirichlet:1.7e308"]),
     st.floats(1e-4, 100).map(lambda alpha: f"dirichlet:{alpha}"),
     st.integers(1, 6).map(lambda shards: f"shards:{shards}"),
     st.floats(0.01, 1).map(lambda fraction: f"quantity:{fraction}"),
@@ -242,7 +242,7 @@ def test_unlabelled_samples_can_only_be_dealt_evenly():
         ("quantity:1.2", "needs a fraction"),
         ("iid:3", "Partition 'iid:3' takes no number; write just iid."),
         ("disjoint:", "takes no number"),
-        ("sorted", "is not known; use iid, dirichlet:ALPHA"),
+        ("sorted", "is not known; use iid, even, dirichlet:ALPHA"),
         ("", "is not known"),
     ],
 )
@@ -329,3 +329,17 @@ def test_open_split_has_fed_mp_counts(classes, each, test):
 def test_open_split_needs_a_class_for_each_and_for_the_test(classes, clients):
     with pytest.raises(FedVLError, match="needs a class for each client"):
         open_split(classes, clients, 0)
+
+
+def test_even_deals_each_class_and_all_of_them_evenly() -> None:
+    """CacheFL, appendix B.1: 16 images of ten classes and ten clients are one or two of every class for each."""
+    labels = np.repeat(np.arange(10), 16)
+    drawn = partition(labels, "even", 10, seed=3)
+    assert set(drawn.counts.ravel().tolist()) == {1, 2}
+    assert drawn.counts.sum(0).tolist() == [16] * 10
+    assert drawn.counts.sum(1).tolist() == [16] * 10
+    assert [np.bincount(labels[own], minlength=10).tolist() for own in drawn.clients] == drawn.counts.tolist()
+    uneven = partition(np.repeat([0, 1, 2], [7, 5, 4]), "even", 3, seed=0)
+    assert uneven.counts.max(0).tolist() == [3, 2, 2]
+    assert uneven.counts.min(0).tolist() == [2, 1, 1]
+    assert sorted(uneven.counts.sum(1).tolist()) == [5, 5, 6]

@@ -76,6 +76,7 @@ class Grid(BaseModel):
     over: Settings = {}  # overrides everything else
     tune: dict[str, list[Any]] = {}  # values to try of each section.key; chosen by cell on validation images
     validation: float = Field(0.2, gt=0, lt=1)  # share of each client's training images to choose by
+    against: str = ""  # a row that all others are compared with
     note: str = ""  # caveats printed in the report
     claims: list[Claim] = []  # what is in `shows`, to be computed from our figures
     embedded: Variant = Variant()
@@ -94,6 +95,8 @@ class Grid(BaseModel):
         for claim in self.claims:
             if strange := [name for name in claim.names if name not in known]:
                 raise ValueError(f"a claim is about '{strange[0]}', which is not a row or column")
+        if self.against and self.against not in self.rows:
+            raise ValueError(f"rows are compared with '{self.against}', which is not a row")
         for row_name, cells in self.cells.items():
             if strange := [name for name in (row_name, *cells) if name not in known]:
                 raise ValueError(f"cells has '{strange[0]}', which is not a row or column")

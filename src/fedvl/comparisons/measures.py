@@ -199,4 +199,5 @@ MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "best_client_alone": lambda run: max(alone(run)),
     "worst_client_alone": lambda run: min(alone(run)),
     "gradient_inversion": gradient_inversion,
+    "training_seconds": lambda run: float(run.result["seconds"]["train"]),
 }

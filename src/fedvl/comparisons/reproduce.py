@@ -7,7 +7,7 @@ from typing import Any
 
 from fedvl.comparisons.claims import Figures, findings
 from fedvl.comparisons.grid import QUICK, Grid, Variant
-from fedvl.comparisons.run import Outcome, summarise
+from fedvl.comparisons.run import Outcome, beyond_chance, summarise
 from fedvl.data.catalogue import find
 from fedvl.data.sources import dataset_path, default_data_root, how_to_get
 from fedvl.errors import FedVLError
@@ -103,4 +103,4 @@ def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[st
     details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
     guessing = [(cell["row"], cell["column"]) for cell in summary["cells"] if cell["near_chance"]]
     found = findings(recipe.claims, Figures(summary["rows"], summary["columns"], figures, guessing))
-    return {**details, "findings": found, **summary}
+    return {**details, "findings": [*found, *beyond_chance(outcome)], **summary}

@@ -348,6 +348,29 @@ def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) 
     return None
 
 
+def beyond_chance(outcome: Outcome) -> list[str]:
+    """Say, by column, which rows are beyond chance above or below the one that all are compared with."""
+    reference, told = outcome.grid.against, []
+    for column in outcome.grid.columns if reference else ():
+        ours, found = (reference, column), dict[str, list[str]]()
+        rows = [row for row in outcome.grid.rows if row != reference and (row, column) in outcome.seeds]
+        if ours not in outcome.seeds or outcome.grid.measure_of(*ours) != "accuracy" or guesses(outcome, ours):
+            continue
+        for row in rows:
+            seeds = sorted({*outcome.seeds[row, column]} & {*outcome.seeds[ours]})
+            lead = lead_of(outcome, (row, column), ours, seeds) if len(seeds) > 1 else None
+            which = (
+                "not compared" if lead is None else "above" if lead.low > 0 else "below" if lead.high < 0 else "equal"
+            )
+            found.setdefault(which, []).append(row)
+        parts = [f"{which} it: {', '.join(found[which])}" for which in ("above", "below") if which in found]
+        rest = len(found.get("equal", ()))
+        parts += [f"no difference is shown for {rest} row{'' if rest == 1 else 's'}"] if rest else []
+        if parts:
+            told.append(f"{column}, against {reference}, beyond chance in {len(rows)} comparisons: {'; '.join(parts)}.")
+    return told
+
+
 def at_seeds(known: Sequence[int], values: Sequence[Value], seeds: Sequence[int]) -> list[Value]:
     """Return the values of some seeds, in their order."""
     found = dict(zip(known, values, strict=False))

@@ -84,6 +84,10 @@ def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
                 continue
             best = max(finished, key=lambda name: finished[name])  # the first of equals
             cells.setdefault(row, {})[column] = layered(cells.get(row, {}).get(column, {}), tried[best])
+            if any(
+                grid.columns[column].settings == grid.columns[one.column].settings for one in chosen if one.row == row
+            ):
+                continue  # another measure of the same runs
             place = (trial_name(row, best), column)
             results = trials.results[place]
             chosen.append(
@@ -153,7 +157,7 @@ def sentences(chosen: Sequence[TunedCell], validation: float) -> list[str]:
     one, rows = chosen[0], list(dict.fromkeys(cell.row for cell in chosen))
     seeds = "1 seed" if one.seeds == 1 else f"{one.seeds} seeds"
     told = [
-        f"Tuned: {len(one.tried)} settings tried for each of {len(rows)} rows in every column, chosen by the mean of {seeds} "
+        f"Tuned: {len(one.tried)} settings tried for each of {len(rows)} rows in each column, chosen by the mean of {seeds} "
         f"after the last round on {100 * validation:g} % of each client's training images, then trained on all of them "
         "and tested once."
     ]

@@ -50,13 +50,13 @@ class Partition:
 def parse_spec(spec: str) -> tuple[str, float]:
     """Return the scheme of a specification such as `dirichlet:0.3` and its number, 0 if none."""
     scheme, colon, text = spec.partition(":")
-    if scheme in ("iid", "disjoint", "domains", "domains+disjoint"):
+    if scheme in ("iid", "even", "disjoint", "domains", "domains+disjoint"):
         if colon:
             raise FedVLError(f"Partition '{spec}' takes no number; write just {scheme}.")
         return scheme, 0.0
     if scheme not in _EXAMPLES:
         raise FedVLError(
-            f"Partition '{spec}' is not known; use iid, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
+            f"Partition '{spec}' is not known; use iid, even, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
             "disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
         )
     try:
@@ -100,6 +100,8 @@ def partition(
     sizes = np.bincount(labels).astype(np.int64)
     present = np.flatnonzero(sizes)
     match scheme:
+        case "even":
+            drawn, note = _even(sizes[present], clients, generator)
         case "dirichlet":
             drawn, note = _dirichlet(sizes[present], value, clients, minimum, generator)
         case "shards":
@@ -382,6 +384,19 @@ def _random_parts(total: int, parts: int, least: int, generator: np.random.Gener
     spare = total - least * parts
     cuts = np.sort(generator.choice(spare + parts - 1, parts - 1, replace=False))
     return np.diff(cuts, prepend=-1, append=spare + parts - 1) - 1 + least
+
+
+def _even(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
+    """Deal each class evenly (CacheFL's IID, appendix B.1): clients differ by one sample of a class.
+
+    The samples that are over go on where those of the class before ended, so that clients hold
+    equally many in all, by one.
+    """
+    order, over = generator.permutation(clients), np.cumsum(sizes % clients)
+    counts = np.tile(sizes // clients, (clients, 1))
+    for label, extra in enumerate(sizes % clients):
+        counts[order[(over[label] - extra + np.arange(extra)) % clients], label] += 1
+    return counts, f"each of {len(sizes)} classes was dealt evenly among {clients} clients"
 
 
 def _disjoint(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
