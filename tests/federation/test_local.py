@@ -11,7 +11,7 @@ from fedvl.federation.orders import order_of
 from fedvl.methods import method_names
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Given, Private, Shared
-from fedvl.seeding import Uniform, derived_seed, keys_of, torch_generator
+from fedvl.seeding import Uniform, derived_seed, keys_of
 from fedvl.tensors import Tensors, digest
 
 UNTRAINED = {"zero-shot"}  # has nothing that is shared
@@ -52,7 +52,7 @@ def test_the_chunk_does_not_change_the_result(name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_moves_every_tensor(name):
     method = small_method(name)
-    start = method.start(torch_generator(0, "start"))
+    start = method.first_shared(0)
     moved = final(name)
     still = [key for key in start if torch.equal(start[key], moved[key])]
     assert set(still) <= {"attention.0.bias"}  # batch norm follows it: its gradient is 0 but for rounding

@@ -14,7 +14,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
-from fedvl.methods.base import Batch, Method, Samples, Task
+from fedvl.methods.base import Batch, Mean, Method, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
 from fedvl.models.checkpoint import EMBEDDED_FOLDER
 from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
@@ -183,6 +183,7 @@ def small_federation(
     steps = TrainingConfig(
         **{"batch_size": 4, "local_epochs": 1 if network else 2, "learning_rate": 0.05, **(training or {})}
     )
+    method.task = replace(method.task, training=steps)
     engine = LocalEngine(method, small_samples(method), rows, steps, config, seed=0, privacy=privacy)
     found = SmallFederation(method, engine, config, 0, method.start(torch_generator(0, "start")))
     if privacy and privacy.unit == "client":
@@ -202,3 +203,13 @@ def run_quietly(federation: AnyFederation) -> AnyFederation:
 def drawn(method: Method, client: int = 0) -> Tensors:
     """Draw the random numbers of a client's first step."""
     return {name: draw(keys_of(0, torch.tensor([client]), 0))[0] for name, draw in method.noise().items()}
+
+
+def stepped(method: Method, moves: list[float]) -> tuple[list[float], Tensors]:
+    """Return the bias of a class after each mean move of it, and the last state."""
+    state, found = method.start(torch.Generator()), []
+    for move in moves:
+        mean = {name: state[name] + move * (name == "bias") for name in ("weight", "bias")}
+        state = state | method.step(state, Mean(mean))
+        found.append(float(state["bias"][0]))
+    return found, state

@@ -43,8 +43,13 @@ def load_method(name: str) -> "type[Method]":
         for item in vars(module).values()
         if isinstance(item, type) and issubclass(item, Method) and item.__module__ == module.__name__
     ]
+    bases = {base for item in found for base in item.__bases__}
+    found = [item for item in found if item not in bases]
     if len(found) != 1:
-        raise FedVLError(f"{name} defines {len(found)} subclasses of fedvl.methods.base.Method; it must define one.")
+        raise FedVLError(
+            f"{name} defines {len(found)} subclasses of fedvl.methods.base.Method, besides those that others derive from; it "
+            "must define one."
+        )
     return found[0]
 
 

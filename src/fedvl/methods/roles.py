@@ -123,6 +123,10 @@ class Roles:
         server = {name: tensor for name, tensor in start.items() if self.on_server(name)}
         return {name: tensor for name, tensor in start.items() if name not in server}, server
 
+    def trained(self, start: Tensors) -> Tensors:
+        """Return the tensors of ``start`` that clients train and send."""
+        return {name: t for name, t in start.items() if self.shared(name).trained and not self.on_server(name)}
+
     def begins(self, private: Iterable[str]) -> dict[str, Make]:
         """Return the ``begin`` of each tensor that has one: of those declared by name, and of these names."""
         found = {name: self.private(name).begin for name in (*self.named_private, *private)}
