@@ -57,7 +57,9 @@ def ours(kind: str) -> str:
     messages = [bad_message(kind, u) if u.client == BAD else honest(u.tensors, u.client, u.weight) for u in updates]
     readable, unreadable = received(messages)
     method = Method(Options(), small_task())
-    good, refused = sort_out(readable, dict.fromkeys(range(4), 20), shared, method, FederationConfig())
+    good, refused = sort_out(
+        readable, dict.fromkeys(range(4), 20), dict.fromkeys(range(4), shared), method, FederationConfig()
+    )
     merged = weighted_mean([update.tensors for update in good], [update.weight for update in good])
     [refusal] = unreadable + refused
     same = digest(merged) == digest(without_bad(updates)) and refusal.client == BAD

@@ -1,6 +1,6 @@
-"""Take docs/images/first-run.png, the README's picture, from the report of a bare ``fedvl run``.
+"""Run ``fedvl run`` and take docs/images/first-run.png, the README's picture, from its report.
 
-python tools/readme_picture.py runs/linear-cifar10-mini
+python tools/readme_picture.py
 """
 
 import shutil
@@ -14,7 +14,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 SIZE = "700,322"
 # The accuracy chart alone, under the page's own heading.
 STYLE = """
-main { padding: 16px; }
+main { padding: 16px 40px 16px 16px; }
+svg { overflow: visible; }
+figure { overflow: visible !important; }
 h1 { font-size: 1.15rem; }
 .chart { font-size: 13px; }
 header > :not(h1), main > section:not(#rounds), #rounds > :not(figure:first-of-type) { display: none !important; }
@@ -32,14 +34,15 @@ def screenshot(page: Path, picture: Path) -> None:
         subprocess.run([browser, *flags, *place, page.as_uri()], check=True, capture_output=True, timeout=60)
 
 
-def main(run: Path) -> None:
-    report = (run / "report.html").read_text(encoding="utf-8")
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "page.html"
+        run, page = Path(folder) / "run", Path(folder) / "page.html"
+        subprocess.run([sys.executable, "-m", "fedvl", "run", "--out", run, "--quiet"], check=True, capture_output=True)
+        report = (run / "report.html").read_text(encoding="utf-8")
         page.write_text(report.replace("</style>", f"{STYLE}</style>", 1), encoding="utf-8")
         screenshot(page, PICTURE)
     print(PICTURE)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -30,6 +30,7 @@ RESULTS = ROOT / "docs" / "results"
 GRIDS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+TIMED = ("rounds", "flute", "memory", "scale", "scale-gpu", "prompts-gpu", "precision-gpu")  # benchmarks of speed
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -176,13 +177,16 @@ def filled(page: str, results: dict[str, Result]) -> str:
         name = match[2]
         if name == "choices":
             return f"{match[1]}{choices(results)}{match[3]}"
-        if name not in results:
-            raise SystemExit(
-                f"There is no docs/results/{name}.json; run python -m tools.measure_results --only {name}."
-            )
-        return f"{match[1]}{section(results[name])}{match[3]}"
+        if name not in results and name not in TIMED and not (GRIDS / f"{name}.toml").is_file():
+            raise SystemExit(f"A page asks for results '{name}', which is neither a grid nor a benchmark.")
+        shown = section(results[name]) if name in results else f"\n{absent(name)}.\n\n"
+        return f"{match[1]}{shown}{match[3]}"
 
     return BLOCK.sub(block, page)
+
+
+def absent(name: str) -> str:
+    return f"Not measured for this version: `python -m tools.measure_results --only {name}`"
 
 
 def section(result: Result) -> str:
@@ -237,7 +241,10 @@ def choices(results: dict[str, Result]) -> str:
     """Return the table of docs/which-method.md."""
     lines = ["| situation | method | figures |", "|---|---|---|"]
     for choice in CHOICES:
-        result = results[choice.result]
+        result = results.get(choice.result)
+        if result is None:
+            lines.append(f"| {choice.situation} | {choice.advice} | {absent(choice.result)} |")
+            continue
         shown = [f"{row} {text(result.figure(row, choice.column))}" for row in choice.rows]
         link = f"[{choice.result}, {choice.column}](results.md#{anchor(choice.result)})"
         lines.append(f"| {choice.situation} | {choice.advice} | {link}: {'; '.join(shown)} |")

@@ -90,8 +90,16 @@ def test_only_what_is_between_markers_is_replaced(grids: Path) -> None:
     assert new.endswith("<!-- end of results -->\nafter 2.0\n")
     assert "old" not in new
     assert filled(new, {"heads": result()}) == new
-    with pytest.raises(SystemExit, match=r"no docs/results/heads\.json"):
-        filled(page, {})
+
+
+def test_a_result_that_is_absent_is_named_and_one_that_cannot_be_is_an_error(grids: Path) -> None:
+    page = "<!-- results: heads -->\n1.0\n<!-- end of results -->\n"
+    new = filled(page, {})
+    assert "1.0" not in new
+    assert "Not measured for this version: `python -m tools.measure_results --only heads`." in new
+    with pytest.raises(SystemExit, match="results 'haeds', which is neither"):
+        filled(page.replace("heads", "haeds"), {})
+    assert set(measure_results.BENCHMARKS) == set(results_page.TIMED)
 
 
 @pytest.mark.parametrize(
