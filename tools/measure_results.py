@@ -233,7 +233,7 @@ def grid(name: str, arguments: argparse.Namespace, commit: str) -> dict[str, Any
     if done.returncode:
         sys.exit(f"{name} was not measured: fedvl compare ended with exit code {done.returncode}.")
     found = json.loads((out / "comparison.json").read_bytes())
-    kept = ("row", "column", "mean", "deviation", "interval", "n")
+    kept = ("row", "column", "mean", "deviation", "interval", "n", "near_chance")
     return {
         "kind": "grid",
         "command": shlex.join(shown),

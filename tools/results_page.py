@@ -47,6 +47,7 @@ class Cell(Model):
     deviation: float | None = None  # standard deviation over seeds
     interval: tuple[float, float] | None = None  # of 95 %, over seeds and test images
     n: int = 1
+    near_chance: bool = False  # zero-shot is, so that the cell is marked and not counted in sentences
 
 
 class Result(Model):
@@ -195,9 +196,12 @@ def section(result: Result) -> str:
     if result.kind == "grid":
         grid = read_grid(GRIDS / f"{result.name}.toml")
         figures = Figures(
-            result.rows, result.columns, {(cell.row, cell.column): round(cell.mean, 1) for cell in result.cells}
+            result.rows,
+            result.columns,
+            {(cell.row, cell.column): round(cell.mean, 1) for cell in result.cells},
+            [(cell.row, cell.column) for cell in result.cells if cell.near_chance],
         )
-        parts += [grid.note, " ".join(findings(grid.claims, figures))]
+        parts += [grid.note, " ".join(findings(grid.claims, figures)).replace("the recipe", "this comparison")]
     parts.append(source(result))
     return "\n" + "\n\n".join(filter(None, parts)) + "\n\n"
 
@@ -224,7 +228,7 @@ def text(cell: Cell | None) -> str:
         return ""
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
     interval = "" if cell.interval is None else f" ({cell.interval[0]:.1f} to {cell.interval[1]:.1f})"
-    return f"{number(cell.mean)}{deviation}{interval}"
+    return f"{number(cell.mean)}{'†' if cell.near_chance else ''}{deviation}{interval}"
 
 
 def number(value: float) -> str:

@@ -51,11 +51,80 @@ def test_python_in_a_page_is_valid(page):
         ast.parse(code)
 
 
+GROUPS = ("Getting started", "User guide", "Deployment", "Privacy and security", "Research", "Development")
+TITLES = {
+    "performance": "Performance",
+    "reliability": "Reliability",
+    "security": "Threat model",
+    "privacy": "Privacy audit",
+    "differential-privacy": "Differential privacy",
+    "results": "Results",
+    "settings": "Settings",
+    "glossary": "Glossary",
+    "which-method": "Which method?",
+    "architecture": "Architecture",
+}
+# What plain English does not say, and what belongs to the changelog.
+WORDS = (
+    *("cut what one unit gives", "in the open or masked", "is none of ours", "beside the point"),
+    *(
+        "was set right",
+        "version before",
+        "as they are now",
+        "no longer",
+        "at first it",
+        "was said here",
+        "has been renamed",
+    ),
+    *("where this was written", "on which FedVL is developed", "busy with much else"),
+)
+
+
+def groups() -> dict[str, list[str]]:
+    """The pages of each group of the contents, in order."""
+    text = (PAGES / "index.md").read_text(encoding="utf-8")
+    trees = re.findall(r"```\{toctree\}\n((?::[^\n]*\n)+)\n(.*?)```", text, re.DOTALL)
+    return {re.findall(r":caption: (.*)", options)[0]: names.split() for options, names in trees}
+
+
+def test_pages_are_in_six_groups_and_each_in_one():
+    found = groups()
+    assert tuple(found) == GROUPS
+    named = [name for names in found.values() for name in names if name != "*"]
+    assert len(named) == len(set(named))
+    assert found["Development"][-1] == "*", "a page that no group names is shown under Development"
+    assert [name for name in named if not any((PAGES / f"{name}{end}").is_file() for end in (".md", ".ipynb"))] == []
+    methods = {f"methods/{path.stem}" for path in (PAGES / "methods").glob("*.md")}
+    assert methods <= set(named)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_a_page_has_its_standard_title(name):
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8").splitlines()[0] == f"# {TITLES[name]}"
+
+
+@every_page
+def test_a_page_has_one_title_and_describes_the_present(page):
+    generated = r"```.*?```|<!-- modules: .*?<!-- end of modules -->"
+    text = re.sub(generated, "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
+    assert [word for word in WORDS if word.lower() in text.lower()] == []
+
+
+def test_the_glossary_defines_each_word_once():
+    words = re.findall(r"^\| ([^|]+?) \|", (PAGES / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    words = [word for row in words if row not in ("word", "---") for word in row.split(", ")]
+    assert len(words) == len(set(words))
+    assert {"participant", "client", "server", "operator", "user", "round", "update", "zero-shot", "epsilon"} <= set(
+        words
+    )
+
+
 PATH = ["data", "models", "compare", "federate", "serve"]
 COMMANDS = re.compile(r"`(fedvl [^`]+)`|^(fedvl .+)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["quick-start", "questions", "troubleshooting", *PATH])
+@pytest.mark.parametrize("name", ["which-method", "quick-start", "questions", "troubleshooting", "reports", *PATH])
 def test_every_command_of_a_page_is_one(name):
     """As far as the command line can say without running it; text may name a command without all that it needs."""
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")

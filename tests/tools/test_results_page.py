@@ -74,6 +74,14 @@ def test_a_table_has_its_command_figures_sentences_and_source(grids: Path) -> No
     )
 
 
+def test_a_cell_near_chance_is_marked_and_not_counted(grids: Path) -> None:
+    cells = [Cell(row=row, column="iid", mean=11.0, near_chance=True) for row in ("zero-shot", "linear")]
+    shown = section(result(cells=cells))
+    assert "| linear | 11.0† |" in shown
+    assert "in 1 of 1" not in shown
+    assert "in 0 of 1" not in shown
+
+
 def test_a_busy_machine_is_named(grids: Path) -> None:
     assert section(result(load=3.6)).endswith("; 12 s (load 4 before).*\n\n")
 
