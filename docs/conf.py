@@ -35,4 +35,4 @@ html_css_files = ["fedvl.css"]
 html_copy_source = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False  # the signature of fedvl.run is generated, so it has no defaults in the source
