@@ -168,7 +168,9 @@ def test_a_client_killed_at_each_step_costs_its_own_rounds_at_most(place, tmp_pa
     assert all(killed[name] <= number < back[name] for name, number in gone)
     assert ("south", killed["south"]) in gone
     assert ("north", killed["north"]) not in gone  # killed after its numbers were sent: they are in the sum
-    tensors, records = RunFolder.open(run).journal.latest()
+    latest = RunFolder.open(run).journal.latest()
+    assert latest is not None
+    tensors, records = latest
     experiment = place.experiments["linear"]
     federation = experiment.federation.model_copy(update={"rounds": len(records)})  # its learning rate is constant
     first = experiment.model_copy(update={"federation": federation})

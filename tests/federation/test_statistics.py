@@ -91,7 +91,7 @@ def test_nothing_leaves_but_the_declared_statistics(name):
     federation = small_federation(method, rounds=1)
     sent = federation.engine.statistics_of(0, 0, federation.shared)
     assert sent.keys() == method.role.statistics.keys()
-    federation.engine.train = lambda *arguments: pytest.fail("a training-free method trains nobody")  # type: ignore[assignment]
+    federation.engine.train = lambda *arguments: pytest.fail("a training-free method trains nobody")  # type: ignore[method-assign]
     run_quietly(federation)
 
 

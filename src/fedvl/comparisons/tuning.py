@@ -74,7 +74,8 @@ def trial_name(row: str, setting: str) -> str:
 def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
     """Return the grid with the chosen settings in its cells, and what was chosen and by how much."""
     cells: dict[str, dict[str, Settings]] = {row: dict(own) for row, own in grid.cells.items()}
-    chosen, left_out = [], []
+    chosen = list[TunedCell]()
+    left_out = list[tuple[str, str]]()
     for row, tried in tried_in(grid).items():
         for column in grid.columns:
             means = {name: mean_of(trials, (trial_name(row, name), column)) for name in tried}
