@@ -196,13 +196,21 @@ class Absent(LocalEngine):
     missing = ()
 
     def train(self, round_index, cohort, shared, own=None):
-        return super().train(round_index, [c for c in cohort if (c, round_index) not in self.missing], shared, own)
+        return super().train(round_index, self.answering(round_index, cohort), shared, own)
+
+    def sum_statistics(self, round_index, cohort, shared):
+        return super().sum_statistics(round_index, self.answering(round_index, cohort), shared)
+
+    def answering(self, round_index, cohort):
+        return [client for client in cohort if (client, round_index) not in self.missing]
 
 
 @cache
 def without(name, *missing, epochs=None, **settings):
     """The small federation without these answers (client, round), run once for all that are compared with it."""
-    federation = local_federation(name, training={"local_epochs": epochs} if epochs else None, **settings)
+    alone = bool(small_method(name).role.statistics)  # sums over all samples together have other bits
+    training = {"local_epochs": epochs} if epochs else None
+    federation = local_federation(name, training=training, one_by_one=alone, **settings)
     engine = federation.engine
     federation.engine = Absent(engine.method, engine.data, engine.rows, engine.training, engine.federation, 0)
     federation.engine.missing = missing

@@ -1,8 +1,8 @@
 """Second moments of features and labels: sums over samples, and what follows from them.
 
 G = sum x x^T, H = sum x y^T and k = sum y, over samples x with a row y of class weights. G is
-symmetric and sent as its upper triangle, in which what is off the diagonal is multiplied by sqrt(2),
-so that the norm of what is sent is the Frobenius norm of G. A unit vector adds a norm of 1 to each.
+symmetric and sent as its upper triangle, with sqrt(2) times what is off the diagonal, so that the
+norm of what is sent is the Frobenius norm of G. A unit vector adds a norm of 1 to each.
 """
 
 import math
