@@ -87,11 +87,16 @@ LIGHT = [
     "faa-clip",
     "facmic",
     "fed-mp",
+    "fedadam",
+    "fedavgm",
     "fedclip",
+    "feddyn",
     "fedntd",
     "fedprox",
+    "fedyogi",
     "fst-cbdg",
     "linear",
+    "scaffold",
 ]
 
 

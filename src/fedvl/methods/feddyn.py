@@ -16,7 +16,7 @@ class DynamicOptions(Options):
 
 
 class DynamicRegulariser(Method):
-    """Algorithm 1: each client keeps g, its gradient at its last optimum, and the server keeps h."""
+    """Algorithm 1: a client keeps g, its gradient at its last optimum; the server keeps h."""
 
     options: DynamicOptions
     weighting = "clients"
@@ -33,12 +33,12 @@ class DynamicRegulariser(Method):
         return super().join(samples, generator) | {f"g.{name}": torch.zeros_like(t) for name, t in shared.items()}
 
     def correct(self, gradients: Tensors, tensors: Tensors, received: Tensors) -> Tensors:
-        """Return the gradient of L - <g, x> + alpha / 2 |x - x_0|^2, where x_0 was received (eq. 1)."""
+        """Return the gradient of L - <g, x> + alpha / 2 |x - x_0|^2 (eq. 1)."""
         pulls = {name: self.options.alpha * (tensors[name] - received[name]) for name in gradients if name in received}
         return gradients | {name: gradients[name] - tensors[f"g.{name}"] + pull for name, pull in pulls.items()}
 
     def kept(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
-        """Return g - alpha (x - x_0)."""
+        """Return g - alpha (x - x_0), where x_0 was received."""
         of = name.removeprefix("g.")
         return tensors[name] - self.options.alpha * (tensors[of] - received[of])
 

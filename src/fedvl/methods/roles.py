@@ -74,7 +74,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Server:
-    """A tensor of ``start`` that stays on the server, for :meth:`Method.step` to read and change."""
+    """A tensor of ``start`` that stays on the server; :meth:`Method.step` reads and changes it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Roles:
         return {name: t for name, t in start.items() if self.shared(name).trained and not self.on_server(name)}
 
     def begins(self, private: Iterable[str]) -> dict[str, Make]:
-        """Return the ``begin`` of each tensor that has one: of those declared by name, and of these names."""
+        """Return the ``begin`` of these tensors, and of those declared by name, that have one."""
         found = {name: self.private(name).begin for name in (*self.named_private, *private)}
         return {name: begin for name, begin in found.items() if begin is not None}
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al., 2020): a linear classifier whose gradients are corrected for drift."""
+"""SCAFFOLD (Karimireddy et al., 2020): a linear classifier, its gradients corrected for drift."""
 
 import torch
 from pydantic import Field
