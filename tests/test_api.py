@@ -460,12 +460,12 @@ def test_an_image_that_cannot_be_used_is_refused_and_the_others_are_predicted(li
 @pytest.mark.parametrize(
     ("images", "told"),
     [
-        (np.zeros((8, 8, 3)), "An array of float64 and shape (8, 8, 3) is no image"),
-        (np.zeros((3, 8, 8), np.uint8), "shape (3, 8, 8) is no image"),
-        (np.zeros((0, 0, 3), np.uint8), "is no image"),
-        (np.zeros((8, 8, 3), np.uint16), "is no image"),
-        ([torch.zeros(3, 8, 8)], "A Tensor is no image"),
-        ([b"bytes"], "A bytes is no image"),
+        (np.zeros((8, 8, 3)), "An array of float64 and shape (8, 8, 3) is not an image"),
+        (np.zeros((3, 8, 8), np.uint8), "shape (3, 8, 8) is not an image"),
+        (np.zeros((0, 0, 3), np.uint8), "is not an image"),
+        (np.zeros((8, 8, 3), np.uint16), "is not an image"),
+        ([torch.zeros(3, 8, 8)], "A Tensor is not an image"),
+        ([b"bytes"], "A bytes is not an image"),
         ([], "no images to predict"),
         ("absent.png", "There is no absent.png"),
     ],

@@ -198,7 +198,7 @@ class Comparison:
 
 
 def with_keywords(function: Callable[P, RunResult]) -> Callable[P, RunResult]:
-    """Show the settings that have a flag as keyword arguments, in the signature and the docstring."""
+    """List the settings that have a flag as keyword arguments, in signature and docstring."""
     signature = inspect.signature(function)
     fields = {name: setting_field(setting) for name, setting in FLAGS.items()}
     keywords = [

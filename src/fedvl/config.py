@@ -483,7 +483,7 @@ def nearest_setting(name: str, model: type[BaseModel], prefix: str) -> str:
 
 
 def setting_field(name: str) -> FieldInfo:
-    """Return the field of a setting such as ``data.clients``, or of a section such as ``privacy``."""
+    """Return the field of a setting (``data.clients``) or of a section (``privacy``)."""
     section, _, key = name.partition(".")
     field = Experiment.model_fields[section]
     return sections()[section].model_fields[key] if key else field

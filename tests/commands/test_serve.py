@@ -163,8 +163,14 @@ def test_serve_says_which_files_tls_needs(folder_of, keys, tmp_path):
     (tmp_path / "none.pem").write_text("no certificate")
     for words, sentence in (
         (["--certificate", keys / "server.crt"], "TLS needs both files: --certificate FILE and --key FILE"),
-        (["--certificate", keys / "server.crt", "--key", keys / "ca.key"], "are no certificate and its key .*MISMATCH"),
-        (["--certificate", tmp_path / "none.pem", "--key", keys / "server.key"], "are no certificate and its key"),
+        (
+            ["--certificate", keys / "server.crt", "--key", keys / "ca.key"],
+            "are not a PEM certificate and its key .*MISMATCH",
+        ),
+        (
+            ["--certificate", tmp_path / "none.pem", "--key", keys / "server.key"],
+            "are not a PEM certificate and its key",
+        ),
         (["--certificate", tmp_path / "absent", "--key", keys / "server.key"], "No such file"),
     ):
         with pytest.raises(FedVLError, match=sentence):

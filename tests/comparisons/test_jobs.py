@@ -100,7 +100,7 @@ def test_a_folder_that_changes_after_the_array_was_written_runs_no_code(tmp_path
     ended = subprocess.run(["bash", "array.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr.startswith("Error: ")
-    assert "config.toml has not the SHA-256" in ended.stderr
+    assert "config.toml does not have the SHA-256" in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not list(tmp_path.rglob("ran"))
 

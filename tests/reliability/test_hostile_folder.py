@@ -507,7 +507,7 @@ def test_a_run_folder_from_a_stranger(case, sent, tmp_path, monkeypatch):
 
 # --- data: what is in a folder, and why it is refused
 
-OUT, NO_FILE, LEADS = "which is not below", "which is no regular file", "leads out of"
+OUT, NO_FILE, LEADS = "which is not below", "which is not a regular file", "leads out of"
 GOOD = "path,label\n" + "".join(f"{number}.png,{'cat' if number % 2 else 'dog'}\n" for number in range(6))
 
 

@@ -129,7 +129,7 @@ def join_federation(
 
 
 def confirm_move(folder: Path) -> None:
-    """Show what a state folder holds, and take it for this machine's own if its person says so."""
+    """Show what a state folder holds, and adopt it for this machine after confirmation."""
     from fedvl.deployment.audit_log import read_log
     from fedvl.deployment.keys import fingerprint, public_key_of
     from fedvl.deployment.state import adopt_state, state_of

@@ -91,7 +91,7 @@ def resume(
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl run --out {folder}.")
     if settings_sha256 is not None and settings_sha256 != found.settings_sha256:
-        raise FedVLError(f"{folder / 'config.toml'} has not the SHA-256 {settings_sha256}; begin the run anew.")
+        raise FedVLError(f"{folder / 'config.toml'} does not have the SHA-256 {settings_sha256}; start the run again.")
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():

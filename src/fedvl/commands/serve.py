@@ -129,7 +129,7 @@ def export(
 
 @contextmanager
 def fitting(run: Path) -> Iterator[None]:
-    """Tell in one sentence that the files of a run do not fit together."""
+    """Report in one sentence that the files of a run are inconsistent."""
     try:
         yield
     except (LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -85,7 +85,7 @@ def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
 
 
 def near_chance_names(table: Figures) -> list[str]:
-    """Return the columns, else the rows, in which every figure is near chance level; else the cells."""
+    """Return the columns, else rows, whose figures are all near chance level; else the cells."""
     for axis, names in ((1, table.columns), (0, table.rows)):
         cells = {name: {place for place in table.cells if place[axis] == name} for name in names}
         marked = [name for name, own in cells.items() if own and own <= set(table.near_chance)]

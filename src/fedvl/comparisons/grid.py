@@ -119,7 +119,7 @@ class Grid(BaseModel):
         return self.reduced(variant).model_copy(update={"over": layered(self.over, variant.settings)})
 
     def tuned_by(self, axes: dict[str, list[Any]], validation: float | None) -> "Grid":
-        """Return the grid with values to try in each cell; a file's own stay where none are given."""
+        """Return the grid with values to try in each cell; those of a file by default."""
         given = {"validation": validation} if validation is not None else {}
         return self.model_copy(update={"tune": {**self.tune, **axes}, **given})
 

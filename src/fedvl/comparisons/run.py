@@ -273,7 +273,7 @@ def images_of(outcome: Outcome, place: Place) -> int | None:
 
 
 def guesses(outcome: Outcome, place: Place) -> bool:
-    """Return whether the pretrained model hardly does better than guessing where a cell is measured."""
+    """Return whether the pretrained model is near chance level where a cell is measured."""
     key, results = outcome.grid.measure_of(*place).partition("@")[0], outcome.results.get(place, ())
     known = [result["zero_shot_accuracy"] for result in results if result["zero_shot_accuracy"] is not None]
     if key not in SHARES or not known:
@@ -349,7 +349,7 @@ def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) 
 
 
 def beyond_chance(outcome: Outcome) -> list[str]:
-    """Say, by column, which rows are beyond chance above or below the one that all are compared with."""
+    """Say, by column, which rows differ significantly from the row that all are compared with."""
     reference, told = outcome.grid.against, []
     for column in outcome.grid.columns if reference else ():
         ours, found = (reference, column), dict[str, list[str]]()

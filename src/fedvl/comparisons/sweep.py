@@ -144,7 +144,7 @@ def blind(share: float) -> Settings:
 
 
 def tested_settings(grid: Grid) -> Settings:
-    """Return what overrides the chosen run: the test, and all images unless rounds are chosen too."""
+    """Return the overrides of the chosen run: the test, and all images unless it chooses rounds."""
     evaluation = {
         key: value for key, value in grid.over.get("evaluation", {}).items() if key not in blind(0)["evaluation"]
     }
@@ -181,7 +181,7 @@ def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, 
 
 
 def doubts(grid: Grid, chosen: Mapping[str, Any], outcome: Outcome, whole: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what speaks against a choice: the end of a range, equal settings, an untrained model."""
+    """Return doubts about a choice: the end of a range, equal settings, an untrained model."""
     tried = {name: entry.settings for name, entry in grid.rows.items()}
     told = [f"{key} is at the end of its range; try more values." for key in edges(tried, chosen["row"])]
     equal = [cell["row"] for cell in whole if cell["mean"] == chosen["mean"] and cell is not chosen]

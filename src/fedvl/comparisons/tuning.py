@@ -72,7 +72,7 @@ def trial_name(row: str, setting: str) -> str:
 
 
 def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
-    """Return the grid with the chosen settings in its cells, and what was chosen and by how much."""
+    """Return the grid with the chosen settings in its cells, and the choices with their margins."""
     cells: dict[str, dict[str, Settings]] = {row: dict(own) for row, own in grid.cells.items()}
     chosen = list[TunedCell]()
     left_out = list[tuple[str, str]]()
@@ -109,7 +109,7 @@ def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
 
 
 def mean_of(trials: Outcome, place: Place) -> float | None:
-    """Return the mean over all seeds; None where one of them failed, as with a rate that diverges."""
+    """Return the mean over all seeds; None if one of them failed, as with a rate that diverges."""
     seeds = range(trials.grid.seeds)
     found = at_seeds(trials.seeds.get(place, ()), list(map(single, trials.figures.get(place, ()))), seeds)
     known = [value for value in found if value is not None]

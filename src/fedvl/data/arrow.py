@@ -115,7 +115,7 @@ def _plain(name: Any, folder: Path) -> str:
     """Return the name of a file or folder in a folder; refuse one that leads out of it."""
     if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
         raise FedVLError(
-            f"{folder} names a part of it {str(name)[:100]!r}, which is no plain name; get the folder again."
+            f"{folder} names a part of it {str(name)[:100]!r}, which is not a plain file name; get the folder again."
         )
     if (folder / name).is_symlink():
         raise FedVLError(f"{folder / name} is a link; put a copy there.")

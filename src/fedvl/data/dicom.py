@@ -1,4 +1,4 @@
-"""Decode a DICOM image of one frame, as its own window shows it; an optional extra (pydicom).
+"""Decode a DICOM image of one frame, with its own display window; an optional extra (pydicom).
 
 Only what the pixels need is read. Names, dates and other headers go nowhere.
 """

@@ -202,7 +202,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 class _DamagedError(FedVLError):
-    """A cache entry that exists but is not as it was written."""
+    """A damaged cache entry."""
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ class _Part:
             self.file.write(content)
 
     def note(self) -> None:
-        """Note what is done, for who goes on if this process is interrupted."""
+        """Record progress, so that another process can continue after an interruption."""
         if self.shape is None:
             return
         noted = {"of": self.of, "done": self.done, "rows": self.rows, "shape": list(self.shape), "bad": self.bad}

@@ -34,7 +34,7 @@ def of_newcomers(rows: list[Tensor], experiment: Experiment) -> list[Tensor]:
 
 
 def without(rows: list[Tensor], left: Tensor) -> list[Tensor]:
-    """Take the images of those who take no part out of everyone's rows."""
+    """Remove the images of absent clients from all rows."""
     return [own[~torch.isin(own, left)] for own in rows] if len(left) else rows
 
 

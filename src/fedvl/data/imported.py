@@ -253,7 +253,7 @@ def read_npz(path: Path, wanted: dict[str, int]) -> Tensors:
 
 
 def check_rows(path: Path, name: str, rows: torch.Tensor, manifest: ImportedManifest) -> None:
-    """Refuse numbers that are not finite, and unit vectors that are none."""
+    """Refuse numbers that are not finite, and unit vectors of another length."""
     finite = rows.isfinite().all(1)
     if not finite.all():
         raise FedVLError(

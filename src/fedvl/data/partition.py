@@ -227,7 +227,7 @@ def _grouped(labels: Indices, generator: np.random.Generator) -> Indices:
 
 
 def _assign(labels: Indices, counts: Indices, generator: np.random.Generator) -> list[Indices]:
-    """Assign random samples of each class to each client, as many as the table says."""
+    """Assign random samples of each class to each client, with the counts of the table."""
     clients, classes = counts.shape
     owner = np.empty(len(labels), np.int64)
     owner[_grouped(labels, generator)] = np.repeat(np.tile(np.arange(clients), classes), counts.T.reshape(-1))
@@ -387,7 +387,7 @@ def _random_parts(total: int, parts: int, least: int, generator: np.random.Gener
 
 
 def _even(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:
-    """Deal each class evenly (CacheFL's IID, appendix B.1): clients differ by one sample of a class.
+    """Deal each class evenly (CacheFL's IID, appendix B.1): counts per class differ by one.
 
     The samples that are over go on where those of the class before ended, so that clients hold
     equally many in all, by one.

@@ -146,7 +146,7 @@ def _kept(labels: Labels, data: DataConfig, seed: int) -> IntArray:
 
 
 def with_client_shots(assignment: Assignment, labels: IntArray, shots: int | None, seed: int) -> Assignment:
-    """Keep so many images of each class at each client; one without images stays in its place."""
+    """Keep this number of images per class at each client; empty clients keep their index."""
     if shots is None:
         return assignment
     clients = [rows[few_shot(labels[rows], shots, seed)] if len(rows) else rows for rows in assignment.clients]
@@ -248,7 +248,7 @@ def base_to_new(labels: Labels, data: DataConfig, seed: int) -> Assignment:
 
 
 def leave_one_domain_out(labels: Labels, data: DataConfig, seed: int) -> Assignment:
-    """Give each client images of one domain, and query all images of a domain that none has."""
+    """Give each client images of one domain, and query all images of a domain that is left out."""
     domains = _domains_of(
         labels,
         "The leave-one-domain-out protocol",

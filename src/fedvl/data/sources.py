@@ -380,7 +380,7 @@ def _place_of(manifest: Path, name: str) -> Path:
 
 
 def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
-    """Return the path of a row's image; refuse one outside, and what is no regular file."""
+    """Return the path of a row's image; refuse one outside, or one that is not a regular file."""
     path = _place_of(manifest, name) if "\0" not in name else manifest.parent / name
     try:
         os.fsencode(name)
@@ -395,7 +395,7 @@ def _image_of(manifest: Path, line: int, name: str, home: Home) -> Path:
         )
     if odd:
         raise FedVLError(
-            f"Line {line} of {manifest} names {SHORTENED.repr(name)}, which is no regular file; remove the line."
+            f"Line {line} of {manifest} names {SHORTENED.repr(name)}, which is not a regular file; remove the line."
         )
     return path
 

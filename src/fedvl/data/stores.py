@@ -59,7 +59,7 @@ class Split:
         return self.store.describe(int(self.rows[index]))
 
     def sha256(self, index: int) -> str:
-        """Return the SHA-256 of an image's file; of a tile of a sheet something that is none."""
+        """Return the SHA-256 of an image's file; tiles of a sheet have no file hash."""
         return self.store.content(int(self.rows[index])).decode().rpartition(" ")[2]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The folder of a finished run at a client: shared and private tensors, tested on its own images."""
+"""A finished run at a client: its shared and private tensors, tested on its own images."""
 
 import shlex
 import time

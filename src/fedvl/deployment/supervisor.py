@@ -38,7 +38,7 @@ class Supervised:
         self.began = time.monotonic()
 
     def connected(self) -> None:
-        """Forget earlier ends: a server between two runs is no reason to give up."""
+        """Forget earlier exits, so that a server between two runs does not count as a failure."""
         self.short_lives = 0
 
     def check(self) -> bool:

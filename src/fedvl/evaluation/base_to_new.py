@@ -69,7 +69,7 @@ def intervals(hits: Hits) -> dict[str, Any]:
 
 
 def kept(hits: Hits) -> dict[str, Any]:
-    """Return who was right image by image, as a result keeps it; shares are in thousandths."""
+    """Return per-image correctness for the result file; shares are in thousandths."""
     own = "".join("-" if owner < 0 else "01"[int(right)] for owner, right in zip(hits.owner, hits.own, strict=True))
     shares = {name: np.rint(1000 * getattr(hits, name)).astype(int).tolist() for name in ("base", "new")}
     return {"owner": hits.owner.tolist(), "own": own, **shares}

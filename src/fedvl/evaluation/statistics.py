@@ -224,7 +224,7 @@ def bootstrap_lead_of_clients(
 
 
 def new_seeds(leads: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Draw how far the mean lead of as many new seeds may lie from that of these; 0 for one seed."""
+    """Draw the distance of the mean lead of new seeds from that of these; 0 for one seed."""
     count = len(leads)
     if count < 2:
         return np.zeros(RESAMPLES)

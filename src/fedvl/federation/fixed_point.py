@@ -69,7 +69,7 @@ def count_numbers(shapes: Shapes) -> int:
 
 
 def fixed(shape: Shape) -> list[int]:
-    """Return a shape of which no size is left open: sums need as many numbers of each client."""
+    """Return a shape without open sizes: sums need equally many numbers from each client."""
     sizes = [size for size in shape if isinstance(size, int)]
     assert len(sizes) == len(shape), "a tensor of any size cannot be summed"
     return sizes
@@ -125,7 +125,7 @@ def decode_reports(total: Tensor, shapes: Shapes) -> Tensors:
 
 
 def sum_of(parts: Iterable[Tensor], least: int) -> Tensor:
-    """Add whole numbers up as they come, unless the sum would be of too few clients."""
+    """Add up whole numbers one by one; refuse a sum of too few clients."""
     count, total = 0, torch.zeros((), dtype=torch.long)
     for part in parts:
         count, total = count + 1, total + part

@@ -2,8 +2,8 @@
 
 An image's patches attend to sentences about a client's classes; the mean of what neighbouring
 patches found gives a few prompts, which join the patches on their way through the frozen tower. A
-class's score is the mean over its sentences. The loss also keeps the prompted feature near the frozen
-feature of the image's mirror image. Once a client's loss is small, the block of attention is held
+class's score is the mean over its sentences. The loss also keeps the prompted feature near the
+frozen feature of the mirrored image. Once a client's loss is small, the block of attention is held
 and only low-rank changes of its inputs are trained, and the layer that lifts texts to the width of
 images.
 

@@ -167,7 +167,7 @@ def bert_clip_from_open_clip(source: Tensors, context_length: int) -> Tensors:
     _blocks(tensors, source, "visual.transformer.", f"{image}blocks.", TIMM_BLOCK, ("attn.qkv",))
     if sum(name.startswith("visual.") for name in tensors) < sum(name.startswith("visual.") for name in source):
         raise FedVLError(
-            "This open_clip file has an image tower of timm's that is no plain ViT, which FedVL cannot run: use another "
+            "This open_clip file has an image tower of timm's that is not a plain ViT, which FedVL cannot run: use another "
             "model, or import its vectors with `fedvl features import`."
         )
     return tensors

@@ -62,7 +62,7 @@ def cell_text(cell: GridCell | None) -> str:
 
 
 def heading_of(name: str, summary: Summary, axis: int = 1) -> str:
-    """Return the name of a column (or row: axis 0), marked if zero-shot is near chance in all of it."""
+    """Return the name of a column (axis 0: row), marked if zero-shot is near chance throughout."""
     own = [cell for place, cell in by_place(summary).items() if place[axis] == name]
     other = [cell for place, cell in by_place(summary).items() if place[axis] != name]
     marked = bool(own) and all(cell.get("near_chance") for cell in own)

@@ -1,4 +1,4 @@
-"""Fairness between askers: they take turns, and one alone gets no more than half of anything."""
+"""Round-robin scheduling by client address; each address is limited to half of each resource."""
 
 import threading
 from collections import Counter, deque
@@ -12,7 +12,7 @@ class BusyError(Exception):
 
 
 class Asker(NamedTuple):
-    """Who waits: addresses take turns, and so do the sessions of one address."""
+    """An address and its session: addresses take turns, and so do the sessions of one address."""
 
     address: str
     session: str = ""
@@ -64,7 +64,7 @@ class TurnPool:
         return result
 
     def stop(self) -> None:
-        """End the threads after what they are doing; what waits is not done."""
+        """Stop the threads after their current jobs; drop the waiting ones."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

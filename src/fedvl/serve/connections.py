@@ -1,4 +1,4 @@
-"""The server of the service: few connections, and none for one who neither asks nor reads."""
+"""The HTTP server: a limit on connections, with timeouts for idle clients and slow readers."""
 
 import asyncio
 import ssl
@@ -55,7 +55,7 @@ class Connection(H11Protocol):
 
     @property
     def _of_proxy(self) -> bool:
-        """Whether it may be of many users, whose requests the guard counts apart."""
+        """Whether the connection may carry many users, whose requests are counted separately."""
         return self.config.proxy_headers and (self.client or ("",))[0] in PROXIES
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
@@ -95,7 +95,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, with the headers of every other answer."""
+        """Refuse a malformed HTTP request, with the headers of every other response."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # in the middle of an answer
             self.transport.abort()
             return
@@ -113,7 +113,7 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(self._limits.head_seconds, self._end_if_stuck)
 
     def _end_if_stuck(self) -> None:
-        """End a connection whose next request has not begun, or whose answer is not read."""
+        """Close a connection that is idle, or whose response is not read."""
         if self.idle or self.flow.write_paused:
             self.transport.abort()
 
@@ -127,7 +127,7 @@ def make_room(connections: list[Connection], most: int) -> None:
 
 
 def may_open(files: int) -> int:
-    """Return how many of so many files this process may open; ask the system for them first."""
+    """Raise the limit of open files to this number if possible; return the limit."""
     try:
         import resource
     except ImportError:  # on Windows, which has no such limit
@@ -142,7 +142,7 @@ def may_open(files: int) -> int:
 
 
 def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return how to speak TLS with these files; None if there are none."""
+    """Return the TLS context of a certificate and its key, or None without a certificate."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -153,7 +153,7 @@ def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | Non
     except OSError as error:
         reason = error.strerror or error
         raise FedVLError(
-            f"{certificate} and {key} are no certificate and its key without a password, as PEM files ({reason})."
+            f"{certificate} and {key} are not a PEM certificate and its key without a password ({reason})."
         ) from error
     return context
 
@@ -162,7 +162,7 @@ def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Serv
     """Return a server of an app of `make_app`, with its limits.
 
     h11 reads the requests even where httptools is installed: it limits the size of their heads.
-    Only a service with a token may be behind a proxy, which tells the addresses of the askers.
+    Only a service with a token may be behind a proxy, which forwards the addresses of its clients.
     """
     app.state.tls, limits = tls, app.state.limits
     room = max(may_open(limits.connections + FILES) - FILES, LEAST)

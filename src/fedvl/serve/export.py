@@ -70,7 +70,7 @@ its class texts alone.
 
 
 def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, client: int | None = None) -> None:
-    """Write the folder; refuse a method whose scores are no function of the image embedding."""
+    """Write the folder; refuse a method whose scores need more than the image embedding."""
     user = run.user(names, client=client)
     head = classifier(run, user.conversation)
     config = hugging_face_config(run.encoder)

@@ -40,11 +40,11 @@ def png_of(image: Any) -> bytes:
             (image.dtype == np.uint8 and (colours or image.ndim == 2)) or (image.dtype == np.uint16 and image.ndim == 2)
         ):
             raise FedVLError(
-                f"An array of {image.dtype} and shape {image.shape} is no image; give uint8 from 0 to 255 as height x width x 3."
+                f"An array of {image.dtype} and shape {image.shape} is not an image; give uint8 from 0 to 255 as height x width x 3."
             )
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
-        raise FedVLError(f"A {type(image).__name__} is no image; give a path, a PIL image or a NumPy array.")
+        raise FedVLError(f"A {type(image).__name__} is not an image; give a path, a PIL image or a NumPy array.")
     if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):  # what PNG does not have
         image = image.convert("RGB")
     content = io.BytesIO()

@@ -140,13 +140,13 @@ class TrainedModel:
 
     @property
     def temperature(self) -> float | None:
-        """What scores are divided by, fitted on training images; None if they need none."""
+        """Calibration temperature, fitted on training images; None if scores are not divided."""
         return self.result.get("temperature")
 
     def user(
         self, names: Sequence[str] | None = None, templates: Sequence[str] | None = None, client: int | None = None
     ) -> User:
-        """Return a user of these names (the run's if none), or of a client's personal model."""
+        """Return a user of class names (default: the run's) or of a client's personal model."""
         names = list(names or self.class_names)
         if len(set(names)) < len(names):
             raise FedVLError("A class name is given twice; give each once.")

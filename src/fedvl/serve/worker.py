@@ -60,7 +60,7 @@ class Worker:
         return [image.encoded for image in taken]
 
     def call(self, asker: Asker, function: Callable[[], Any]) -> "Future[Any]":
-        """Run a function of the model; one at a time, in the turns of the askers."""
+        """Run a function of the model; one at a time, in round-robin order by address."""
         return self._answers.submit(asker, function)
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class Worker:
             self._encode([(image, pixels) for _, image, pixels in batch])
 
     def _has_batch(self) -> bool:
-        """Tell whether the next images are decoded; as answers come in order, one holds up many."""
+        """Return whether the next batch is decoded; results are returned in order."""
         positions = sorted(position for position, _, _ in self._ready)
         return len(positions) >= BATCH and all(position > positions[BATCH - 1] for position in self._reading)
 
