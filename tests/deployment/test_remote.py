@@ -1,6 +1,8 @@
 """Answers that are none, and a server that is killed: nothing of it can be seen in the result."""
 
+import threading
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,3 +172,26 @@ def test_a_client_that_is_back_before_the_deadline_is_waited_for(tmp_path):
 
     grid.get_node_ids = come_back
     assert same(run_quietly(remote), run_quietly(local_federation("linear")))
+
+
+def test_an_answer_that_is_never_sent_whole_does_not_keep_others_from_being_received(tmp_path, monkeypatch):
+    """Flower waits for minutes for one whose sender was killed while sending it."""
+    monkeypatch.setattr("fedvl.deployment.flower.PULL_SECONDS", 0.01)
+    whole = threading.Event()
+
+    class Grid:
+        def pull_messages(self, tickets):
+            if tickets == ["stuck"]:
+                whole.wait(60)
+            return [SimpleNamespace(metadata=SimpleNamespace(src_node_id=NODE), ticket=tickets[0])]
+
+    monkeypatch.setattr("fedvl.deployment.flower.unpack", lambda envelope: envelope.ticket)
+    transport = flower.GridTransport(Grid(), {0: NODE})
+    assert list(transport.collect(["stuck", "other"])) == [("other", 0, "other")]
+    pull = transport.pulls["stuck"]
+    assert list(transport.collect(["stuck"])) == []
+    assert transport.pulls["stuck"] is pull  # it is pulled once
+    whole.set()
+    pull.join(60)
+    assert list(transport.collect(["stuck"])) == [("stuck", 0, "stuck")]
+    assert transport.pulls == {}

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -65,6 +66,7 @@ NODE_BYTES, COPIES = 2**30, 4  # what a SuperNode needs, and how often it holds 
 MOST_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
 POLL_SECONDS = 0.05
 NODE_PAUSES = (0.2,) * 10 + (0.5,) * 6 + (1.0,) * 5 + (2.0,) * 5  # between a SuperNode's questions, after a message
+PULL_SECONDS = 1.0  # for an answer to be pulled, before others are looked at
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
 RECORD = "message"
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -103,6 +105,32 @@ def unpack(envelope: FlowerMessage) -> Message:
     return Message(read_header(header), payload)
 
 
+class Pull(Thread):
+    """Pull one answer in a thread of its own.
+
+    Flower waits for minutes for an answer whose sender was killed while sending it, and the answers
+    of all other clients would expire meanwhile.
+    """
+
+    def __init__(self, grid: Grid, ticket: str) -> None:
+        super().__init__(daemon=True)
+        self.grid, self.ticket = grid, ticket
+        self.pulled: list[FlowerMessage] = []
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.pulled = list(self.grid.pull_messages([self.ticket]))
+        except Exception as error:
+            self.error = error
+
+    def envelopes(self) -> list[FlowerMessage]:
+        if self.error is not None:
+            raise self.error
+        return self.pulled
+
+
 class GridTransport:
     """Messages over the Grid of one Flower run; clients are known by their registered keys."""
 
@@ -110,6 +138,7 @@ class GridTransport:
         self.grid = grid
         self.nodes = dict(nodes)  # client -> node
         self.clients = {node: client for client, node in nodes.items()}
+        self.pulls: dict[str, Pull] = {}  # by ticket, of answers that are still being sent
 
     def connected(self) -> set[int]:
         with link_errors_explained():
@@ -129,9 +158,16 @@ class GridTransport:
     def collect(self, tickets: Collection[str]) -> Iterator[tuple[str, int | None, Message | FedVLError]]:
         """Yield what has come: ticket, sender by its key, and the message or why there is none."""
         for ticket in tickets:  # one at a time, so that what Flower cannot read takes no other's answer along
+            pull = self.pulls.pop(ticket, None)
+            if pull is None:
+                pull = Pull(self.grid, ticket)
+                pull.join(PULL_SECONDS)
+            if pull.is_alive():
+                self.pulls[ticket] = pull
+                continue
             try:
                 with link_errors_explained():
-                    envelopes = list(self.grid.pull_messages([ticket]))
+                    envelopes = pull.envelopes()
             except FedVLError:
                 raise
             except Exception as error:
