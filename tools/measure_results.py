@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedvl.comparisons.grid import read_grid
 from fedvl.version import __version__
 from tools.results_page import GRIDS, RESULTS, ROOT, Cell, Result, settings_sha256
 
@@ -240,7 +239,7 @@ def grid(name: str, arguments: argparse.Namespace, commit: str) -> dict[str, Any
         "seeds": found["seeds"],
         "dataset": ", ".join(Path(dataset).stem for dataset in found["facts"]["dataset"]),
         "model": ", ".join(found["facts"]["model"]),
-        "settings_sha256": settings_sha256(read_grid(path)),
+        "settings_sha256": settings_sha256(path),
         "rows": found["rows"],
         "columns": found["columns"],
         "cells": [{key: cell[key] for key in kept} for cell in found["cells"]],

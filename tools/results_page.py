@@ -17,13 +17,14 @@ import hashlib
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.comparisons.claims import Figures, findings
-from fedvl.comparisons.grid import Grid, read_grid
+from fedvl.comparisons.grid import read_grid
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -165,9 +166,10 @@ def read_results(folder: Path = RESULTS) -> dict[str, Result]:
     return {path.stem: Result.model_validate_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))}
 
 
-def settings_sha256(grid: Grid) -> str:
+def settings_sha256(path: Path) -> str:
     """Return the SHA-256 of what decides the figures of a grid; titles, notes and claims do not."""
-    described = grid.model_dump(include={"base", "rows", "columns", "over", "measure"})
+    words = ("title", "shows", "note", "claims", "unit", "kind")
+    described = {key: value for key, value in tomllib.loads(path.read_text("utf-8")).items() if key not in words}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -180,7 +182,7 @@ def filled(page: str, results: dict[str, Result]) -> str:
             return f"{match[1]}{choices(results)}{match[3]}"
         if name not in results and name not in TIMED and not (GRIDS / f"{name}.toml").is_file():
             raise SystemExit(f"A page asks for results '{name}', which is neither a grid nor a benchmark.")
-        shown = section(results[name]) if name in results else f"\n{absent(name)}.\n\n"
+        shown = section(results[name]) if name in results else f"{absent(name)}.\n"
         return f"{match[1]}{shown}{match[3]}"
 
     return BLOCK.sub(block, page)
@@ -192,7 +194,7 @@ def absent(name: str) -> str:
 
 def section(result: Result) -> str:
     """Return a table with its command, sentences and source."""
-    parts = [f"```sh\n{result.command}\n```", table(result)]
+    parts = [table(result)]
     if result.kind == "grid":
         grid = read_grid(GRIDS / f"{result.name}.toml")
         figures = Figures(
@@ -201,9 +203,10 @@ def section(result: Result) -> str:
             {(cell.row, cell.column): round(cell.mean, 1) for cell in result.cells},
             [(cell.row, cell.column) for cell in result.cells if cell.near_chance],
         )
-        parts += [grid.note, " ".join(findings(grid.claims, figures)).replace("the recipe", "this comparison")]
+        counted = " ".join(findings(grid.claims, figures)).replace("that the recipe names for this", "compared here")
+        parts.append(f"{grid.note} {counted}".rstrip())
     parts.append(source(result))
-    return "\n" + "\n\n".join(filter(None, parts)) + "\n\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def source(result: Result) -> str:
@@ -211,7 +214,7 @@ def source(result: Result) -> str:
     about = [f"{result.dataset}, {result.model}, {seeds}"] if result.kind == "grid" else []
     busy = f" (load {result.load:.0f} before)" if result.load >= 1 else ""
     about += [f"commit `{result.commit[:9]}`", result.machine, result.date[:10], f"{result.seconds:.0f} s{busy}"]
-    return f"*{'; '.join(about)}.*"
+    return f"`{result.command}` *({'; '.join(about)})*"
 
 
 def table(result: Result) -> str:
@@ -252,7 +255,7 @@ def choices(results: dict[str, Result]) -> str:
         shown = [f"{row} {text(result.figure(row, choice.column))}" for row in choice.rows]
         link = f"[{choice.result}, {choice.column}](results.md#{anchor(choice.result)})"
         lines.append(f"| {choice.situation} | {choice.advice} | {link}: {'; '.join(shown)} |")
-    return "\n" + "\n".join(lines) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def anchor(name: str) -> str:

@@ -71,7 +71,6 @@ WORDS = (
         "was set right",
         "version before",
         "as they are now",
-        "no longer",
         "at first it",
         "was said here",
         "has been renamed",

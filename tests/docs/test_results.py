@@ -39,7 +39,9 @@ def test_a_result_is_of_the_grid_that_is_there(name: str) -> None:
         assert name in TIMED
         return
     grid = read_grid(GRIDS / f"{name}.toml")
-    assert result.settings_sha256 == settings_sha256(grid), f"run python -m tools.measure_results --only {name}"
+    assert result.settings_sha256 == settings_sha256(GRIDS / f"{name}.toml"), (
+        f"run python -m tools.measure_results --only {name}"
+    )
     assert (result.rows, result.columns, result.seeds) == (list(grid.rows), list(grid.columns), grid.seeds)
     assert {(cell.row, cell.column) for cell in result.cells} == {(r, c) for r in grid.rows for c in grid.columns}
     assert {cell.n for cell in result.cells} == {grid.seeds}

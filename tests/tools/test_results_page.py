@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fedvl.comparisons.grid import Grid, read_grid
+from fedvl.comparisons.grid import read_grid
 from tools import measure_results, results_page
 from tools.results_page import BLOCK, CHOICES, GRIDS, Cell, Result, anchor, filled, number, section, settings_sha256
 
@@ -64,13 +63,12 @@ def grids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_table_has_its_command_figures_sentences_and_source(grids: Path) -> None:
     assert section(result()) == (
-        "\n```sh\nfedvl compare benchmarks/results/heads.toml\n```\n\n"
         "| | iid |\n|---|---|\n"
         "| zero-shot | 50.0 ± 0.0 (40.0 to 60.0) |\n"
         "| linear | 50.1 ± 1.2 (41.3 to 58.0) |\n\n"
-        "A note.\n\n"
-        "linear is higher than zero-shot in 1 of 1 columns.\n\n"
-        "*cifar10-mini, fedvl-tiny, 2 seeds; commit `012345678`; 2 cores (x86_64), torch 2.13.0; 2026-11-18; 12 s.*\n\n"
+        "A note. linear is higher than zero-shot in 1 of 1 columns.\n\n"
+        "`fedvl compare benchmarks/results/heads.toml` *(cifar10-mini, fedvl-tiny, 2 seeds; commit `012345678`; "
+        "2 cores (x86_64), torch 2.13.0; 2026-11-18; 12 s)*\n"
     )
 
 
@@ -83,7 +81,7 @@ def test_a_cell_near_chance_is_marked_and_not_counted(grids: Path) -> None:
 
 
 def test_a_busy_machine_is_named(grids: Path) -> None:
-    assert section(result(load=3.6)).endswith("; 12 s (load 4 before).*\n\n")
+    assert section(result(load=3.6)).endswith("; 12 s (load 4 before))*\n")
 
 
 def test_figures_that_look_alike_are_equal_in_sentences(grids: Path) -> None:
@@ -94,7 +92,7 @@ def test_figures_that_look_alike_are_equal_in_sentences(grids: Path) -> None:
 def test_only_what_is_between_markers_is_replaced(grids: Path) -> None:
     page = "before 1.0\n<!-- results: heads -->\nold\n<!-- end of results -->\nafter 2.0\n"
     new = filled(page, {"heads": result()})
-    assert new.startswith("before 1.0\n<!-- results: heads -->\n\n```sh")
+    assert new.startswith("before 1.0\n<!-- results: heads -->\n| | iid |")
     assert new.endswith("<!-- end of results -->\nafter 2.0\n")
     assert "old" not in new
     assert filled(new, {"heads": result()}) == new
@@ -127,19 +125,26 @@ def test_a_number_has_a_prefix_from_a_million(value: float, shown: str) -> None:
     assert number(value) == shown
 
 
-def test_settings_decide_whether_a_result_is_stale_and_words_do_not(grids: Path) -> None:
-    grid = read_grid(grids / "heads.toml")
-    assert settings_sha256(grid.model_copy(update={"title": "Other", "note": "", "claims": []})) == settings_sha256(
-        grid
-    )
-    others: list[dict[str, Any]] = [
-        {"base": {"federation": {"rounds": 2}}},
-        {"rows": {"linear": grid.rows["linear"]}},
-        {"columns": {"iid": grid.columns["iid"].with_settings({"data": {"partition": "disjoint"}})}},
-        {"measure": "macro_f1"},
-    ]
-    for change in others:
-        assert settings_sha256(grid.model_copy(update=change)) != settings_sha256(grid), change
+@pytest.mark.parametrize(
+    ("old", "new", "stale"),
+    [
+        ('"Two heads"', '"Other"', False),
+        ('"A note."', '""', False),
+        ('than = ["zero-shot"]', "than = []", False),
+        ("rounds = 1", "rounds = 2", True),
+        ("seeds = 2", "seeds = 3", True),
+        ('method.name = "linear"', 'method.name = "fedprox"', True),
+        ('partition = "iid"', 'partition = "disjoint"', True),
+        ("seeds = 2", 'seeds = 2\nmeasure = "macro_f1"', True),
+    ],
+)
+def test_settings_decide_whether_a_result_is_stale_and_words_do_not(
+    grids: Path, old: str, new: str, stale: bool
+) -> None:
+    before = settings_sha256(grids / "heads.toml")
+    assert old in GRID
+    (grids / "heads.toml").write_text(GRID.replace(old, new), encoding="utf-8")
+    assert (settings_sha256(grids / "heads.toml") != before) == stale
 
 
 def test_a_grid_is_run_by_the_command_line_and_its_figures_are_kept(grids: Path, tmp_path: Path) -> None:
@@ -147,7 +152,7 @@ def test_a_grid_is_run_by_the_command_line_and_its_figures_are_kept(grids: Path,
     measured = measure_results.grid("heads", arguments, "c" * 40)
     found = result(**measured)
     assert (found.dataset, found.model, found.seeds) == ("cifar10-mini", "fedvl-tiny", 2)
-    assert found.settings_sha256 == settings_sha256(Grid.model_validate(read_grid(grids / "heads.toml")))
+    assert found.settings_sha256 == settings_sha256(grids / "heads.toml")
     assert [(cell.row, cell.column, cell.n) for cell in found.cells] == [("zero-shot", "iid", 2), ("linear", "iid", 2)]
     low, high = found.cells[0].interval or (0.0, 0.0)
     assert low <= found.figure("zero-shot", "iid").mean <= high
