@@ -231,6 +231,7 @@ def text(cell: Cell | None) -> str:
         return ""
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
     interval = "" if cell.interval is None else f" ({cell.interval[0]:.1f} to {cell.interval[1]:.1f})"
+    interval = interval.replace(" to ", "\u00a0to\u00a0")  # so that a line breaks before the bracket
     return f"{number(cell.mean)}{'†' if cell.near_chance else ''}{deviation}{interval}"
 
 

@@ -64,8 +64,8 @@ def grids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_has_its_command_figures_sentences_and_source(grids: Path) -> None:
     assert section(result()) == (
         "| | iid |\n|---|---|\n"
-        "| zero-shot | 50.0 ± 0.0 (40.0 to 60.0) |\n"
-        "| linear | 50.1 ± 1.2 (41.3 to 58.0) |\n\n"
+        "| zero-shot | 50.0 ± 0.0 (40.0\u00a0to\u00a060.0) |\n"
+        "| linear | 50.1 ± 1.2 (41.3\u00a0to\u00a058.0) |\n\n"
         "A note. linear is higher than zero-shot in 1 of 1 columns.\n\n"
         "`fedvl compare benchmarks/results/heads.toml` *(cifar10-mini, fedvl-tiny, 2 seeds; commit `012345678`; "
         "2 cores (x86_64), torch 2.13.0; 2026-11-18; 12 s)*\n"
