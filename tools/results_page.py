@@ -113,7 +113,7 @@ CHOICES = (
         "[FedPP](methods/fedpp.md)",
         "personal",
         "dirichlet:0.1",
-        ("FedPP, without labels", "linear, with labels", "zero-shot"),
+        ("FedPP, without labels", "zero-shot"),
     ),
     Choice(
         "Labels, clients with different classes",
