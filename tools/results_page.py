@@ -123,6 +123,13 @@ CHOICES = (
         ("linear", "CacheFL, tip-adapter", "PromptFL", "zero-shot"),
     ),
     Choice(
+        "Labels, and one exchange with the server",
+        "`ridge`",
+        "training-free",
+        "disjoint",
+        ("ridge", "linear", "zero-shot"),
+    ),
+    Choice(
         "Classes that no client has",
         "[Fed-MP](methods/fed-mp.md)",
         "new-classes",
