@@ -18,6 +18,7 @@ from fedvl.comparisons.grid import read_recipe, recipe_names
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduced.md"
 FOUND = "This table: "
+NEAR_CHANCE = "†"  # after a figure: zero-shot is near chance level, so that claims do not count it
 HEAD = """# The papers' tables and figures on the embedded model
 
 `fedvl reproduce all --on embedded`: every recipe on the embedded model and images, in the reduced form that its
@@ -68,13 +69,14 @@ def judged(recipe: str, text: str) -> str:
 def figures_in(text: str) -> Figures:
     """Return the table of a section, as it is printed."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    rows, columns, cells = [], lines[0][1:] if lines else [], {}
+    rows, columns, cells, guessing = [], lines[0][1:] if lines else [], {}, []
     for name, *texts in lines[1:]:
         rows.append(name)
         for column, cell in zip(columns, texts, strict=False):  # an empty last cell is stripped
             if cell:
                 cells[name, column] = float(cell.split()[0].replace(",", ""))
-    return Figures(rows, columns, cells)
+                guessing += [(name, column)] if cell.endswith(NEAR_CHANCE) else []
+    return Figures(rows, columns, cells, guessing)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -97,7 +99,8 @@ def text(cell: dict[str, Any] | None) -> str:
     deviation = f" ± {cell['deviation']:.1f}" if cell["n"] > 1 else ""
     deviation += f", {cell['interval'][0]:.1f} to {cell['interval'][1]:.1f}" if cell.get("interval") else ""
     paper = f" ({cell['paper']:g})" if cell.get("paper") is not None else ""
-    return f"{shown(cell['ours'])}{deviation}{paper}"
+    guessing = f" {NEAR_CHANCE}" if cell.get("near_chance") else ""
+    return f"{shown(cell['ours'])}{deviation}{paper}{guessing}"
 
 
 if __name__ == "__main__":
