@@ -80,6 +80,10 @@ class DataConfig(Section):
     """
     clients: int = Field(10, ge=1, le=MAX_CLIENTS)
     """Number of clients."""
+    asked_classes: int | None = Field(None, ge=1, le=MANY)
+    """Classes that the open protocol queries, the same for any number of clients; if absent, as many
+    as are left when each of K clients has one of K + 1 equal parts.
+    """
     newcomers: int = Field(0, ge=0, le=MAX_CLIENTS)
     """Number of clients, the last ones, that join only when training is over."""
     minimum: int = Field(10, ge=0, le=MANY)

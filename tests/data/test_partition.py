@@ -343,3 +343,15 @@ def test_even_deals_each_class_and_all_of_them_evenly() -> None:
     assert uneven.counts.max(0).tolist() == [3, 2, 2]
     assert uneven.counts.min(0).tolist() == [2, 1, 1]
     assert sorted(uneven.counts.sum(1).tolist()) == [5, 5, 6]
+
+
+def test_classes_asked_about_are_the_same_for_any_number_of_clients():
+    asked = [open_split(10, clients, 0, asked=4)[1].tolist() for clients in (1, 2, 3, 6)]
+    assert all(each == asked[0] for each in asked)
+    for clients in (1, 2, 3, 6):
+        held, queried = open_split(10, clients, 0, asked=4)
+        assert sorted(np.concatenate([*held, queried])) == list(range(10))
+        assert max(map(len, held)) - min(map(len, held)) <= 1
+    assert open_split(10, 2, 1, asked=4)[1].tolist() != asked[0]
+    with pytest.raises(FedVLError, match="6 are left for 7 clients"):
+        open_split(10, 7, 0, asked=4)

@@ -95,13 +95,13 @@ def test_sampling_loss_is_the_mean_of_equation_6_over_classes_spread_as_n():
 
 
 def test_the_sum_of_equation_6_counts_every_synthetic_feature():
-    """n = (0, 2): the sum over both features is twice their mean, however many stand for them."""
+    """n = (0, 3): the sum over three features is three times their mean, however many stand for them."""
     tensors = {"weight": torch.tensor([[1.0, 0.0], [0.0, 3.0]]), "bias": torch.zeros(2), "sigma": torch.tensor(0.0)}
-    soft = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    soft = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
     for drawn in (1, 2, 7):
         noise = {"normal": torch.zeros(drawn, 2), "place": torch.tensor(0.3)}
         method = two_class_method(synthetic=drawn, reduction="sum")
-        expected = torch.tensor(2 * math.log(1 + math.exp(-3.0)))
+        expected = torch.tensor(3 * math.log(1 + math.exp(-3.0)))
         torch.testing.assert_close(method.sampling_loss(tensors, soft, noise), expected)
 
 

@@ -186,12 +186,22 @@ def long_tail(labels: npt.NDArray[np.int64], classes: int, ratio: float, seed: i
     return np.sort(order[rank < sizes[labels[order]]])
 
 
-def open_split(class_count: int, clients: int, seed: int) -> tuple[list[Indices], Indices]:
+def open_split(class_count: int, clients: int, seed: int, asked: int | None = None) -> tuple[list[Indices], Indices]:
     """Return each client's classes and the test classes, which no client holds (Fed-MP).
 
     Each client holds C // (K + 1) classes. Unlike the fixed split of the released code, this one
-    depends on the seed.
+    depends on the seed. With a number of classes ``asked`` about, these are the same for any number
+    of clients, who share the others.
     """
+    if asked is not None:
+        if class_count - asked < clients:
+            raise FedVLError(
+                f"With data.asked_classes={asked} of {class_count} classes, {class_count - asked} are left for {clients} "
+                "clients, who need one each; ask about fewer classes, or use fewer clients."
+            )
+        drawn = numpy_generator(seed, "asked-classes", class_count).permutation(class_count).astype(np.int64)
+        shares = np.array_split(drawn[asked:], clients)
+        return [np.sort(share) for share in shares], np.sort(drawn[:asked])
     each = class_count // (clients + 1)
     if clients < 1 or each < 1:
         raise FedVLError(

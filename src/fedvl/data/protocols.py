@@ -180,15 +180,17 @@ def _domains_of(labels: Labels, what: str, advice: str) -> Domains:
 
 def open_vocabulary(labels: Labels, data: DataConfig, seed: int) -> Assignment:
     """Give each client its own classes and query all images of the others (Fed-MP, section 5.1)."""
-    owned, queried_classes = open_split(labels.classes, data.clients, seed)
+    owned, queried_classes = open_split(labels.classes, data.clients, seed, data.asked_classes)
     kept = _kept(labels, data, seed)
     rows = [kept[np.isin(labels.train[kept], mine)] for mine in owned]
     pool = np.flatnonzero(np.isin(np.concatenate([labels.test, labels.train]), queried_classes))
     if not len(pool):
         raise FedVLError("No image belongs to the classes held out for the queries; use more images.")
     validation, queried = _queries(pool, labels, data, seed)
+    fewest, most = min(map(len, owned)), max(map(len, owned))
+    held = str(most) if fewest == most else f"{fewest} or {most}"
     note = (
-        f"open vocabulary: each of {data.clients} clients holds {len(owned[0])} classes of its own, "
+        f"open vocabulary: each of {data.clients} clients holds {held} classes of its own, "
         f"and {len(queried_classes)} classes that no client holds are queried"
     )
     return Assignment(rows, np.sort(np.concatenate(owned)), queried, np.sort(queried_classes), validation, note)
