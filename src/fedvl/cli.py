@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedvl.commands import audit, compare, federation, log, report, run, serve, show, withdraw
+from fedvl.commands import audit, compare, contributions, federation, log, report, run, serve, show, update, withdraw
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
@@ -26,6 +26,8 @@ app.command(epilog=compare.REPRODUCE_EXAMPLES)(compare.reproduce)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command()(log.log)
 app.command(epilog=withdraw.EXAMPLES)(withdraw.withdraw)
+app.command(epilog=update.EXAMPLES)(update.update)
+app.command(epilog=contributions.EXAMPLES)(contributions.contributions)
 app.command(epilog=audit.EXAMPLES)(audit.audit)
 app.command()(serve.serve)
 app.command()(serve.predict)

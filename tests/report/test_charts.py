@@ -5,7 +5,7 @@ import pytest
 
 from fedvl.report.charts import classes as class_charts
 from fedvl.report.charts import partition as partition_charts
-from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
+from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart, signed_bars
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.scatter import Point, bound_chart, map_chart, mark
 from fedvl.report.svg import apart, colour, fitted_names
@@ -282,3 +282,15 @@ def test_confused_pairs_are_the_commonest_mistakes():
     assert class_charts.confused_pairs(confusion, 2) == [(1, 2, 4, 14), (0, 1, 3, 8)]
     assert class_charts.confused_pairs(confusion, 15) == [(1, 2, 4, 14), (0, 1, 3, 8), (1, 0, 1, 14)]
     assert class_charts.confused_pairs(np.eye(3, dtype=np.int64), 15) == []
+
+
+def test_signed_bars_begin_at_zero_on_either_side():
+    bars = [Bar("client 0", 3.0, 0, error=(2.0, 4.0)), Bar("client 1", -1.0, 0)]
+    root = drawn(signed_bars(bars, 400, lambda value: f"{value:+.1f}"))
+    plus, minus = with_class(root, "solid")
+    (zero,) = with_class(root, "mark")
+    assert float(plus.get("x")) == pytest.approx(float(zero.get("x1")), abs=0.02)
+    assert float(minus.get("x")) + float(minus.get("width")) == pytest.approx(float(zero.get("x1")), abs=0.02)
+    assert float(plus.get("width")) == pytest.approx(3 * float(minus.get("width")), abs=0.05)
+    assert len(with_class(root, "whisker")) == 3
+    assert {"client 0: +3.0", "client 1: -1.0"} <= set(titles(root))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from fedvl.config import Experiment
     from fedvl.federation.processes import Processes
+    from fedvl.federation.statistics import Statistics
     from fedvl.runs.folder import RunFolder
+    from fedvl.runs.preparation import Prepared
 
 EXAMPLES = """
 Examples:
@@ -142,7 +144,11 @@ def finish(
 
 
 def complete_run(
-    folder: "RunFolder", quiet: bool, metrics: int | None = None, processes: "Processes | None" = None
+    folder: "RunFolder",
+    quiet: bool,
+    metrics: int | None = None,
+    processes: "Processes | None" = None,
+    known: "Callable[[Prepared], Statistics] | None" = None,
 ) -> dict[str, Any]:
     """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
@@ -162,7 +168,7 @@ def complete_run(
         else:
             from fedvl.runs.experiment import complete
 
-            result = complete(folder, display, processes=processes)
+            result = complete(folder, display, processes=processes, known=known)
         if not (folder.path / "report.html").is_file():
             write_report(folder.path)
     return result

@@ -1,4 +1,4 @@
-"""fedvl withdraw: run an experiment again without a client, and measure the difference."""
+"""fedvl withdraw: a run without one of its clients, and the difference that makes."""
 
 import json
 from pathlib import Path
@@ -33,11 +33,15 @@ def withdraw(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment again without one of its clients, and measure what that changes."""
+    """Take a client out of a finished run, and measure what that changes.
+
+    A training-free method, such as ridge, subtracts the client's sums; others are run again.
+    """
     from fedvl.display import TerminalDisplay
     from fedvl.report.ending import withdrawal_sentences
     from fedvl.report.page import write_report
     from fedvl.runs.folder import RunFolder
+    from fedvl.runs.update import by_sums, subtracted
     from fedvl.runs.withdrawal import check_comparable, compare, find_client, without_client
 
     folder = RunFolder(run, trust_method)
@@ -57,7 +61,7 @@ def withdraw(
         experiment = without_client(folder.experiment, number)
         path = out or run.with_name(f"{run.resolve().name}-without-{number}")
         with RunFolder.create(path, experiment) as other:
-            complete_run(other, quiet)
+            complete_run(other, quiet, known=subtracted(folder, number) if by_sums(experiment) else None)
     with TerminalDisplay(quiet) as display:
         measured = compare(folder, other, number, party, display)
     for each in (folder, other):

@@ -2,11 +2,15 @@
 
 import math
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedvl.evaluation.shapley import Contributions
 from fedvl.report.privacy import not_covered, sentences
 from fedvl.report.reading import evaluated_rounds, images_tested, number
 from fedvl.report.tables import percent
+
+if TYPE_CHECKING:
+    from fedvl.runs.contributions import Plan
 
 TOY = "fedvl-tiny"
 EMBEDDED = ("cifar10-mini", "emoji-mini")
@@ -136,3 +140,28 @@ def withdrawal_sentences(measured: dict[str, Any]) -> list[str]:
 def accuracy_of(run: dict[str, Any]) -> str:
     bounds = run.get("interval")
     return f"{run['accuracy']:.2f} %" + (f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else "")
+
+
+def contribution_lines(found: Contributions, of: str = "accuracy") -> list[str]:
+    """Return a table of what each client contributes, in points, and what the columns mean."""
+    rows = [("client", "without it", "Shapley value", "95 % interval" if found.intervals else "")]
+    for place, client in enumerate(found.players):
+        bounds = "{:+.2f} to {:+.2f}".format(*found.intervals[place]) if found.intervals else ""
+        rows.append((str(client), f"{-found.leave_one_out[place]:+.2f}", f"{found.shapley[place]:+.2f}", bounds))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    how = f"estimated from {found.orders} random orders" if found.orders else "exact"
+    return [
+        *table,
+        f"Points of {of}: {found.total:.2f} % with all clients, {found.empty:.2f} % before the first round. "
+        f"Shapley values are {how} and add up to the difference; {found.valued:,} models were valued.",
+    ]
+
+
+def cost_warning(plan: "Plan") -> str | None:
+    """Say how long coalitions take, where each is trained."""
+    if not plan.retrains:
+        return None
+    minutes = max(1, round(plan.coalitions * plan.seconds / 60))
+    shorter = "; draw fewer orders with --orders" if plan.orders else "; --orders 10 draws ten random orders instead"
+    return f"Up to {plan.coalitions:,} models are trained, about {minutes:,} minutes or more{shorter}."

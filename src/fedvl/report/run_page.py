@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from fedvl.evaluation.shapley import Contributions
 from fedvl.evaluation.statistics import Paired, wilson
 from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
-from fedvl.report.charts.comparing import Bar, bar_chart
+from fedvl.report.charts.comparing import Bar, bar_chart, signed_bars
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
-from fedvl.report.ending import withdrawal_sentences
+from fedvl.report.ending import contribution_lines, withdrawal_sentences
 from fedvl.report.federation import describe_federation, name_of, own_classes, unheld
 from fedvl.report.reading import count_of, difference, flatten, gain, images_tested, intervals, number, series
 from fedvl.report.svg import COLOURS, colour
@@ -63,6 +64,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_troubles(run),
         **describe_federation(run),
         "withdrawals": [" ".join(withdrawal_sentences(each)) for each in run.withdrawals],
+        **_contributions(run.contributions),
         "examples": _examples(run.examples),
         "privacy": privacy.sentences(run.result),
         "beside": privacy.beside(run.result),
@@ -80,6 +82,19 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
 def drawn(svg: str) -> Markup:
     """Mark a chart as safe HTML: charts escape every name they draw."""
     return Markup(svg)
+
+
+def _contributions(found: Contributions | None) -> dict[str, Any]:
+    """Return the chart of what clients contribute, and how it was measured."""
+    if found is None:
+        return {"contributions": [], "contributed": ""}
+    bounds = found.intervals or [None] * len(found.players)
+    bars = [
+        Bar(f"client {client}", value, 0, error=error)
+        for client, value, error in zip(found.players, found.shapley, bounds, strict=True)
+    ]
+    charts = [drawn(signed_bars(bars, width, lambda value: f"{value:+.2f}")) for width in SIZES]
+    return {"contributions": charts, "contributed": contribution_lines(found)[-1]}
 
 
 def _headline(result: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
 from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
+from fedvl.federation.statistics import Statistics
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
@@ -31,11 +32,16 @@ from fedvl.tensors import ByClient, Tensors, placed
 
 
 def complete(
-    folder: RunFolder, display: Display, opener: Opener = OPEN_ANEW, processes: Processes | None = None
+    folder: RunFolder,
+    display: Display,
+    opener: Opener = OPEN_ANEW,
+    processes: Processes | None = None,
+    known: Callable[[Prepared], Statistics] | None = None,
 ) -> dict[str, Any]:
     """Return the result of a run with its clients in this process; bring it to its end first.
 
-    Of several ``processes`` this is the first; the others train what it shares out.
+    Of several ``processes`` this is the first; the others train what it shares out. ``known`` are
+    sums that follow from another run, so that no client is asked.
     """
     if folder.finished:
         return folder.result
@@ -45,6 +51,7 @@ def complete(
         tried.method, tried.samples = prepared.method, prepared.training.samples
         check_names(prepared.experiment.method.name, prepared.method, prepared.training.samples)
         engine = local_engine(prepared)
+        engine.known = known and known(prepared)
         if processes:
             processes.begin()
             engine.processes = processes

@@ -6,6 +6,7 @@ model.safetensors  the server's tensors             kept.safetensors  clients' l
 examples.json      test images for the report       report.html       what a person opens
 federation.json    which federation runs it         status.json       how such a run stands
 withdrawals.json   clients that withdrew, and what the run without each differs by
+contributions.json what each client contributes to the accuracy
 """
 
 import fcntl
@@ -15,12 +16,14 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvl.config import MAX_TOML, Experiment, read_toml, resolve
 from fedvl.errors import FedVLError
+from fedvl.evaluation.shapley import Contributions
 from fedvl.federation.records import Record
 from fedvl.files import (
     checked,
@@ -35,7 +38,7 @@ from fedvl.files import (
     running,
     write_whole,
 )
-from fedvl.runs.contents import Examples, Federation, Result, Status, Withdrawals
+from fedvl.runs.contents import ContributionsFile, Examples, Federation, Result, Status, Withdrawals
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal, State
@@ -319,6 +322,18 @@ class RunFolder:
         kept = [each for each in self.withdrawals if compared(each) != compared(withdrawal)]
         noted = {"withdrawals": [*kept, withdrawal]}
         write_whole(self.file("withdrawals.json"), json.dumps(noted).encode())
+
+    # --- contributions
+
+    @property
+    def contributions(self) -> Contributions | None:
+        """What each client contributes, where it was measured."""
+        path = self.file("contributions.json")
+        found = read_json(path)
+        return Contributions(**checked(ContributionsFile, found, path)) if found is not None else None
+
+    def write_contributions(self, found: Contributions) -> None:
+        write_whole(self.file("contributions.json"), json.dumps(asdict(found)).encode())
 
     # --- status
 

@@ -4,7 +4,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedvl.report.svg import colour, coordinate, drawing, element, fitted_names, label, shorten, text_width, ticks
+from fedvl.report.svg import (
+    colour,
+    coordinate,
+    drawing,
+    element,
+    fitted_names,
+    label,
+    scale,
+    shorten,
+    text_width,
+    ticks,
+)
 
 LOGARITHMIC = 50.0  # ratio of the largest to the smallest bar above which the scale is logarithmic
 BAR = 17.0  # height
@@ -131,3 +142,26 @@ def is_logarithmic(values: Sequence[float]) -> bool:
     """Return whether the scale is logarithmic, which a caption has to say."""
     positive = [value for value in values if value > 0]
     return bool(positive) and max(positive) / min(positive) > LOGARITHMIC
+
+
+def signed_bars(bars: Sequence[Bar], width: float, human: Callable[[float], str]) -> str:
+    """Draw horizontal bars to both sides of zero, with their whiskers."""
+    ends = [end for bar in bars for end in (bar.value, *(bar.error or ()))]
+    names, left = fitted_names([bar.name for bar in bars], width / 3)
+    room = width - left - max(text_width(human(bar.value)) for bar in bars) - 12
+    low, high = min(0.0, *ends), max(0.0, *ends)
+
+    def across(value: float) -> float:
+        return scale(value, low, high, left, left + room)
+
+    y, parts = 4.0, []
+    for bar, name in zip(bars, names, strict=True):
+        first, last = sorted((across(0), across(bar.value)))
+        row = label(left - 8, y + 12, name, "tick", "end", bar.name)
+        tip = f"{bar.name}: {human(bar.value)}"
+        row += element("rect", "", tip, x=first, y=y + 2, width=last - first, height=BAR - 4, css="solid")
+        row += _spread(bar, across, y) + label(width, y + 12, human(bar.value), "value", "end")
+        parts.append(element("g", row, css=f"{colour(bar.number)} {bar.css}".strip()))
+        y += BAR
+    parts.append(element("line", x1=across(0), x2=across(0), y1=0, y2=y, css="mark"))
+    return drawing(width, y + 4, f"{len(bars)} bars about zero", parts, "bars")

@@ -1,0 +1,60 @@
+"""fedvl update and fedvl contributions on a small run of ridge, as a user types them."""
+
+import json
+
+import pytest
+from helpers.closed_form import finished, settings
+from typer.testing import CliRunner
+
+from fedvl.cli import app
+from fedvl.errors import FedVLError
+from fedvl.report.page import write_report
+from fedvl.runs.folder import RunFolder
+from fedvl.runs.settings import resolve_experiment
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = finished(tmp_path / "run", resolve_experiment(settings()))
+    write_report(folder.path)
+    return folder.path
+
+
+def test_an_update_leaves_the_old_run_and_names_the_new_one(run):
+    told = RUNNER.invoke(app, ["update", str(run), "--dataset", "emoji-mini", "--quiet"], catch_exceptions=False)
+    new = run.with_name("run-updated")
+    assert told.exit_code == 0
+    assert f"The new run is in {new}." in told.output.replace("\n", "")
+    result = RunFolder(new).result
+    assert len(result["class_names"]) == 19
+    assert len(RunFolder(run).result["class_names"]) == 10
+    assert f"{result['accuracy']:.2f} % after the update" in told.output
+
+
+def test_a_method_that_trains_is_refused_with_what_to_do(tmp_path):
+    asked = {"method": {"name": "linear"}, "data": {"shots": 4, "clients": 2}, "federation": {"rounds": 1}}
+    folder = finished(tmp_path / "run", resolve_experiment(asked))
+    told = RUNNER.invoke(app, ["update", str(folder.path), "--dataset", "emoji-mini"])
+    assert isinstance(told.exception, FedVLError)
+    assert "use ridge" in str(told.exception)
+
+
+def test_contributions_are_printed_drawn_and_read_as_json(run):
+    told = RUNNER.invoke(app, ["contributions", str(run), "--quiet"], catch_exceptions=False)
+    assert "32 models were valued" in told.output
+    assert told.output.count("\n") >= 7
+    found = json.loads(RUNNER.invoke(app, ["contributions", str(run), "--quiet", "--json", "--orders", "3"]).output)
+    assert found["orders"] == 3
+    assert len(found["intervals"]) == 5
+    page = (run / "report.html").read_text()
+    assert "Contributions of clients" in page
+    assert "estimated from 3 random orders" in page
+
+
+def test_retraining_says_what_it_costs(tmp_path):
+    asked = {"method": {"name": "linear"}, "data": {"shots": 4, "clients": 2}, "federation": {"rounds": 1}}
+    folder = finished(tmp_path / "run", resolve_experiment(asked))
+    told = RUNNER.invoke(app, ["contributions", str(folder.path)], catch_exceptions=False)
+    assert "Up to 4 models are trained" in told.output + told.stderr
