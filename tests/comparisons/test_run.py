@@ -222,7 +222,7 @@ def test_several_runs_have_an_interval_over_seeds_and_images() -> None:
 
 
 def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
-    right = {"owner": [0, 0, 1, 1], "own": "1101", "base": [1000, 500, 0, 1000], "new": [1000, 0]}
+    right = {"owner": [0, 0, 1, 1], "own": "1101", "local": "1001", "base": [1000, 500, 0, 1000], "new": [1000, 0]}
     facts = dict.fromkeys(KEPT)
     outcome = outcome_of({("a", "x"): [75.0, 75.0]}, measure="accuracy@own")
     outcome.results = {("a", "x"): [{**facts, "base_to_new_right": right, "config": CONFIG}] * 2}
@@ -230,7 +230,7 @@ def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
     expected = mean_intervals([right, right])
     assert cell["interval"] == list(expected["own"])
     assert cell["interval"][0] < 75 < cell["interval"][1]
-    assert list(expected) == ["own", "base", "new", "hm3", "hm2", "cm"]
+    assert list(expected) == ["own", "local", "base", "new", "hm3", "hm2", "cm"]
 
 
 def test_no_claim_with_few_seeds_or_no_spread() -> None:

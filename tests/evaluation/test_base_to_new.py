@@ -10,7 +10,7 @@ from helpers.small import small_task
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.base_to_new import Hits, described, figures, harmonic_mean, set_figures
+from fedvl.evaluation.base_to_new import Hits, described, figures, harmonic_mean, kept, mean_intervals, set_figures
 from fedvl.evaluation.judge import Judge
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.roles import Private
@@ -19,8 +19,9 @@ from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
 
 
-def test_means_of_the_three_accuracies() -> None:
-    found = set_figures(90.0, 60.0, 40.0)
+def test_means_of_local_base_and_new() -> None:
+    """HM3 and CM are of a client's images among all base classes; among its own they do not count."""
+    found = set_figures(99.0, 90.0, 60.0, 40.0)
     assert found["hm3"] == pytest.approx(3 / (1 / 90 + 1 / 60 + 1 / 40))  # 56.84
     assert found["hm2"] == pytest.approx(48.0)
     assert found["cm"] == pytest.approx((90 + 48) / 2)
@@ -29,8 +30,8 @@ def test_means_of_the_three_accuracies() -> None:
 
 def test_published_rows_follow_from_their_own_accuracies() -> None:
     """FedMGP's CM of FedTPG from its rounded Local, Base and Novel; pFedMMA's paper averages HM over datasets."""
-    assert set_figures(71.62, 71.91, 68.32)["cm"] == pytest.approx(70.66, abs=0.3)
-    assert set_figures(92.53, 16.84, 31.66)["cm"] == pytest.approx(57.10, abs=0.6)
+    assert set_figures(0.0, 71.62, 71.91, 68.32)["cm"] == pytest.approx(70.66, abs=0.3)
+    assert set_figures(0.0, 92.53, 16.84, 31.66)["cm"] == pytest.approx(57.10, abs=0.6)
 
 
 class Scored(Method):
@@ -76,25 +77,69 @@ def test_each_set_is_asked_among_its_own_candidates() -> None:
     assert judged.figures["per_client_accuracy"] == pytest.approx([50.0, 100 * 2 / 3])
     hits = judge.judge_sets(judged, {}, {})
     assert hits.owner.tolist() == [0, 0, 1, 1, 1]
+    assert hits.own.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert hits.local.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]  # as base, of the owner alone
     assert hits.base.tolist() == [0.0, 0.5, 0.0, 0.0, 1.0]  # client 0 favours class 0: 5 < 6
     assert hits.new.tolist() == [0.5, 1.0]  # client 0 says 0 for the first, 5 > 3
     found = figures(hits)
     assert found["own"] == pytest.approx((50 + 200 / 3) / 2) == judged.figures["accuracy"]
+    assert found["local"] == pytest.approx((0 + 100 / 3) / 2)
     assert found["base"] == pytest.approx(30.0)
     assert found["new"] == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_local_takes_the_model_of_the_images_owner(kept: bool) -> None:
+    """Client 1 has no images, so that the second model is of client 2; without models of their own, all share one."""
+    scores = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.5, 0.0], [1.0, 0.0, 0.9, 0.0]])
+    test = Samples({"features": scores}, torch.tensor([0, 2, 2]))
+    favours = [torch.zeros(4), torch.tensor([9.0, 0, 0, 0]), torch.tensor([0, 0, 0.3, 0])]
+    judge = Judge(
+        Scored(Options(), small_task()),
+        test,
+        2,
+        parts=[torch.tensor([0]), torch.tensor([], dtype=torch.long), torch.tensor([1, 2])],
+        private_of=lambda client: {"favour": favours[client]} if kept else {},
+        candidates=[torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([2, 3])],
+        for_new=Scored(Options(), small_task()),
+        new=test,
+    )
+    hits = judge.judge_sets(judge.judge({}, {}), {}, {})
+    assert hits.owner.tolist() == [0, 2, 2]
+    assert hits.own.tolist() == [1.0, 1.0, 1.0]
+    # With 0.3 for class 2: 0.8 < 1 and 1.2 > 1.
+    assert hits.local.tolist() == [1.0, 0.0, float(kept)]
+    assert hits.base.tolist() == [1.0, 0.0, 0.5 * kept]
+    assert figures(hits)["local"] == pytest.approx((100 + 50 * kept) / 2)
+
+
+def test_per_image_correctness_is_read_back_as_it_was() -> None:
+    hits = Hits(
+        np.array([0, -1, 1]),
+        np.array([1.0, 0.0, 1.0]),
+        np.array([0.0, 0.0, 1.0]),
+        np.array([0.5, 1.0, 0.25]),
+        np.array([1.0]),
+    )
+    assert kept(hits) == {"owner": [0, -1, 1], "own": "1-1", "local": "0-1", "base": [500, 1000, 250], "new": [1000]}
+    whole = Hits(np.array([0, 1]), np.ones(2), np.zeros(2), np.full(2, 0.5), np.full(2, 0.25))
+    found = mean_intervals([kept(whole)] * 2)
+    assert [tuple(found[name]) for name in ("own", "local", "base", "new")] == [
+        (share,) * 2 for share in (100, 0, 50, 25)
+    ]
 
 
 def test_intervals_draw_images_again_and_hold_the_figure() -> None:
     generator = np.random.default_rng(1)
     owner = np.arange(400) % 4
-    hits = Hits(owner, *((generator.random(400) < share).astype(float) for share in (0.9, 0.6, 0.4)))
+    hits = Hits(owner, *((generator.random(400) < share).astype(float) for share in (0.9, 0.7, 0.6, 0.4)))
     for row in described(hits, None):
         low, high = row["interval"]
         assert low < row["accuracy"] < high
         assert "zero_shot_accuracy" not in row
-    own, base, new, *_ = described(hits, None)
+    own, local, base, new, *_ = described(hits, None)
     # A share of 400 images has a standard error of about 100 sqrt(p (1 - p) / 400).
-    for row, share in ((own, 0.9), (base, 0.6), (new, 0.4)):
+    for row, share in ((own, 0.9), (local, 0.7), (base, 0.6), (new, 0.4)):
         width = row["interval"][1] - row["interval"][0]
         assert width == pytest.approx(2 * 1.96 * 100 * np.sqrt(share * (1 - share) / 400), rel=0.25)
 
@@ -119,7 +164,7 @@ def test_a_run_states_candidates_and_figures(tmp_path: Any, method: str) -> None
     assert [len(own) for own in sets["own"]] == [3, 2]
     rows = {row["name"]: row for row in result["base_to_new"]}
     assert result["accuracy"] == pytest.approx(rows["own"]["accuracy"])
-    assert set_figures(*(rows[name]["accuracy"] for name in ("own", "base", "new"))) == pytest.approx(
+    assert set_figures(*(rows[name]["accuracy"] for name in ("own", "local", "base", "new"))) == pytest.approx(
         {name: row["accuracy"] for name, row in rows.items()}
     )
     assert rows["base"]["zero_shot_accuracy"] > 20

@@ -1,8 +1,9 @@
 """The base-to-new protocol: candidate sets of own, base and new classes, and their means.
 
-A client's model is asked about test images of its own classes among these, about all base classes
-among these, and about the new ones among these. Accuracies are means over clients. HM3 is the
-harmonic mean of the three (FedPGP), HM2 that of base and new, CM the mean of own and HM2 (FedMGP).
+A client's model is asked about test images of its own classes, among these (``own``) and among all
+base classes (``local``), about all base classes, and about all new ones. Accuracies are means over
+clients. HM3 is the harmonic mean of local, base and new (FedPGP), HM2 that of base and new, and CM
+the mean of local and HM2 (FedMGP).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fedvl.methods.base import Method, Samples
 from fedvl.tensors import IntArray, Tensors
 
 ShareArray = NDArray[np.float64]
-SETS = ("own", "base", "new", "hm3", "hm2", "cm")
+SETS = ("own", "local", "base", "new", "hm3", "hm2", "cm")
 
 
 class Hits(NamedTuple):
@@ -25,6 +26,7 @@ class Hits(NamedTuple):
 
     owner: IntArray  # the client whose class a base image shows; -1 if it takes no part
     own: ShareArray  # of each base image: whether its owner is right, asked among the owner's classes
+    local: ShareArray  # of each base image: whether its owner is right, asked among all base classes
     base: ShareArray  # of each base image: the share of clients that are right, asked among all base classes
     new: ShareArray  # of each new image: the share of clients that are right, asked among all new classes
 
@@ -33,20 +35,25 @@ def harmonic_mean(*values: float) -> float:
     return len(values) / sum(1 / value for value in values) if all(value > 0 for value in values) else 0.0
 
 
-def set_figures(own: float, base: float, new: float) -> dict[str, float]:
-    """Return the accuracies of the three candidate sets, HM3, HM2 and CM."""
+def set_figures(own: float, local: float, base: float, new: float) -> dict[str, float]:
+    """Return the accuracies of the four candidate sets, HM3, HM2 and CM."""
     both = harmonic_mean(base, new)
-    means = {"hm3": harmonic_mean(own, base, new), "hm2": both, "cm": (own + both) / 2}
-    return {"own": own, "base": base, "new": new, **means}
+    means = {"hm3": harmonic_mean(local, base, new), "hm2": both, "cm": (local + both) / 2}
+    return {"own": own, "local": local, "base": base, "new": new, **means}
 
 
 def figures(hits: Hits) -> dict[str, float]:
     """Return the figures in percent."""
     owned = hits.owner >= 0
     count = np.bincount(hits.owner[owned])
-    right = np.bincount(hits.owner[owned], hits.own[owned])
-    by_client = right[count > 0] / count[count > 0]
-    return set_figures(*(100 * float(shares.mean()) for shares in (by_client, hits.base, hits.new)))
+    right = [np.bincount(hits.owner[owned], shares[owned]) for shares in (hits.own, hits.local)]
+    by_client = [own[count > 0] / count[count > 0] for own in right]
+    return set_figures(*(100 * float(shares.mean()) for shares in (*by_client, hits.base, hits.new)))
+
+
+def drawn_again(hits: Hits, base: IntArray, new: IntArray) -> Hits:
+    """Return the hits of some base and some new images."""
+    return Hits(hits.owner[base], hits.own[base], hits.local[base], hits.base[base], hits.new[new])
 
 
 def described(hits: Hits, zero_shot: Hits | None) -> list[dict[str, Any]]:
@@ -63,16 +70,25 @@ def described(hits: Hits, zero_shot: Hits | None) -> list[dict[str, Any]]:
 
 def intervals(hits: Hits) -> dict[str, Any]:
     def drawn(base: IntArray, new: IntArray) -> dict[str, float]:
-        return figures(Hits(hits.owner[base], hits.own[base], hits.base[base], hits.new[new]))
+        return figures(drawn_again(hits, base, new))
 
     return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
 
 
 def kept(hits: Hits) -> dict[str, Any]:
     """Return per-image correctness for the result file; shares are in thousandths."""
-    own = "".join("-" if owner < 0 else "01"[int(right)] for owner, right in zip(hits.owner, hits.own, strict=True))
+    right = {name: letters(hits.owner, getattr(hits, name)) for name in ("own", "local")}
     shares = {name: np.rint(1000 * getattr(hits, name)).astype(int).tolist() for name in ("base", "new")}
-    return {"owner": hits.owner.tolist(), "own": own, **shares}
+    return {"owner": hits.owner.tolist(), **right, **shares}
+
+
+def letters(owner: IntArray, right: ShareArray) -> str:
+    """Return 1 for each image that its owner names rightly, 0 for others, - where nobody owns it."""
+    return "".join("-" if client < 0 else "01"[int(hit)] for client, hit in zip(owner, right, strict=True))
+
+
+def right_of(text: str) -> ShareArray:
+    return np.array([letter == "1" for letter in text], float)
 
 
 def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
@@ -80,7 +96,8 @@ def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
     hits = [
         Hits(
             np.array(run["owner"]),
-            np.array([letter == "1" for letter in run["own"]], float),
+            right_of(run["own"]),
+            right_of(run["local"]),
             np.array(run["base"]) / 1000,
             np.array(run["new"]) / 1000,
         )
@@ -89,14 +106,14 @@ def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
 
     def drawn(generator: np.random.Generator) -> list[dict[str, float]]:
         base, new = (generator.integers(0, count, count) for count in (len(hits[0].base), len(hits[0].new)))
-        return [figures(Hits(one.owner[base], one.own[base], one.base[base], one.new[new])) for one in hits]
+        return [figures(drawn_again(one, base, new)) for one in hits]
 
     images = sum(len(one.base) + len(one.new) for one in hits)
     return bootstrap_seeds([figures(one) for one in hits], drawn, images)
 
 
-def share_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> ShareArray:
-    """Return for each image the share of models that name it rightly."""
+def all_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> ShareArray:
+    """Return a row for each model: whether it names each image rightly."""
     labels = samples.labels.cpu().numpy()
     right = [predict_classes(method, model, samples, batch_size).classes == labels for model in models]
-    return np.asarray(np.mean(right, axis=0), dtype=np.float64)
+    return np.array(right, dtype=np.float64)

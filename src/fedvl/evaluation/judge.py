@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvl.evaluation.base_to_new import Hits, share_right
+from fedvl.evaluation.base_to_new import Hits, all_right
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.evaluation.predict import predict_classes
@@ -74,7 +74,7 @@ class Judge:
         return [{"condition": condition, **figures[id(samples)]} for condition, samples in self.conditions.items()]
 
     def judge_sets(self, judged: Judged, shared: Tensors, last: ByClient) -> Hits:
-        """Return per-image correctness on own, base and new classes; ``judged`` has the own."""
+        """Return per-image correctness on each candidate set; ``judged`` has that among own classes."""
         assert self.for_new is not None
         lasting = [self._lasting(client) for client, rows in enumerate(self.parts) if len(rows)]
         different = lasting if any(lasting) else [{}]  # where clients keep nothing, all have one model
@@ -94,13 +94,20 @@ class Judge:
         assert self.new is not None
         labels = self.test.labels.cpu().numpy()
         owner = np.full(len(labels), -1)
+        local = np.zeros(len(labels))
+        among_base = all_right(*base, self.test, self.batch_size)
+        # One model for all, or one for each client that has images, in their order.
+        models = iter(np.broadcast_to(among_base, (sum(map(bool, map(len, self.parts))), len(labels))))
         for client, rows in enumerate(self.parts):
-            owner[rows.cpu().numpy()] = client
+            if len(rows):
+                own = rows.cpu().numpy()
+                owner[own], local[own] = client, next(models)[own]
         return Hits(
             owner,
             (judged.answers == labels).astype(float),
-            share_right(*base, self.test, self.batch_size),
-            share_right(*new, self.new, self.batch_size),
+            local,
+            among_base.mean(0),
+            all_right(*new, self.new, self.batch_size).mean(0),
         )
 
     def _lasting(self, client: int) -> Tensors:

@@ -197,11 +197,12 @@ def condition_f1(row: dict[str, Any]) -> str:
 
 SET_LABELS = {
     "own": "A client's own classes, among these",
+    "local": "A client's own classes, among all base classes",
     "base": "Base classes, among all of them",
     "new": "New classes, among all of them",
-    "hm3": "Harmonic mean of own, base and new (HM3)",
+    "hm3": "Harmonic mean of local, base and new (HM3)",
     "hm2": "Harmonic mean of base and new (HM2)",
-    "cm": "Mean of own and HM2 (CM)",
+    "cm": "Mean of local and HM2 (CM)",
 }
 
 

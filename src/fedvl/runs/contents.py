@@ -39,7 +39,7 @@ class Condition(Content):
 class SetFigure(Content):
     """A figure of the base-to-new protocol: of a candidate set, or a mean of several."""
 
-    name: Literal["own", "base", "new", "hm3", "hm2", "cm"]
+    name: Literal["own", "local", "base", "new", "hm3", "hm2", "cm"]
     accuracy: Finite
     interval: Bounds
     zero_shot_accuracy: Finite | None = None
@@ -51,12 +51,13 @@ class SetsRight(Content):
 
     owner: list[Annotated[int, Field(ge=-1, lt=MAX_CLIENTS)]]
     own: Right
+    local: Right
     base: list[Annotated[int, Field(ge=0, le=1000)]]
     new: list[Annotated[int, Field(ge=0, le=1000)]]
 
     @model_validator(mode="after")
     def lengths_agree(self) -> Self:
-        same_lengths(owner=self.owner, own=list(self.own), base=self.base)
+        same_lengths(owner=self.owner, own=list(self.own), local=list(self.local), base=self.base)
         return self
 
 
@@ -181,7 +182,7 @@ class Result(Content):
     per_client_test_images: list[Count] | None = None
     conditions: list[Condition] | None = None
     candidate_sets: dict[Literal["own", "base", "new"], list[Names]] | None = None
-    base_to_new: Annotated[list[SetFigure], Field(max_length=6)] | None = None
+    base_to_new: Annotated[list[SetFigure], Field(max_length=7)] | None = None
     base_to_new_right: SetsRight | None = None
     datasets: Annotated[list[OfDataset], Field(max_length=1000)] | None = None
     class_lists: Annotated[list[Names], Field(max_length=MAX_CLIENTS)] | None = (
