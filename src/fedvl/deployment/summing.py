@@ -37,27 +37,34 @@ class Exchange(Protocol):
 
 
 class Search(Frozen):
-    """A search by halves. It assumes one culprit, and begins again if there were more."""
+    """A search by halves for the client that spoils sums.
+
+    Whom to leave out next is chosen as if there were one culprit. A client is named only if it is
+    the only one of a spoiled sum that was in no sound sum, which holds for any number of culprits.
+    """
 
     suspects: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()  # of the next sum
+    cleared: tuple[int, ...] = ()  # clients of sound sums since the search began
+    spoiled: tuple[int, ...] = ()  # clients of the latest spoiled sum
+    found: int | None = None
 
     def after(self, sound: bool, clients: Collection[int], room: int) -> "Search":
         """Return the search after a sum of these clients; ``room``: how many may be left out."""
         if not self.suspects and sound:
             return self
-        if sound:  # the culprit is among those who were left out
-            suspects = tuple(client for client in self.suspects if client not in clients)
-        else:
-            suspects = tuple(client for client in self.suspects if client in clients) or tuple(sorted(clients))
-        if sound and len(suspects) == 1:
-            return Search(suspects=suspects, left_out=suspects)
-        return Search(suspects=suspects, left_out=suspects[: min((len(suspects) + 1) // 2, max(room, 0))])
-
-    @property
-    def found(self) -> int | None:
-        """The culprit, once a sum without this client alone was sound."""
-        return self.suspects[0] if len(self.suspects) == 1 and self.left_out == self.suspects else None
+        cleared = {*self.cleared, *clients} if sound else set(self.cleared)
+        spoiled = self.spoiled if sound else tuple(sorted(clients))
+        possible = tuple(client for client in spoiled if client not in cleared)
+        if not possible:  # somebody sends false numbers in some rounds only
+            return Search() if sound else Search().after(False, clients, room)
+        # in a spoiled sum, the culprit was one of its clients; in a sound sum, it was left out
+        suspects = tuple(client for client in self.suspects if (client in clients) is not sound) or possible
+        found = possible[0] if len(possible) == 1 else None
+        left_out = suspects[: min((len(suspects) + 1) // 2, max(room, 0))]
+        return Search(
+            suspects=suspects, left_out=left_out, cleared=tuple(sorted(cleared)), spoiled=spoiled, found=found
+        )
 
 
 class Note(Frozen):
@@ -215,13 +222,15 @@ class SecureSums:
     def _spoiled(self, problem: str, clients: Sequence[int], culprits: Sequence[int]) -> SpoiledSumError:
         for culprit in culprits:
             self._exclude(culprit, problem)
+        suspects = len(self.note.search.suspects)
         if not culprits:
             self._search(False, clients)
         self.void += 1
-        if self.void >= self.config.attempts:
+        narrowed = culprits or len(self.note.search.suspects) < suspects
+        if self.void >= self.config.attempts and not narrowed:
             raise FedVLError(
                 f"The sums of {self.void} rounds in a row could not be used: {problem} If training diverged, lower the learning "
-                "rate; otherwise a client sends false numbers: revoke it and start a new run."
+                "rate; otherwise several clients send false numbers: resume to search on, or revoke them and start a new run."
             )
         return SpoiledSumError(problem, culprits)
 
