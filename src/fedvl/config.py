@@ -64,9 +64,10 @@ class DataConfig(Section):
     """
     root: str | None = None
     """Folder of catalogue datasets; the user's cache folder if absent."""
-    classes: tuple[str, ...] | None = Field(None, min_length=2)
-    """Names of the classes to keep, all if absent; for a folder of images without labels, the names
-    of its classes. On the command line a,b,c, or @FILE with one name per line.
+    classes: tuple[str, ...] | None = Field(None, min_length=1)
+    """Names of the classes to keep, all if absent, or one name of a list of the catalogue, such as
+    coop100 of caltech101; for a folder of images without labels, the names of its classes. On the
+    command line a,b,c, or @FILE with one name per line.
     """
     additions: tuple[str, ...] = ()
     """Images that were added later, each as CLIENT=SOURCE, or new=SOURCE for a new client, the last
@@ -76,7 +77,8 @@ class DataConfig(Section):
     """Prompt templates that turn class names into texts."""
     partition: str = "dirichlet:0.5"
     """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:COUNT,
-    quantity:FRACTION, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint, or a CSV file.
+    quantity:FRACTION, pachinko:BETA, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint,
+    or a CSV file.
     """
     clients: int = Field(10, ge=1, le=MAX_CLIENTS)
     """Number of clients."""

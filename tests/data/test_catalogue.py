@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvl.data.catalogue import catalogue, class_key, find, general_templates, lookup
+from fedvl.data.catalogue import catalogue, class_key, find, general_templates, lookup, numbered_groups
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 
@@ -34,6 +34,8 @@ def test_entries_are_consistent(name: str) -> None:
         assert len(entry.class_names) == entry.classes
         assert len({class_key(class_name) for class_name in entry.class_names}) == entry.classes
     assert set(entry.rename.values()) <= set(entry.class_names)
+    for left_out in entry.class_lists.values():
+        assert set(left_out) < set(entry.class_names)
     if entry.splits:
         assert sum(entry.splits.values()) == entry.images
     assert entry.source
@@ -49,6 +51,60 @@ def test_class_names_that_prompts_depend_on() -> None:
     assert "boxing punching bag" in find("ucf101").class_names
     counts = {"dtd": 47, "oxford-pets": 37, "flowers102": 102, "food101": 101, "ucf101": 101, "resisc45": 45}
     assert {name: len(find(name).class_names) for name in counts} == counts
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "last_base", "first_new"),
+    [
+        ("flowers102", ["pink primrose", "hard-leaved pocket orchid", "canterbury bells"], "petunia", "wild pansy"),
+        ("caltech101", ["face", "leopard", "motorbike", "accordion", "airplane"], "helicopter", "ibis"),
+    ],
+)
+def test_classes_are_in_the_order_of_the_official_labels(
+    name: str, order: list[str], last_base: str, first_new: str
+) -> None:
+    """CoOp's halves: Flowers by the numbers 1 to 102, Caltech by its folders, capitals first, without Faces_easy."""
+    entry = find(name)
+    left_out = entry.class_lists.get("coop100", ())
+    classes = [class_name for class_name in entry.class_names if class_name not in left_out]
+    assert list(classes[: len(order)]) == order
+    middle = (len(classes) + 1) // 2
+    assert classes[middle - 1 : middle + 1] == [last_base, first_new]
+
+
+def test_neighbours_in_the_official_orders() -> None:
+    """Numbers that the label file of Flowers-102 gives, and folders of Caltech-101 beside each other."""
+    flowers = find("flowers102").class_names
+    known = {
+        21: "fire lily",
+        45: "bolero deep blue",
+        60: "pink-yellow dahlia",
+        77: "passion flower",
+        102: "blackberry lily",
+    }
+    assert {number: flowers[number - 1] for number in known} == known
+    caltech = find("caltech101").class_names
+    assert caltech.index("faces easy") == caltech.index("face") + 1
+    assert caltech[-2:] == ("wrench", "yin yang")
+    assert find("caltech101").class_lists == {"coop100": ("faces easy",)}
+    capitals = {"face", "faces easy", "leopard", "motorbike"}
+    assert set(caltech[:4]) == capitals
+    assert list(caltech[4:]) == sorted(caltech[4:])
+
+
+def test_groups_of_cifar100() -> None:
+    entry = find("cifar100")
+    assert len(entry.groups) == 20
+    assert sorted(name for names in entry.groups.values() for name in names) == sorted(entry.class_names)
+    assert {len(names) for names in entry.groups.values()} == {5}
+    numbers = numbered_groups("cifar100", entry.class_names)
+    assert numbers is not None
+    assert numbers[:10] == [4, 1, 14, 8, 0, 6, 7, 7, 18, 3]  # apple, aquarium fish, baby, bear, beaver, ...
+    assert numbers[-5:] == [0, 17, 8, 14, 13]  # whale, willow tree, wolf, woman, worm
+    assert numbered_groups("cifar100", ["tulip", "Maple_tree"]) == [2, 17]
+    assert numbered_groups("cifar100", ["tulip", "no such class"]) is None
+    assert numbered_groups("cifar10", find("cifar10").class_names) is None
+    assert numbered_groups("no such dataset", ["tulip"]) is None
 
 
 def test_templates_of_the_papers() -> None:

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvl.data.partition import few_shot, long_tail, open_split, parse_spec, partition, partition_test
+from fedvl.data.partition import (
+    _chances,
+    _pachinko,
+    few_shot,
+    long_tail,
+    open_split,
+    parse_spec,
+    partition,
+    partition_test,
+)
 from fedvl.errors import FedVLError
 
 CIFAR = np.repeat(np.arange(10), 5000)
@@ -240,6 +249,7 @@ def test_unlabelled_samples_can_only_be_dealt_evenly():
         ("shards:inf", "needs a whole number"),
         ("quantity:0", "needs a fraction above 0 and at most 1 after the colon, for example quantity:0.2."),
         ("quantity:1.2", "needs a fraction"),
+        ("pachinko", "needs a positive number after the colon, for example pachinko:0.5."),
         ("iid:3", "Partition 'iid:3' takes no number; write just iid."),
         ("disjoint:", "takes no number"),
         ("sorted", "is not known; use iid, even, dirichlet:ALPHA"),
@@ -355,3 +365,80 @@ def test_classes_asked_about_are_the_same_for_any_number_of_clients():
     assert open_split(10, 2, 1, asked=4)[1].tolist() != asked[0]
     with pytest.raises(FedVLError, match="6 are left for 7 clients"):
         open_split(10, 7, 0, asked=4)
+
+
+GROUPS = np.repeat(np.arange(20), 5)  # as CIFAR-100 has
+
+
+def pachinko(beta, clients, seed, each=100, classes=100):
+    """Partition ``each`` images of each class; numbers are group * classes + label."""
+    labels = np.repeat(GROUPS[:classes] * classes + np.arange(classes), each)
+    drawn = partition(labels, f"pachinko:{beta}", clients, seed, classes=classes)
+    return drawn, labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=120),
+    st.integers(1, 4),
+    st.floats(1e-4, 100),
+    st.integers(1, 12),
+    st.integers(0, 5),
+)
+def test_pachinko_gives_each_client_its_share_and_places_every_sample_once(values, groups, beta, clients, seed):
+    classes = 8
+    labels = np.array([value % groups * classes + value for value in values], np.int64)
+    if clients > len(labels):
+        return
+    drawn = partition(labels, f"pachinko:{beta}", clients, seed, classes=classes)
+    assert_every_sample_once(drawn.clients, len(labels))
+    assert np.array_equal(table(drawn.clients, labels, drawn.counts.shape[1]), drawn.counts)
+    assert np.ptp(drawn.counts.sum(1)) <= 1
+    again = partition(labels, f"pachinko:{beta}", clients, seed, classes=classes)
+    assert all(map(np.array_equal, drawn.clients, again.clients))
+
+
+@pytest.mark.parametrize(("groups", "alpha"), [([0, 1, 2, 3], 0.5), ([0, 0, 0, 0], 10.0)])
+def test_pachinko_shares_groups_by_beta_and_classes_of_a_group_by_ten(groups, alpha):
+    """A share of the first client's n samples has mean 1/4 and variance (3/16) (1/n + (1 - 1/n) / (4 alpha + 1))."""
+    shares = []
+    for seed in range(200):
+        first = np.random.default_rng(seed).permutation(16)[0]
+        sizes, generator = np.full(4, 2000), np.random.default_rng(seed)
+        counts, _ = _pachinko(sizes, np.array(groups), 0.5, 16, generator)
+        shares.append(counts[first] / 500)
+    assert np.allclose(np.mean(shares, axis=0), 0.25, atol=0.03)
+    assert np.var(shares, axis=0).mean() == pytest.approx(3 / 16 * (1 / 500 + (499 / 500) / (4 * alpha + 1)), rel=0.15)
+
+
+def test_pachinko_draws_a_group_and_then_a_class_of_what_is_left():
+    """Group weights 1, 3, 4 and class weights 1, 3 | 2, 2 | 5; class 1 is used up, and then the last group."""
+    of_groups, of_classes = np.log([1.0, 3, 4]), np.log([1.0, 3, 2, 2, 5])
+    groups, left = np.array([0, 0, 1, 1, 2]), np.ones(5, bool)
+    assert np.allclose(_chances(of_groups, of_classes, groups, left), [1 / 32, 3 / 32, 6 / 32, 6 / 32, 16 / 32])
+    left[1] = False
+    assert np.allclose(_chances(of_groups, of_classes, groups, left), [1 / 8, 0, 3 / 16, 3 / 16, 1 / 2])
+    left[4] = False
+    assert np.allclose(_chances(of_groups, of_classes, groups, left), [1 / 4, 0, 3 / 8, 3 / 8, 0])
+
+
+def test_pachinko_uses_up_classes_and_then_groups():
+    """With a tiny beta a client has one group, until that is used up."""
+    counts = pachinko(1e-6, 20, 0)[0].counts
+    held = counts[:, counts.any(0)].reshape(20, 20, 5).sum(2)
+    assert (held.sum(0) == 500).all()
+    assert (held.sum(1) == 500).all()
+    assert ((held == 500).sum(1) == 1).sum() > 5  # a group has as many samples as a client, so early ones hold one
+
+
+def test_pachinko_mixes_more_with_a_larger_beta():
+    mixes = [entropy(pachinko(beta, 20, 0)[0].counts) for beta in (0.01, 0.1, 1, 100)]
+    assert mixes == sorted(mixes)
+
+
+def test_pachinko_follows_its_draw_in_the_test():
+    drawn, labels = pachinko(0.5, 10, 3)
+    test = partition_test(drawn, labels[::5])
+    assert_every_sample_once(test.clients, len(labels[::5]))
+    assert (test.counts[drawn.counts == 0] == 0).all()
+    assert np.abs(5 * test.counts - drawn.counts).max() <= 5

@@ -213,3 +213,21 @@ def test_domains_with_label_skew_split_train_and_test_alike():
             assert set(test[part]) <= set(train[rows])
     first, second = (np.bincount(train[assignment.clients[client]], minlength=4) for client in (0, 2))
     assert not np.array_equal(first, second)  # each domain has a draw of its own
+
+
+def test_pachinko_shares_classes_by_their_groups() -> None:
+    """With a tiny beta a client has one of two groups, which lie across the labels."""
+    train, test, groups = np.tile(np.arange(4), 50), np.tile(np.arange(4), 10), np.array([0, 1, 0, 1])
+    data = DataConfig(clients=2, partition="pachinko:0.000001")
+    assignment = personal(Labels(train, test, 4, groups=groups), data, 0)
+    held = [set(train[rows].tolist()) for rows in assignment.clients]
+    assert sorted(map(sorted, held)) == [[0, 2], [1, 3]]
+    assert [set(test[part].tolist()) for part in assignment.parts] == held
+    assert sorted(np.concatenate(assignment.clients).tolist()) == list(range(200))
+
+
+def test_pachinko_needs_groups() -> None:
+    with pytest.raises(
+        FedVLError, match=r"'pachinko:0\.5' needs classes in groups, which the catalogue has for cifar100"
+    ):
+        closed(Labels(TRAIN, TEST, CLASSES), DataConfig(partition="pachinko:0.5"), 0)

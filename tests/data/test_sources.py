@@ -519,9 +519,23 @@ def test_folders_that_are_no_class_are_left_out(tmp_path: Path) -> None:
     ]
     write_parquet(tmp_path / "caltech101.parquet", samples)
     dataset = open_dataset("caltech101", tmp_path)
-    assert dataset.class_names == ("emu", "face")
+    assert dataset.class_names == ("face", "emu")  # as the folders: capitals first
     assert len(dataset.splits["train"]) == 14
     assert "10 images of 'BACKGROUND_Google' were left out" in dataset.notes[0]
+
+
+def test_a_list_of_the_catalogue_chooses_classes(tmp_path: Path) -> None:
+    faces = {"cat": "Faces_easy", "dog": "Faces", "red_panda": "accordion"}
+    samples = [{**sample, "label": faces[sample["label"]]} for sample in rows()]
+    write_parquet(tmp_path / "caltech101.parquet", samples)
+    assert open_dataset("caltech101", tmp_path).class_names == ("face", "faces easy", "accordion")
+    assert open_dataset("caltech101", tmp_path, ("coop100",)).class_names == ("face", "accordion")
+    with pytest.raises(
+        FedVLError, match="one name, 'coop'; name two or more classes, or a list of the catalogue: coop100"
+    ):
+        open_dataset("caltech101", tmp_path, ("coop",))
+    with pytest.raises(FedVLError, match=r"one name, 'cat'; name two or more classes\.$"):
+        open_dataset("cifar10-mini", None, ("cat",))
 
 
 def test_texts_come_with_a_manifest_under_the_data_root(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ class CatalogueEntry(BaseModel):
     class_names: tuple[str, ...] = ()
     rename: dict[str, str] = {}
     ignore: tuple[str, ...] = ()
+    class_lists: dict[str, tuple[str, ...]] = {}
+    groups: dict[str, tuple[str, ...]] = {}
     templates: dict[str, tuple[str, ...]]
     source: str
     licence: str
@@ -56,6 +59,16 @@ def catalogue() -> dict[str, CatalogueEntry]:
         )
         for name, fields in _content()["dataset"].items()
     }
+
+
+def numbered_groups(name: str, class_names: Sequence[str]) -> list[int] | None:
+    """Return the number of each class's group, or None where the catalogue does not group them."""
+    entry = lookup(name)
+    groups = enumerate(entry.groups.values()) if entry else ()
+    number = {class_key(class_name): group for group, names in groups for class_name in names}
+    found = [number.get(class_key(class_name)) for class_name in class_names]
+    known = [group for group in found if group is not None]
+    return known if known and len(known) == len(found) else None
 
 
 def general_templates() -> dict[str, tuple[str, ...]]:

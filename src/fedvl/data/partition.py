@@ -28,8 +28,12 @@ _EXAMPLES = {
     "shards": "shards:2",
     "quantity": "quantity:0.2",
     "domains+dirichlet": "domains+dirichlet:0.3",
+    "pachinko": "pachinko:0.5",
     "only": "only:0",
 }
+
+# Of Dirichlet(WITHIN) are the shares of a group's classes under `pachinko` (alpha in the released code).
+WITHIN = 10.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
     if scheme not in _EXAMPLES:
         raise FedVLError(
             f"Partition '{spec}' is not known; use iid, even, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
-            "disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
+            "pachinko:BETA, disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
         )
     try:
         value = float(text)
@@ -66,6 +70,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
     needs = {
         "dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
         "domains+dirichlet": ("a positive number", value > 0 and math.isfinite(value)),
+        "pachinko": ("a positive number", value > 0 and math.isfinite(value)),
         "shards": ("a whole number of 1 or more", value >= 1 and value.is_integer()),
         "quantity": ("a fraction above 0 and at most 1", 0 < value <= 1),
         "only": ("the number of a client", value >= 0 and value.is_integer()),
@@ -81,8 +86,8 @@ def partition(
 ) -> Partition:
     """Assign samples to clients by their labels (-1: none) or, for `domains`, by domain numbers.
 
-    For `domains+` a number is domain * `classes` + label. `minimum` is how many samples a
-    Dirichlet draw must give each client; other schemes ignore it.
+    For `domains+` a number is domain * `classes` + label, for `pachinko` group * `classes` + label.
+    `minimum` is how many samples a Dirichlet draw must give each client; other schemes ignore it.
     """
     scheme, value = parse_spec(spec)
     labels = _checked(labels)
@@ -108,6 +113,8 @@ def partition(
             drawn, note = _shards(sizes[present], int(value), clients, generator)
         case "quantity":
             drawn, note = _quantity(sizes[present], value, clients, generator)
+        case "pachinko":
+            drawn, note = _pachinko(sizes[present], present // classes, value, clients, generator)
         case "domains":
             drawn, note = _domains(sizes[present], clients)
         case "domains+dirichlet":
@@ -300,9 +307,7 @@ def _dirichlet(
 
 
 def _dirichlet_draw(sizes: Indices, alpha: float, clients: int, generator: np.random.Generator) -> Indices:
-    # Logarithms of gamma variates, by gamma(a) = gamma(a + 1) U^(1/a): for a small alpha the variates underflow.
-    logarithms = np.log(generator.standard_gamma(alpha + 1, (len(sizes), clients)))
-    logarithms += np.log1p(-generator.random((len(sizes), clients))) / max(alpha, 1e-300)
+    logarithms = _log_gamma(alpha, (len(sizes), clients), generator)
     counts = np.empty((len(sizes), clients), np.int64)
     held = np.zeros(clients, np.int64)
     full = sizes.sum() / clients
@@ -314,6 +319,16 @@ def _dirichlet_draw(sizes: Indices, alpha: float, clients: int, generator: np.ra
         row[:] = np.diff(np.floor(edges / edges[-1] * size), prepend=0)
         held += row
     return counts.T.copy()
+
+
+def _log_gamma(alpha: float, shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Draw logarithms of gamma variates, by gamma(a) = gamma(a + 1) U^(1/a).
+
+    For a small alpha the variates themselves underflow.
+    """
+    logarithms = np.log(generator.standard_gamma(alpha + 1, shape))
+    added: npt.NDArray[np.float64] = np.log1p(-generator.random(shape)) / max(alpha, 1e-300)
+    return logarithms + added
 
 
 def _repair(counts: Indices, minimum: int) -> int:
@@ -394,6 +409,52 @@ def _random_parts(total: int, parts: int, least: int, generator: np.random.Gener
     spare = total - least * parts
     cuts = np.sort(generator.choice(spare + parts - 1, parts - 1, replace=False))
     return np.diff(cuts, prepend=-1, append=spare + parts - 1) - 1 + least
+
+
+def _pachinko(
+    sizes: Indices, groups: Indices, beta: float, clients: int, generator: np.random.Generator
+) -> tuple[Indices, str]:
+    """Draw pachinko allocation (FedPGP, PromptFolio and pFedMoAP on CIFAR-100), in equal parts.
+
+    Each client draws shares of the groups from Dirichlet(beta) and shares of each group's classes
+    from Dirichlet(10), and then for every sample a group and a class of it. Classes that are used
+    up leave the draw, and the rest of their group keeps its proportions.
+    """
+    counts, left = np.zeros((clients, len(sizes)), np.int64), sizes.copy()
+    order = generator.permutation(clients)  # the last clients get what is left
+    for rank, client in enumerate(order):
+        of_groups = _log_gamma(beta, (int(groups.max()) + 1,), generator)
+        of_classes = _log_gamma(WITHIN, (len(sizes),), generator)
+        share = int(sizes.sum()) // clients + (rank < int(sizes.sum()) % clients)
+        while missing := share - int(counts[client].sum()):
+            chances = _chances(of_groups, of_classes, groups, left > 0)
+            drawn = generator.choice(len(sizes), missing, p=chances)
+            sequence = np.argsort(drawn, kind="stable")
+            times = np.empty(missing, np.int64)  # that a class has been drawn, at each place of the sequence
+            times[sequence] = np.arange(missing) - np.searchsorted(drawn[sequence], drawn[sequence]) + 1
+            last = np.flatnonzero(times == left[drawn])[:1]  # where the first class is used up
+            taken = np.bincount(drawn[: last[0] + 1] if len(last) else drawn, minlength=len(sizes))
+            counts[client] += taken
+            left -= taken
+    count = len(np.unique(groups))
+    return counts, f"{clients} clients drew equally many samples, each from its own mix of {count} groups of classes"
+
+
+def _chances(
+    of_groups: npt.NDArray[np.float64],
+    of_classes: npt.NDArray[np.float64],
+    groups: Indices,
+    left: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    """Return the chance of each class: its group's among those left, times its own in the group."""
+    chances = np.zeros(len(groups))
+    present = np.unique(groups[left])
+    for group, weight in zip(present, np.exp(of_groups[present] - of_groups[present].max()), strict=True):
+        inside = np.flatnonzero((groups == group) & left)
+        within = np.exp(of_classes[inside] - of_classes[inside].max())
+        chances[inside] = weight * within / within.sum()
+    chances /= chances.sum()
+    return chances
 
 
 def _even(sizes: Indices, clients: int, generator: np.random.Generator) -> tuple[Indices, str]:

@@ -38,6 +38,7 @@ class Labels(NamedTuple):
     """Labels of both splits, below ``classes`` or -1 for none, and domains if there are any.
 
     Of several datasets, each is a domain, and ``origins`` is the dataset's number of each class.
+    ``groups`` is the number of each class's group, if the catalogue has groups.
     """
 
     train: IntArray
@@ -45,6 +46,7 @@ class Labels(NamedTuple):
     classes: int
     domains: Domains | None = None
     origins: IntArray | None = None
+    groups: IntArray | None = None
 
 
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
@@ -159,7 +161,12 @@ def _draw(labels: Labels, data: DataConfig, spec: str, rows: IntArray, seed: int
 
 
 def _partition_by(labels: Labels, spec: str) -> Labels | Domains:
-    """Return numbers to partition by: domains for `domains`, both for `domains+`, else labels."""
+    """Return numbers to partition by: domains for `domains`, both for `domains+`, else labels.
+
+    For `pachinko` they are as for `domains+`, with groups of classes as domains.
+    """
+    if spec.startswith("pachinko"):
+        return _in_groups(labels, spec)
     if not spec.startswith("domains"):
         return labels
     domains = _domains_of(labels, f"Partition '{spec}'", "use iid")
@@ -169,6 +176,16 @@ def _partition_by(labels: Labels, spec: str) -> Labels | Domains:
         np.where(label < 0, -1, domain * labels.classes + label)
         for domain, label in ((domains.train, labels.train), (domains.test, labels.test))
     )
+    return Domains(train, test)
+
+
+def _in_groups(labels: Labels, spec: str) -> Domains:
+    if labels.groups is None:
+        raise FedVLError(
+            f"Partition '{spec}' needs classes in groups, which the catalogue has for cifar100 alone; use dirichlet:ALPHA."
+        )
+    groups = labels.groups
+    train, test = (np.where(part < 0, -1, groups[part] * labels.classes + part) for part in (labels.train, labels.test))
     return Domains(train, test)
 
 

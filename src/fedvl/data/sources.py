@@ -61,7 +61,19 @@ def open_dataset(name: str, data_root: Path | None = None, classes: tuple[str, .
         Home(path, data_root).check_links()
         return unlabelled(path, classes)
     dataset = open_entry(entry, data_root) if entry else open_path(name, path, data_root)
-    return only_classes(dataset, classes) if classes else dataset
+    return only_classes(dataset, named_list(dataset, classes)) if classes else dataset
+
+
+def named_list(dataset: Dataset, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the classes of a list that the catalogue names, or the given ones."""
+    if len(classes) > 1:
+        return classes
+    entry = lookup(dataset.name)
+    lists = entry.class_lists if entry else {}
+    if classes[0] not in lists:
+        known = f", or a list of the catalogue: {', '.join(lists)}" if lists else ""
+        raise FedVLError(f"data.classes has one name, '{classes[0]}'; name two or more classes{known}.")
+    return tuple(name for name in dataset.class_names if name not in lists[classes[0]])
 
 
 def open_path(name: str, path: Path, data_root: Path | None) -> Dataset:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.additions import owners_of
+from fedvl.data.catalogue import numbered_groups
 from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
@@ -251,8 +252,15 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
         parts = (domains_of(sources.dataset.splits[name], encoded.read[name].kept) for name in ("train", "test"))
         domains = number_domains(*parts)
     origins = number_origins(sources.dataset.origins)
+    names = sources.dataset.class_names
+    groups = numbered_groups(sources.dataset.name, names)
     known = Labels(
-        encoded.labels_of("train"), encoded.labels_of("test"), len(sources.dataset.class_names), domains, origins
+        encoded.labels_of("train"),
+        encoded.labels_of("test"),
+        len(names),
+        domains,
+        origins,
+        None if groups is None else np.array(groups),
     )
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
@@ -273,7 +281,7 @@ def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experime
     train, test = (rows_of_parts(dataset.splits[split], encoded.read[split].kept) for split in SPLITS)
     owners = owners_of(data)
     domains = known.domains and Domains(known.domains.train[train[0]], known.domains.test[test[0]], known.domains.names)
-    before = Labels(known.train[train[0]], known.test[test[0]], dataset.before, domains)
+    before = Labels(known.train[train[0]], known.test[test[0]], dataset.before, domains, groups=known.groups)
     data = data.model_copy(update={"clients": data.clients - owners.count(None)})
     found = PROTOCOLS["closed"](before, data, experiment.seed)
     new = count(data.clients)
