@@ -83,7 +83,7 @@ def kept(hits: Hits) -> dict[str, Any]:
 
 
 def letters(owner: IntArray, right: ShareArray) -> str:
-    """Return 1 for each image that its owner names rightly, 0 for others, - where nobody owns it."""
+    """Return 1 for an image that its owner names rightly, 0 for others, - for one without owner."""
     return "".join("-" if client < 0 else "01"[int(hit)] for client, hit in zip(owner, right, strict=True))
 
 
