@@ -74,7 +74,7 @@ class Judge:
         return [{"condition": condition, **figures[id(samples)]} for condition, samples in self.conditions.items()]
 
     def judge_sets(self, judged: Judged, shared: Tensors, last: ByClient) -> Hits:
-        """Return per-image correctness on each candidate set; ``judged`` has that of own classes."""
+        """Return per-image correctness on each candidate set; ``judged`` has that of ``own``."""
         assert self.for_new is not None
         lasting = [self._lasting(client) for client, rows in enumerate(self.parts) if len(rows)]
         different = lasting if any(lasting) else [{}]  # where clients keep nothing, all have one model
