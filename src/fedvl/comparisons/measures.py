@@ -24,7 +24,7 @@ from fedvl.methods.fed_mp import FedMP
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import ByClient, Tensors
+from fedvl.tensors import ByClient, Tensors, placed
 
 Figure = float | list[float] | dict[str, Any]
 
@@ -47,7 +47,9 @@ class MeasuredRun:
     @cached_property
     def reopened(self) -> Reopened:
         prepared = prepare(self.folder.experiment, Silent(), self.opener)
-        return Reopened(prepared, *self.folder.tensors())
+        shared, last = self.folder.tensors()
+        last = {client: placed(sent, prepared.device) for client, sent in last.items()}
+        return Reopened(prepared, placed(shared, prepared.device), last)
 
 
 def measured(name: str, run: MeasuredRun) -> Figure:
@@ -172,7 +174,7 @@ def alone(run: MeasuredRun) -> list[float]:
 
 def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
     """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
-    prepared, shared, _ = run.reopened
+    prepared, (shared, _) = run.reopened.prepared, run.folder.tensors()  # the attack runs on the processor
     data = prepared.experiment.data
     split = run.opener.dataset_of(data).splits["train"]
     picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
