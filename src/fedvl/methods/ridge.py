@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
-from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of
+from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, unit_rows
 from fedvl.methods.parts.regression import Regression
 from fedvl.methods.roles import Role
 from fedvl.seeding import torch_generator
@@ -47,7 +47,7 @@ class Ridge(Method):
 
     def lift(self, features: Tensor) -> Tensor:
         """Return unit vectors: of the features, and cos(w x + u) beside them."""
-        rows = torch.nn.functional.normalize(features.double(), dim=-1)
+        rows = unit_rows(features)
         count = self.options.dimensions
         if not count:
             return rows
@@ -55,7 +55,7 @@ class Ridge(Method):
         waves = torch.randn(rows.shape[1], count, generator=generator, dtype=torch.float64)
         phases = 2 * math.pi * torch.rand(count, generator=generator, dtype=torch.float64)
         further = torch.cos(rows @ waves.to(rows) / self.options.bandwidth + phases.to(rows))
-        return torch.nn.functional.normalize(torch.cat([rows, further * math.sqrt(2 / count)], 1), dim=-1)
+        return unit_rows(torch.cat([rows, further * math.sqrt(2 / count)], 1))
 
     def initial(self) -> Tensor:
         """Return W_0: the texts as columns, or 0."""

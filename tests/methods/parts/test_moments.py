@@ -1,11 +1,12 @@
 """Second moments: packed and unpacked, of parts and of the whole, and against formulas on samples."""
 
+import pytest
 import torch
 from helpers.small import labelled_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, packed, unpacked
+from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, packed, unit_rows, unpacked
 
 
 def test_a_triangle_by_hand():
@@ -21,6 +22,12 @@ def test_packing_keeps_the_matrix_and_its_norm(width, seed):
     gram = rows.T @ rows
     torch.testing.assert_close(unpacked(packed(gram), width), gram, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(packed(gram).norm(), gram.norm())
+
+
+def test_rows_in_single_precision_become_unit_vectors_in_double():
+    rows = unit_rows(torch.tensor([[3.0, 4.0], [0.1, 0.2]]))
+    assert rows[0].tolist() == pytest.approx([0.6, 0.8], rel=1e-15)
+    assert float((rows.norm(dim=1) - 1).abs().max()) < 1e-15
 
 
 def test_a_label_of_minus_one_leaves_its_sample_out():

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from sklearn.linear_model import Ridge
 
 from fedvl.methods.parts.moments import Moments, indicators, moments_of
-from fedvl.methods.parts.regression import GRID, LIKELY, SPREAD, Regression
+from fedvl.methods.parts.regression import BELIEF, GRID, LIKELY, SPREAD, Regression
 
 
 def problem(count=30, width=5, classes=3, seed=0, prior=True):
@@ -69,7 +69,7 @@ def test_gcv_of_the_sums_is_gcv_of_the_samples(seed, regularisation, prior):
 
 @pytest.mark.parametrize("prior", [False, True])
 def test_the_evidence_is_the_density_of_labels_under_the_model(prior):
-    """y - s X w_0 is normal with covariance v (1 + X X^T / a) on the contrasts; v is the likeliest."""
+    """y - s X w_0 is normal with covariance v (1 + X X^T / a) on the contrasts, s about 1; v is the likeliest."""
     rows, targets, initial, regression = problem(count=12, prior=prior)
     count = len(rows)
     contrasts = torch.linalg.qr(torch.eye(count).double() - 1 / count).Q[:, : count - 1].numpy()
@@ -80,9 +80,10 @@ def test_the_evidence_is_the_density_of_labels_under_the_model(prior):
         shape = contrasts.T @ (np.eye(count) + (rows @ rows.T).numpy() / a) @ contrasts
         basis = np.linalg.qr(np.eye(3) - 1 / 3)[0][:, :2]  # labels of a sample add up to 1: two of three are free
         left = left @ basis
-        variance = np.trace(left.T @ np.linalg.solve(shape, left)) / (11 * 2)
+        belief = BELIEF * (s - 1) ** 2
+        variance = (np.trace(left.T @ np.linalg.solve(shape, left)) + belief) / (11 * 2)
         assert regression.solution(a).variance == pytest.approx(variance, rel=1e-9)
-        log = sum(multivariate_normal(cov=variance * shape).logpdf(column) for column in left.T)
+        log = sum(multivariate_normal(cov=variance * shape).logpdf(column) for column in left.T) - belief / variance / 2
         values.append(float(regression.evidence(torch.tensor([a], dtype=torch.float64))) + 2 * log)
     assert values == pytest.approx([values[0]] * 3, rel=1e-9)  # but for a constant
 
@@ -91,15 +92,24 @@ def test_the_weight_of_the_prior_is_the_likeliest():
     rows, targets, initial, regression = problem()
     a = torch.tensor([2.0]).double()
     best = float(regression.prior(a))
+    centred = rows - rows.mean(0)
 
     def misfit(s):
         left = (targets - s * rows @ initial).numpy()
         left -= left.mean(0)
-        return float(np.trace(left.T @ np.linalg.solve(np.eye(30) + (rows @ rows.T).numpy() / 2.0, left)))
+        fit = np.trace(left.T @ np.linalg.solve(np.eye(30) + (centred @ centred.T).numpy() / 2.0, left))
+        return float(fit) + BELIEF * (s - 1) ** 2
 
-    assert best == 0 or misfit(best) < min(misfit(best * 0.99), misfit(best * 1.01))
-    flipped = Regression.of(regression.moments, -initial if best else initial)
-    assert float(flipped.prior(a)) == 0  # what points the other way is dropped
+    assert best > 0
+    assert misfit(best) < min(misfit(best * 0.99), misfit(best * 1.01))
+    opposite = -torch.linalg.lstsq(rows, targets).solution
+    assert float(Regression.of(regression.moments, opposite).prior(a)) == 0  # what points the other way is dropped
+
+
+def test_without_data_for_or_against_it_the_prior_has_its_full_weight():
+    rows, targets, initial, _ = problem()
+    same = Moments.of(moments_of(rows[:1].expand(8, 5), targets[:8]))  # eight times the same image say nothing
+    assert float(Regression.of(same, initial).prior(torch.tensor([1.0]).double())) == pytest.approx(1.0)
 
 
 def test_what_all_classes_have_in_common_is_no_prior():
@@ -108,10 +118,10 @@ def test_what_all_classes_have_in_common_is_no_prior():
     torch.testing.assert_close(moved.solution(1.0).weight, regression.solution(1.0).weight)
 
 
-def test_shares_are_those_of_a_gaussian_of_half_the_precision():
+def test_shares_are_those_of_a_gaussian_of_six_tenths_of_the_precision():
     _, _, _, regression = problem()
     found = regression.solution(1.0)
-    assert found.scale == pytest.approx(1 / (2 * found.variance))
+    assert found.scale == pytest.approx(0.6 / found.variance)
 
 
 @pytest.mark.parametrize("by", ["evidence", "gcv"])

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
 from fedvl.methods.roles import Statistic
 from fedvl.tensors import Tensors
@@ -30,6 +30,11 @@ def unpacked(vector: Tensor, width: int) -> Tensor:
     upper = vector.new_zeros(width, width)
     upper[row, column] = torch.where(row == column, vector / 2, vector / math.sqrt(2))
     return upper + upper.T
+
+
+def unit_rows(features: Tensor) -> Tensor:
+    """Return features as unit vectors in float64, whose norm no rounding takes above 1."""
+    return normalize(features.double(), dim=-1)
 
 
 def indicators(labels: Tensor, classes: int) -> Tensor:

@@ -14,9 +14,11 @@ from torch import Tensor
 from fedvl.methods.parts.moments import Moments
 
 GRID = torch.logspace(-4, 4, 161, dtype=torch.float64)  # values of a that are tried
-# What is believed of log a before any data: unit vectors of a pretrained model need an a of a few samples. Some hundred
-# samples outweigh it; with one sample of each class the evidence alone has no maximum.
-LIKELY, SPREAD = 3.0, 1.0
+# What is believed before any data, of log a and of s. With one sample of each class the evidence alone has no maximum, and
+# its s is noise; some hundred samples outweigh both beliefs. The three values had, within 0.1 %, the best mean
+# accuracy of 32 combinations at 1, 4, 16 and all shots of DTD (10 classes), Food-101 (10 classes) and emoji-mini.
+LIKELY, SPREAD = 1.0, 0.5  # a; log a is within +-0.5 of it
+BELIEF = 0.3  # of s = 1, as squares of X W_0 that say so
 
 
 class Fit(NamedTuple):
@@ -33,10 +35,11 @@ class Fit(NamedTuple):
         """Return the t for which softmax(t * scores) are shares.
 
         Labels e_c of Gaussian noise about the scores f have log p(c) = -|e_c - f|^2 / 2 v = f_c / v
-        but for a constant. Half of it, since images are either clear or not, so that errors have
-        longer tails: the best factor on embedded sets was .51 with all images and more with few.
+        but for a constant. Less of it, since images are either clear or not, so that errors have
+        longer tails: of factors .4 to 1, .6 had the least mean calibration error at 1, 4, 16 and
+        all shots of DTD, Food-101, EuroSAT (10 classes each), Pets, Flowers-102 and emoji-mini.
         """
-        return 0.5 / max(self.variance, 1e-6)
+        return 0.6 / max(self.variance, 1e-6)
 
 
 @dataclass(frozen=True)
@@ -75,12 +78,12 @@ class Regression:
         return Fit(weight, bias, regularisation, float(prior), float(self.variance(a)))
 
     def prior(self, a: Tensor) -> Tensor:
-        """Return the likeliest s for each a, at least 0: a wrong prior is dropped."""
+        """Return the likeliest s for each a, given the belief in 1; 0 if it is wrong."""
         over = 1 / (self.values + a[:, None])
         moments, initial = self.moments, self.initial
         along = (initial * moments.centred_cross).sum() - over @ (self.expected * self.cross).sum(1)
         across = (initial * (moments.centred_gram @ initial)).sum() - over @ self.expected.square().sum(1)
-        return torch.where(across > 0, along / across.clamp(min=1e-300), 0.0).clamp(min=0)
+        return ((along + BELIEF) / (across + BELIEF)).clamp(min=0)
 
     def freedom(self, a: Tensor) -> Tensor:
         """Return the degrees of freedom, sum e / (e + a), and 1 of the bias."""
@@ -110,6 +113,7 @@ class Regression:
     def variance(self, a: Tensor) -> Tensor:
         """Return the likeliest variance; the C labels of a sample have C - 1 free values."""
         weighted = self.residuals(a, lambda e, a: 1 / (e + a))  # Y^T (1 + X X^T / a)^-1 Y
+        weighted = weighted + BELIEF * (self.prior(a) - 1).square()
         return weighted / ((self.moments.count - 1) * (len(self.moments.counts) - 1))
 
     def evidence(self, a: Tensor) -> Tensor:
