@@ -13,8 +13,10 @@ if find_spec("flwr") is None:
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from pydantic import ValidationError
 from scipy.stats import chi2
 
+from fedvl.config import FederationConfig
 from fedvl.deployment.masking import (
     PRIME,
     SEALED_BYTES,
@@ -148,3 +150,9 @@ def test_sealed_shares_open_for_their_holder_alone_and_unchanged():
     assert unseal(sealed, b"k" * 32) == b"s" * 2 * SHARE_BYTES
     assert unseal(sealed, b"j" * 32) is None
     assert unseal(sealed[:-1] + b"\0", b"k" * 32) is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.34, 0.5, 1.01])
+def test_no_experiment_has_a_threshold_of_half_the_clients_or_fewer(share):
+    with pytest.raises(ValidationError, match="sum_threshold"):
+        FederationConfig(sum_threshold=share)
