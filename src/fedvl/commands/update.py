@@ -40,8 +40,8 @@ def update(
     folder.tensors()  # refuses one that is not finished, or damaged
     if folder.federation is not None:
         raise FedVLError(
-            "The images of a federation between machines are at its sites: put the new ones into a site's folder, then run "
-            f"fedvl server {folder.federation['federation']} --from {run} --out NEW."
+            "The images of a federation between machines are at its sites: add the new ones there, then run fedvl server "
+            f"{folder.federation['federation']} --out NEW; one exchange sums all images again."
         )
     if not by_sums(folder.experiment):
         raise FedVLError(
