@@ -1,8 +1,12 @@
 """The server's optimisers over any method, with sums alone and under client-level privacy."""
 
+import math
+
 import pytest
 import torch
-from helpers.small import run_quietly, small_federation, small_method
+from helpers.small import run_quietly, small_federation, small_method, stepped
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedvl.config import PrivacyConfig
 from fedvl.methods.fedavgm import Momentum, MomentumOptions
@@ -48,3 +52,34 @@ def test_it_runs_under_client_level_privacy(name, summed):
     federation = run_quietly(small_federation(small_method(name), PLAIN, privacy=hidden, secure_sum=summed))
     assert all(bool(tensor.isfinite().all()) for tensor in federation.shared.values())
     assert len(federation.records) == 3
+
+
+def published(name, moves, rate=0.1, beta_1=0.9, beta_2=0.99, tau=1e-3):
+    """Algorithm 2 of Reddi et al. (2021) in float64: the tensor after each round, begun at 0."""
+    x = m = 0.0
+    v, found = tau**2, []
+    for move in moves:
+        m = beta_1 * m + (1 - beta_1) * move
+        v = {
+            "fedadam": beta_2 * v + (1 - beta_2) * move**2,
+            "fedyogi": v - (1 - beta_2) * move**2 * math.copysign(1.0, v - move**2),
+        }[name]
+        x += rate * m / (math.sqrt(v) + tau)
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+@given(moves=st.lists(st.floats(-2, 2).filter(lambda move: move == 0 or abs(move) > 1e-3), min_size=1, max_size=12))
+def test_adaptive_servers_follow_the_published_algorithm(name, moves):
+    """Moves of any sign and size: with Yogi the second moment falls after a large one, by a small one's square."""
+    found, state = stepped(small_method(name, server_rate=0.1), moves)
+    assert found == pytest.approx(published(name, moves), rel=1e-3, abs=1e-4)
+    assert float(state["v.bias"].min()) > 0
+
+
+def test_the_adaptive_servers_have_the_papers_constants():
+    for name in ("fedadam", "fedyogi"):
+        options = small_method(name).options
+        assert (options.server_betas, options.tau) == ((0.9, 0.99), 1e-3)
+        assert set(small_method(name).initial().values()) == {0.0, 1e-6}
