@@ -14,7 +14,7 @@ from helpers.small import small_method
 from fedvl.config import Experiment
 from fedvl.deployment.files import experiment_id, resolve_for_parties
 from fedvl.methods import load_method, method_names
-from fedvl.runs.requirements import rule_between_machines
+from fedvl.runs.requirements import check_method, rule_between_machines
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
 
@@ -39,7 +39,14 @@ def test_between_machines_updates_are_merged_by_a_rule_that_withstands_hostile_c
     assert rule(privacy={"unit": "record"}) == rule(privacy={"unit": "client"}) == "mean"
     assert rule(clients=2) == rule(federation={"per_round": 2}) == rule(federation={"sequential": True}) == "mean"
     assert rule(method="fed-prime", evaluation={"protocol": "missing"}) == rule(method="zero-shot") == "mean"
+    assert rule(method="ridge") == "mean"  # there is no rule for sums of statistics
     assert resolve_experiment({}).federation.robust == "mean"  # of a simulation
+
+
+@pytest.mark.parametrize("name", [name for name in method_names() if small_method(name).role.statistics])
+def test_a_federation_of_statistics_can_be_prepared_without_any_option(name):
+    experiment = resolve_for_parties({"method": {"name": name}}, 3)
+    check_method(small_method(name), experiment)
 
 
 @pytest.mark.parametrize("name", method_names())

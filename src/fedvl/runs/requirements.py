@@ -189,11 +189,11 @@ def rule_between_machines(method: type[Method], experiment: Experiment) -> str:
     """Return the merging rule of a federation for which no rule was asked.
 
     Secure aggregation and privacy leave no room for a rule, nor does a method with a server hook of
-    its own; of two clients no rule can tell which is hostile.
+    its own or one that adds up statistics; of two clients no rule can tell which is hostile.
     """
     federation = experiment.federation
     averaged = method.start is not Method.start and all(
-        getattr(method, hook) is getattr(Method, hook) for hook in ("merge", "hand_out", "client_weights")
+        getattr(method, hook) is getattr(Method, hook) for hook in ("merge", "hand_out", "client_weights", "statistics")
     )
     asked = federation.secure_sum or federation.sequential or experiment.privacy.unit != "none"
     clients = federation.per_round or experiment.data.clients
