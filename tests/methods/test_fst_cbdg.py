@@ -105,6 +105,15 @@ def test_the_sum_of_equation_6_counts_every_synthetic_feature():
         torch.testing.assert_close(method.sampling_loss(tensors, soft, noise), expected)
 
 
+def test_the_sum_of_equation_6_is_over_the_features_of_all_classes():
+    """n = (0, 2, 1, 3) of four classes: six features, each of likelihood 1/4 under a head of zeros."""
+    method = small_method("fst-cbdg", synthetic=5, reduction="sum")
+    soft = torch.eye(4)[torch.tensor([0, 0, 0, 1, 2, 2])] * 0.6 + 0.1  # m = 3, 1, 2, 0
+    tensors = {"weight": torch.zeros(4, 6), "bias": torch.zeros(4), "sigma": torch.tensor(0.1)}
+    noise = {"normal": torch.randn(5, 6), "place": torch.tensor(0.3)}
+    torch.testing.assert_close(method.sampling_loss(tensors, soft, noise), torch.tensor(6 * math.log(4)))
+
+
 @pytest.mark.parametrize("place", [0.0, 0.37, 0.999])
 def test_the_classes_of_synthetic_features_are_spread_as_n(place):
     method = small_method("fst-cbdg", synthetic=40)
