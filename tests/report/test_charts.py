@@ -40,6 +40,11 @@ def test_line_chart_tells_each_round_in_a_tooltip():
     assert titles(root) == ["Round 4: 61.23 %, zero-shot 65.00 %", "Round 5: 70.00 %, zero-shot 65.00 %"]
 
 
+def test_a_ring_marks_the_first_curve_alone():
+    curves = [Series("mine", [(1, 60.0), (2, 70.0)]), Series("theirs", [(1, 65.0), (2, 75.0)])]
+    assert len(with_class(drawn(line_chart(curves, None, 760, 300, "accuracy, %", ring=2)), "ring-mark")) == 1
+
+
 def test_line_chart_names_its_lines_at_their_ends_and_rings_a_round():
     curves = [Series("mine", [(1, 60.0), (2, 70.0)]), Series("theirs", [(1, 65.0)])]
     root = drawn(line_chart(curves, 50.0, 760, 300, "accuracy, %", form=".1f", ring=2))

@@ -4,7 +4,7 @@ from typing import Any
 
 from helpers.made_up import make_result
 
-from fedvl.report.ending import course, ending, skipped, took_part, withdrawal_sentences
+from fedvl.report.ending import course, ending, skipped, took_part, true_pseudo_labels, withdrawal_sentences
 
 
 def result_of(per_round, images=1000, **more):
@@ -37,6 +37,21 @@ def test_rounds_are_those_that_were_evaluated():
     config = {"evaluation": {"every": 5}}
     line = course(result_of([60.0, 75.0, 70.0], config=config) | {"rounds": 12})[0]
     assert line.startswith("Best round 10: 75.00 %; last round 12: 70.00 %.")
+
+
+def test_the_share_of_true_pseudo_labels_is_told():
+    def told(*values, **more):
+        return true_pseudo_labels({"rounds": len(values), "per_round_pseudo_label_accuracy": [*values], **more})
+
+    assert told(75.7, 75.7, 62.1, 64.4) == [
+        "True pseudo-labels: 75.70 % in round 1, 64.40 % in round 4, the lowest 62.10 % in round 3."
+    ]
+    assert told(70.0, 80.0) == ["True pseudo-labels: 70.00 % in round 1, 80.00 % in round 2."]
+    every = {"config": {"evaluation": {"every": 5}}, "rounds": 12}
+    assert told(70.0, 65.0, 60.0, **every) == ["True pseudo-labels: 70.00 % in round 5, 60.00 % in round 12."]
+    assert told(70.0, None, 70.0) == ["True pseudo-labels: 70.00 %."]
+    assert told(None) == told() == []
+    assert told(70.0)[0] in ending({"method": "fedpp", "rounds": 1, "per_round_pseudo_label_accuracy": [70.0]})
 
 
 def test_skipped_images_are_counted_by_reason():

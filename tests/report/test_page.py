@@ -426,3 +426,12 @@ def test_the_best_round_is_named():
         == "Best round: 2, the last, 70.00 %; its model is kept."
     )
     assert best_caption({}, [(1, 60.0)]) == ""
+
+
+def test_true_pseudo_labels_are_drawn_beside_accuracy(sample, page_of):
+    """The ring marks the best accuracy alone."""
+    result, metrics = sample
+    values = [60.0 + index for index in range(len(result["per_round"]))]
+    text = page_of({**result, "per_round_pseudo_label_accuracy": values}, metrics).text
+    assert f"true pseudo-labels {values[-1]:.2f} %" in text
+    assert "true pseudo-labels" not in page_of(result, metrics).text

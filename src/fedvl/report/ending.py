@@ -22,7 +22,7 @@ LAST = 3  # the part of the rounds, from the end, in which a rise counts as one 
 
 def ending(result: dict[str, Any]) -> list[str]:
     """Return who took part, how accuracy went, what was left out, and what to try next."""
-    lines = [took_part(result), *course(result), *skipped(result), *budget(result)]
+    lines = [took_part(result), *course(result), *true_pseudo_labels(result), *skipped(result), *budget(result)]
     notes = [str(note) for note in result.get("notes") or []]
     lines += notes[:NOTES]
     if len(notes) > NOTES:
@@ -93,6 +93,23 @@ def course(result: dict[str, Any]) -> list[str]:
         fell = f" It fell since round {best_round}: try fewer rounds or a lower learning rate."
         more = fell if best - last > error else ""
     return [line + more]
+
+
+def true_pseudo_labels(result: dict[str, Any]) -> list[str]:
+    """Return the share of true pseudo-labels at the first and the last selection, and the lowest."""
+    values = result.get("per_round_pseudo_label_accuracy") or []
+    curve = [
+        (value, at)
+        for at, value in zip(evaluated_rounds(result, len(values)), map(number, values), strict=True)
+        if value is not None
+    ]
+    if not curve:
+        return []
+    (first, start), (last, end), (least, at) = curve[0], curve[-1], min(curve)
+    if least == max(curve)[0]:
+        return [f"True pseudo-labels: {percent(last)}."]
+    lowest = f", the lowest {percent(least)} in round {at}" if least < min(first, last) else ""
+    return [f"True pseudo-labels: {percent(first)} in round {start}, {percent(last)} in round {end}{lowest}."]
 
 
 def skipped(result: dict[str, Any]) -> list[str]:

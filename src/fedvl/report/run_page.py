@@ -188,14 +188,13 @@ def _curves(run: RunFolder) -> dict[str, Any]:
     if not accuracy and (accuracy := series(run, "per_round_validation", "validation")):
         name, reference = "accuracy on validation images, %", None
     best = max(accuracy, key=lambda pair: (pair[1], -pair[0]))[0] if len(accuracy) > 1 else None
+    curves = [Series(run.result["method"], accuracy)]
+    if labels := series(run, "per_round_pseudo_label_accuracy", "pseudo_label_accuracy"):
+        curves.append(Series("true pseudo-labels", labels))
     loss = series(run, "per_round_loss", "loss")
     return {
         "accuracy_charts": [
-            drawn(
-                line_chart(
-                    [Series(run.result["method"], accuracy)], reference, width, height, name, unit=" %", ring=best
-                )
-            )
+            drawn(line_chart(curves, reference, width, height, name, unit=" %", ring=best))
             for width, height in ((WIDE, 300), (NARROW, 250))
             if accuracy
         ],

@@ -132,6 +132,7 @@ class Result(Content):
     per_round: list[Number | None] | None = None
     per_round_loss: list[Number | None] | None = None
     per_round_validation: list[Number | None] | None = None
+    per_round_pseudo_label_accuracy: list[Number | None] | None = None
     validation_accuracy: Number | None = None
     untrained_validation_accuracy: Number | None = None
     validation_images: Count | None = None

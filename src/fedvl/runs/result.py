@@ -74,6 +74,7 @@ def describe(
         **long_tail_figures(prepared, final, zero_shot),
         "per_round": [record["accuracy"] for record in records if "accuracy" in record],
         "per_round_loss": [record["loss"] for record in records],
+        **selection_figures(records),
         "trainable_parameters": count_elements(
             {name: tensor for name, tensor in federation.shared.items() if prepared.method.role.shared(name).trained}
         ),
@@ -316,6 +317,12 @@ def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str
             labels.append(made)
             truths.append(prepared.training.true_labels[rows])
     return label_figures(labels, truths) if labels else {}
+
+
+def selection_figures(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the percentage of true pseudo-labels in each evaluated round, where there are some."""
+    known = [record["pseudo_label_accuracy"] for record in records if "pseudo_label_accuracy" in record]
+    return {"per_round_pseudo_label_accuracy": known} if known else {}
 
 
 def trained_private(prepared: Prepared, federation: Federation) -> Tensors:

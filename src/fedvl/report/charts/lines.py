@@ -32,7 +32,7 @@ def line_chart(
 ) -> str:
     """Draw curves and a dashed zero-shot line; `places` names the x values 0, 1, 2 and so on.
 
-    ``ring`` is the x value of a point to mark on every curve.
+    ``ring`` is the x value of a point to mark on the first curve.
     """
     names = _end_names(series, reference, width / 4)
     margin = 54.0 + max(map(text_width, names), default=0.0)
@@ -69,7 +69,7 @@ def line_chart(
             at = across(x) + aside
             parts.append(element("line", x1=at, x2=at, y1=up(low), y2=up(high), css=f"error {css}"))
 
-    for one, css in styles:
+    for one, css in styles[:1]:
         marked = [(across(x), up(y)) for x, y in one.points if x == ring]
         parts += [element("circle", cx=x, cy=y, r=7, css=f"ring-mark {css}") for x, y in marked]
     ends = [(one.points[-1], f"series-end {css}", one.name) for one, css in styles]
