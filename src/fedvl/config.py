@@ -264,6 +264,14 @@ class PrivacyConfig(Section):
     """Directions, estimated from the server's own images (federation.root_images), to which updates
     are restricted: fewer directions need less noise. All directions if absent.
     """
+    images: int | None = Field(None, ge=1, le=10**12)
+    """Public number of all clients' images, about; a training-free method chooses by it which sums
+    are released. If absent, a simulation counts them; between machines it must be given.
+    """
+    public: str | None = None
+    """Images of the server whose covariance stands for the clients' where only class sums are released:
+    the name of a dataset or a folder. If absent, an embedded set of other classes.
+    """
 
 
 BY_CLIENT = ("personal", "base-to-new")  # protocols whose accuracy is a mean over clients

@@ -14,6 +14,8 @@ ACCEPTED = {
     ("cachefl", "record"),
     ("fst-cbdg", "client"),
     ("fedtpg", "client"),
+    ("ridge", "client"),
+    ("ridge", "record"),
 }
 REFUSED = {("zero-shot", "client"), ("fed-mp", "record"), ("fst-cbdg", "record")}
 

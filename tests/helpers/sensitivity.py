@@ -7,7 +7,7 @@ numbers, as the account of several steps assumes. Whatever else differs has left
 import math
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -23,8 +23,9 @@ from fedvl.federation.fixed_point import FIGURES, from_whole
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
 from fedvl.federation.round import Federation
+from fedvl.federation.statistics import Statistics
 from fedvl.methods import load_method
-from fedvl.methods.base import Update
+from fedvl.methods.base import Method, Samples, Update
 from fedvl.models.clip import Clip, DualEncoder
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared, prepare
@@ -58,6 +59,7 @@ class Setting(NamedTuple):
     several: bool = False
     secure: bool = False
     unit_column: bool = False  # whether all images of a patient are the unit
+    whole: bool = True  # of a method of statistics: whether all of them are released, not those for little data
     options: tuple[tuple[str, Any], ...] = ()
     data: tuple[tuple[str, Any], ...] = ()
 
@@ -75,6 +77,7 @@ class Setting(NamedTuple):
         chosen = ", ".join(f"{key}={value}" for key, value in (*self.options, *self.data))
         several = ", several datasets" if self.several else ""
         further = f"{several}{', secure' * self.secure}{', by patient' * self.unit_column}{', ' * bool(chosen)}{chosen}"
+        further = f"{', little data' * (not self.whole)}{further}"
         return f"{self.method}, {self.unit}, {self.protocol}{further}"
 
 
@@ -152,6 +155,7 @@ def prepared(setting: Setting, extra: Extra | None, absent: int | None, withdraw
 @cache
 def experiment_of(setting: Setting, withdrawn: tuple[int, ...]) -> Experiment:
     method = load_method(setting.method)
+    sums = method.statistics is not Method.statistics
     federation: dict[str, Any] = {"rounds": ROUNDS, "threads": 1, "withdrawn": withdrawn, "drift": False, "chunk": 1}
     return resolve_experiment(
         {
@@ -169,7 +173,11 @@ def experiment_of(setting: Setting, withdrawn: tuple[int, ...]) -> Experiment:
             },
             "training": {"batch_size": 100, "local_epochs": 1, "learning_rate": 0.1},
             "federation": {**federation, **({"secure_sum": True, "least_clients": 2} if setting.secure else {})},
-            "privacy": {"unit": setting.unit, "clip": CLIP},
+            "privacy": {
+                "unit": setting.unit,
+                **({} if sums and setting.unit == "record" else {"clip": CLIP}),
+                **({"images": 10**9 if setting.whole else 1} if sums else {}),
+            },
             "evaluation": {"protocol": setting.protocol},
         }
     )
@@ -258,10 +266,37 @@ def observe(found: Prepared, released: dict[Any, Any], left_out: Drawn | None = 
     """Run the rounds, and note what leaves; a record that is ``left_out`` is there and takes no part in any step."""
     experiment, engine = found.experiment, local_engine(found)
     engine.private_seed = experiment.seed  # a run without a client would draw anew
+    if engine.method.role.statistics:
+        return observe_statistics(found, engine, released, left_out)
     hidden, seen = without_noise(engine, experiment, released)
     hidden.__dict__["left_out"] = left_out
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
+    federation.run(lambda shared, last, number: {}, seen.records.append)
+    return seen
+
+
+def observe_statistics(found: Prepared, engine: LocalEngine, released: dict[Any, Any], left_out: Drawn | None) -> Seen:
+    """Run the exchanges without noise, and note the sums in units of what one unit may move."""
+    experiment, seen = found.experiment, Seen(released)
+    if left_out is not None:
+        labels = engine.data.labels.clone()
+        labels[engine.rows[left_out.client][left_out.record]] = -1
+        engine.data = Samples(engine.data.inputs, labels)
+    noise = engine.statistics_noise
+    assert noise is not None
+    engine.__dict__["statistics_noise"] = silent = replace(noise)
+    silent.__dict__["sigma"] = 0.0
+    sum_statistics: Any = engine.sum_statistics
+
+    def noting(round_index: int, cohort: Any, shared: Tensors) -> Statistics:
+        result = sum_statistics(round_index, cohort, shared)
+        seen.covered[round_index] = {n: t * CLIP / noise.sensitivity for n, t in result.total.items()}
+        return seen.release(round_index, result)
+
+    engine.__dict__["sum_statistics"] = noting
+    start = found.method.start(torch_generator(experiment.seed, "start"))
+    federation = Federation(found.method, engine, experiment.federation, experiment.seed, start)
     federation.run(lambda shared, last, number: {}, seen.records.append)
     return seen
 
@@ -381,6 +416,8 @@ def settings_of(method: str, unit: Unit) -> Iterator[Setting]:
     yield from in_protocols(plain)
     yield plain._replace(secure=True)
     yield plain._replace(unit_column=True)
+    if load_method(method).statistics is not Method.statistics:
+        yield plain._replace(whole=False)
     for key, value in choices(method):
         other = plain._replace(options=((key, value),))
         yield from in_protocols(other) if refusal(plain) and not refusal(other) else [other]

@@ -70,7 +70,7 @@ def init(
     from fedvl.deployment.files import LOOPBACK, resolve_for_parties
     from fedvl.deployment.keys import authority_fingerprint
     from fedvl.deployment.membership import create
-    from fedvl.runs.requirements import rule_note
+    from fedvl.runs.requirements import rule_note, statistics_note
 
     names = [name.strip() for name in clients.split(",") if name.strip()]
     if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]{0,63}", name) for name in names):
@@ -88,6 +88,8 @@ def init(
     for name in names:
         print(f"  {folder / 'parties' / name}")
     print(rule_note(resolved))
+    if warning := statistics_note(resolved):
+        print(warning)
     if host in LOOPBACK:
         print("All parties are on this machine, so their keys are made and the run is approved already.")
         print(
@@ -311,12 +313,15 @@ def server(
     from fedvl.deployment.membership import absence_note
     from fedvl.deployment.server import describe_federation
     from fedvl.runs.folder import RunFolder
+    from fedvl.runs.requirements import statistics_note
     from fedvl.runs.settings import resolve_experiment
 
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(folder, experiment)))
     if resolved.federation.secure_sum and (note := absence_note(folder)):
         print(note, file=sys.stderr)
+    if warning := statistics_note(resolved):
+        print(warning, file=sys.stderr)
     with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
         print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
         finish(run_folder, as_json, quiet, metrics)

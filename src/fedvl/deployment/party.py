@@ -26,6 +26,7 @@ from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget, stop_before
 from fedvl.federation.stacks import Trained
+from fedvl.federation.statistics_privacy import StatisticsPrivacy
 from fedvl.files import read_json, write_whole
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
@@ -182,7 +183,9 @@ class Party:
             self.engine.check_received(received)
             if self.sums is None and not self.engine.rows.counts[self.number]:
                 return request.model_copy(update={"idle": True}), None
-            return request, self.engine.statistics_of(request.round, self.number, received)
+            # in a secure sum the clip and the noise come with the whole numbers
+            compute = self.engine.statistics_of if self.sums else self.engine.sent_statistics
+            return request, compute(request.round, self.number, received)
         trained = self.engine.train(request.round, [self.number], received)
         if not trained:
             return request.model_copy(update={"idle": True}), None
@@ -200,8 +203,12 @@ class Party:
         return [{name: entry[name] for name in BUDGET if name in entry} for entry in mine]
 
     @property
-    def noise(self) -> RecordPrivacy | ClientPrivacy | None:
-        """The noise that this client adds itself: to its steps, or a share of that of a sum."""
+    def noise(self) -> RecordPrivacy | ClientPrivacy | StatisticsPrivacy | None:
+        """The noise that this client adds itself: to its steps or statistics, or a share of that of
+        a sum.
+        """
+        if statistics := self.engine.statistics_noise:
+            return None if statistics.by_server else statistics
         return self.engine.hidden or self.engine.shared_noise
 
     def cost(self, round_index: int, kind: str = "train") -> Cost | None:
@@ -212,7 +219,7 @@ class Party:
         if isinstance(noise, RecordPrivacy):
             return Cost("record", *noise.steps(records, noise.rounds), "pld") if kind == "train" else None
         step = noise.step_of(kind)
-        return Cost("client", step, 1, noise.account) if step else None
+        return Cost(noise.config.unit, step, 1, noise.account) if step else None
 
     def spend(self, round_index: int, kind: str) -> None:
         """Write down what an answer spends before it is made; refuse one too many of its run."""
@@ -225,7 +232,7 @@ class Party:
             steps = Counter([cost.step, *(Step(entry["rate"], entry["sigma"]) for entry in self.spent)])
             epsilon = epsilon_of(steps, noise.config.delta, noise.account)
             stop_before(epsilon, noise.config.epsilon, round_index + 1)
-            spent = budget("client", epsilon, noise.config.delta, "every client in every round")
+            spent = budget(cost.unit, epsilon, noise.config.delta, "every client in every round")
         told = {"run": self.folder.name, "round": round_index + 1, "of": kind, "draws": self.draws, **spent}
         (rate, sigma) = cost.step
         self.log.append("budget", **told, rate=rate, sigma=sigma, steps=cost.steps, account=cost.account)

@@ -29,6 +29,7 @@ from fedvl.files import write_whole
 from fedvl.methods.base import Method
 from fedvl.methods.parts.synthetic import PIPELINE
 from fedvl.runs.folder import downloads_of
+from fedvl.runs.requirements import hides_statistics
 from fedvl.runs.settings import resolve_experiment
 
 FILE = "policy.toml"
@@ -162,11 +163,6 @@ class Policy(Section):
                     f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g} for each {whose}; the "
                     "budget of these images is spent",
                 )
-
-
-def hides_statistics(experiment: Experiment) -> bool:
-    """Return whether statistics leave in a secure sum or with noise of the client's own."""
-    return experiment.federation.secure_sum or experiment.privacy.unit == "record"
 
 
 def refused(line: str, why: str) -> FedVLError:

@@ -148,7 +148,8 @@ class RemoteEngine:
             return Statistics(placed(unflat(from_whole(total), shapes), self.device), list(states), sent)
         answers = self._exchange("train", round_index, dict.fromkeys(cohort, pack_tensors(shared)))
         each = {client: answer.tensors for client, answer in answers.items()}
-        found, refusals = added(each, shapes, self.device)
+        noise = self.method.task.noise
+        found, refusals = added(each, shapes, self.device, noise and noise.clip)
         for client, reason in refusals:
             self._refuse(client, reason)
         return found

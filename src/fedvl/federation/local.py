@@ -40,7 +40,8 @@ from fedvl.federation.stacks import (
     order_of_mean,
     shelved,
 )
-from fedvl.federation.statistics import Statistics, added, statistics_over
+from fedvl.federation.statistics import Statistics, added, clipped, statistics_over
+from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy
 from fedvl.federation.training import ChunkTraining
 from fedvl.methods.base import Method, Samples
 from fedvl.seeding import torch_generator
@@ -82,6 +83,11 @@ class LocalEngine(ChunkTraining):
         everybody, federation = self.method.task.clients, self.federation
         counts = count_noise(self.method, self.start, federation.rounds, federation.least_clients)
         return ClientPrivacy(self.privacy, federation.rounds, everybody, everybody, self.seed, counts=counts)
+
+    @cached_property
+    def statistics_noise(self) -> StatisticsPrivacy | None:
+        """The noise on statistics, of clients or of the server."""
+        return statistics_privacy(self.method, self.privacy, self.federation)
 
     @cached_property
     def _joins(self) -> bool:
@@ -214,7 +220,7 @@ class LocalEngine(ChunkTraining):
         if self.known is not None:
             return self.known
         self.check_received(shared)
-        role, device = self.method.role, self.data.labels.device
+        role, device, noise = self.method.role, self.data.labels.device, self.statistics_noise
         if self.federation.secure_sum:
             parts = (
                 self.part_of_statistics(round_index, client, self.statistics_of(round_index, client, shared))
@@ -224,19 +230,28 @@ class LocalEngine(ChunkTraining):
             sums = placed(unflat(from_whole(total), role.statistics_shapes), device)
             return Statistics(sums, list(cohort), len(cohort) * total.nbytes)
         clients = list(filter(self.rows.counts.__getitem__, cohort))
-        if self.federation.one_by_one:
-            each = {client: self.statistics_of(round_index, client, shared) for client in clients}
-            return added(each, role.statistics_shapes, device)[0]
+        if self.federation.one_by_one or noise:
+            each = {client: self.sent_statistics(round_index, client, shared) for client in clients}
+            return added(each, role.statistics_shapes, device, noise.clip if noise else None)[0]
         rows = torch.cat([self.rows.samples[:0], *map(self.rows.__getitem__, clients)]).sort().values
         found = statistics_over(self.method, self.data, rows, shared)
         return Statistics(found, clients, len(clients) * count_bytes(found))
 
     def statistics_of(self, round_index: int, client: int, shared: Tensors) -> Tensors:
-        """Return what a client sends of its samples."""
+        """Return the statistics of a client's samples."""
         return statistics_over(self.method, self.data, self.rows[client], shared)
 
+    def sent_statistics(self, round_index: int, client: int, shared: Tensors) -> Tensors:
+        """Return what a client sends by itself: with noise, unless the server adds it."""
+        noise, statistics = self.statistics_noise, self.statistics_of(round_index, client, shared)
+        if noise is None or noise.by_server:
+            return statistics
+        return noise.noised(statistics, self.private_seed, round_index, client)
+
     def part_of_statistics(self, round_index: int, client: int, statistics: Tensors) -> Tensor:
-        """Return one client's part of a secure sum of statistics."""
+        """Return one client's part of a secure sum of statistics, with its share of the noise."""
+        if noise := self.statistics_noise:
+            statistics = noise.noised(clipped(statistics, noise.clip), self.private_seed, round_index, client)
         return to_whole(flat(statistics), self.method.task.clients)
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:

@@ -368,14 +368,16 @@ def spent_on(experiment: Experiment) -> str:
 
 
 def noise_seed(experiment: Experiment) -> int:
-    """Return the seed of a simulation's noise and samples, another one if clients withdrew.
+    """Return the seed of a simulation's noise and samples, another one if clients withdrew or images
+    were added.
 
     The difference of two models with the same noise would show what the noise hides.
     """
-    withdrawn = experiment.federation.withdrawn
-    if experiment.privacy.unit == "none" or not withdrawn:
+    withdrawn, additions = experiment.federation.withdrawn, experiment.data.additions
+    if experiment.privacy.unit == "none" or not (withdrawn or additions):
         return experiment.seed
-    return derived_seed(experiment.seed, "noise without", *sorted(withdrawn))
+    seed = derived_seed(experiment.seed, "noise without", *sorted(withdrawn)) if withdrawn else experiment.seed
+    return derived_seed(seed, "noise with", *additions) if additions else seed
 
 
 def privacy_of(

@@ -43,6 +43,7 @@ class Budget(Content):
     group: Group | None = None
     simulated: bool = False  # whether its noise follows from the seed, which is published
     released: Annotated[list[Beside], Field(max_length=100)] = []
+    sums: Annotated[list[str], Field(max_length=100)] = []  # of a training-free method, to which noise was added
     # of a round, to go on counting
     rate: Annotated[float, Field(gt=0, le=1)] | None = None
     sigma: Annotated[float, Field(ge=0)] | None = None

@@ -60,7 +60,10 @@ def released(method: Method, experiment: Experiment, simulated: bool) -> list[Re
         return []
     found = [*ALWAYS, who_takes_part(experiment, simulated), figures_of_test(method, experiment)]
     record, protocol = experiment.privacy.unit == "record", experiment.evaluation.protocol
-    if record:
+    if method.role.statistics:
+        why = "About how many there are is public: the choice of the released sums follows from it."
+        found.append(Released("numbers of images", COSTS, "not covered", why))
+    elif record:
         moves = ("record.usual_move", "record.drift*")
         found.append(Released("moves of clients", moves, "covered", "Clients add noise before they send anything."))
         why = "They are public: weights, steps and noise follow from them."

@@ -33,6 +33,7 @@ from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
 from fedvl.federation.statistics import Statistics, no_statistics
+from fedvl.federation.statistics_privacy import StatisticsPrivacy
 from fedvl.methods.base import Mean, Method
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten
@@ -129,7 +130,7 @@ class Federation:
     examples: dict[int, int] = field(default_factory=dict)  # that each client declared when it first counted
     device: torch.device | str = "cpu"  # where restored tensors go
     root: LocalEngine | None = None  # the server's own images, as those of one client
-    privacy: ClientPrivacy | RecordPrivacy | None = None
+    privacy: ClientPrivacy | RecordPrivacy | StatisticsPrivacy | None = None
     best: Tensors = field(default_factory=dict)  # all state of the best round, where rounds are validated
     server: Tensors = field(
         default_factory=dict
@@ -225,7 +226,9 @@ class Federation:
     def _solve(self, round_index: int) -> "Outcome":
         """Solve for the shared tensors, given the sums of the clients' statistics."""
         refusals: list[Refusal] = []
-        for attempt in range(self.config.attempts):
+        noise = self.privacy if isinstance(self.privacy, StatisticsPrivacy) else None
+        # the same noise on sums over other clients would show how they differ
+        for attempt in range(1 if noise else self.config.attempts):
             cohort, answering = self._choose(round_index, attempt)
             found = self.engine.sum_statistics(round_index, answering, self.shared)
             refusals += self.engine.refused()
@@ -233,6 +236,8 @@ class Federation:
                 break
         else:
             raise self._no_quorum(round_index, len(found.clients), refusals)
+        if noise and noise.by_server:
+            found = found._replace(total=noise.noised(found.total, noise.seed, round_index))
         solved = self.method.solve(self.shared, found.total)
         for name, tensor in self.shared.items():
             if name not in solved or solved[name].shape != tensor.shape or not bool(solved[name].isfinite().all()):

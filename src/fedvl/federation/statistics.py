@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import Refusal, refusal
+from fedvl.federation.checks import Refusal, length, refusal
 from fedvl.federation.fixed_point import fixed
 from fedvl.methods.base import Method, Samples
 from fedvl.methods.roles import Shapes
@@ -51,14 +51,25 @@ def unfit(tensors: Tensors, shapes: Shapes) -> str | None:
     return None
 
 
-def added(each: dict[int, Tensors], shapes: Shapes, device: torch.device | str) -> tuple[Statistics, list[Refusal]]:
-    """Add up the statistics of clients, in their order; refuse those that do not fit."""
+def added(
+    each: dict[int, Tensors], shapes: Shapes, device: torch.device | str, clip: float | None = None
+) -> tuple[Statistics, list[Refusal]]:
+    """Add up the clipped statistics of clients, in their order; refuse those that do not fit."""
     total, clients, refusals, sent = no_statistics(shapes, device), [], [], 0
     for client in sorted(each):
         if problem := unfit(each[client], shapes):
             refusals.append(refusal(client, problem))
             continue
         clients.append(client)
-        total = {name: tensor + each[client][name] for name, tensor in total.items()}
+        counted = clipped(each[client], clip)
+        total = {name: tensor + counted[name] for name, tensor in total.items()}
         sent += sum(tensor.nbytes for tensor in each[client].values())
     return Statistics(total, clients, sent), refusals
+
+
+def clipped(statistics: Tensors, clip: float | None) -> Tensors:
+    """Shorten statistics whose norm over all tensors exceeds ``clip``."""
+    norm = length(statistics)
+    if clip is None or norm <= clip:
+        return statistics
+    return {name: tensor * (clip / norm) for name, tensor in statistics.items()}

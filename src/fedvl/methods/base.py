@@ -10,7 +10,8 @@ has defaults: eleven declarations and nineteen hooks, all in :class:`Method`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, final
@@ -53,6 +54,22 @@ def nothing_held_out() -> Samples:
     )
 
 
+def no_public_images() -> Tensor:
+    raise FedVLError("Public images are known only at the server of a run.")
+
+
+class SumNoise(NamedTuple):
+    """Noise on sums of statistics, as far as every party knows it before the first exchange."""
+
+    multiplier: float  # its deviation on a sum over all clients, in units of the sensitivity
+    images: int  # public number of all clients' images, about
+    clip: float | None = None  # norm to which each client's statistics are clipped; it is then the sensitivity
+
+    def deviation(self, norms: Iterable[float]) -> float:
+        """Return the deviation on a sum to which a sample adds statistics of these norms."""
+        return self.multiplier * (self.clip or math.hypot(*norms))
+
+
 @dataclass(frozen=True)
 class Task:
     """What every party knows before the first round."""
@@ -74,6 +91,8 @@ class Task:
     training: TrainingConfig = field(
         default_factory=TrainingConfig
     )  # learning rate, epochs, optimiser ..., which are read only
+    noise: SumNoise | None = None  # on the sums of statistics, under --privacy
+    public: Callable[[], Tensor] = no_public_images  # features of images of other classes, for the server
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, unit_rows
+from fedvl.methods.parts.noised_moments import noised_fit, noised_moments_of, noised_roles, plan_of
 from fedvl.methods.parts.regression import Regression
 from fedvl.methods.roles import Role
 from fedvl.seeding import torch_generator
@@ -36,14 +37,24 @@ class Ridge(Method):
     exchanges = 1
 
     def roles(self) -> dict[str, Role]:
-        return {**moment_roles(self.width, len(self.task.class_names))}
+        noise, classes = self.task.noise, len(self.task.class_names)
+        return {**(noised_roles(noise, self.width, classes) if noise else moment_roles(self.width, classes))}
 
     @property
     def width(self) -> int:
         return self.task.text_embeddings.shape[1] + self.options.dimensions
 
     def notes(self) -> list[str]:
-        return ["Solved in one exchange of sums with every client; federation.rounds does not apply."]
+        told = "Solved in one exchange of sums with every client; federation.rounds does not apply."
+        if self.task.noise is None:
+            return [told]
+        plan = plan_of(self.task.noise, self.width)
+        by = "G" if plan == "G and H" else "the covariance of public images"
+        return [
+            f"{told} Released with noise: {plan}, and the number of images; chosen by public numbers "
+            f"({self.task.noise.images} images, {self.width} dimensions, the noise multiplier). Whitened by {by}; classes are "
+            "taken as equally frequent."
+        ]
 
     def lift(self, features: Tensor) -> Tensor:
         """Return unit vectors: of the features, and cos(w x + u) beside them."""
@@ -71,13 +82,18 @@ class Ridge(Method):
 
     def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
         labels = indicators(samples.labels, len(self.task.class_names))
-        return moments_of(self.lift(samples.inputs["features"]), labels)
+        rows = self.lift(samples.inputs["features"])
+        return noised_moments_of(self.task.noise, rows, labels) if self.task.noise else moments_of(rows, labels)
 
     def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
-        moments = Moments.of(sums)
         # W = (G + a 1)^-1 (H + a s W_0), b = k / n - W^T mean, G and H centred
-        found = Regression.of(moments, self.initial().to(moments.gram)).best(self.options.regularisation)
-        return {"weight": found.weight, "bias": found.bias, "scale": moments.gram.new_tensor(found.scale)}
+        initial, by = self.initial().to(sums["cross"]), self.options.regularisation
+        if self.task.noise:
+            fixed = None if isinstance(by, str) else by
+            found = noised_fit(self.task.noise, sums, initial, lambda: self.lift(self.task.public()), fixed)
+        else:
+            found = Regression.of(Moments.of(sums), initial).best(by)
+        return {"weight": found.weight, "bias": found.bias, "scale": initial.new_tensor(found.scale)}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return tensors["scale"] * (self.lift(inputs["features"]) @ tensors["weight"] + tensors["bias"])

@@ -63,6 +63,7 @@ class Statistic:
 
     shape: tuple[int, ...]
     norm: float | None = None  # of what one sample adds, at most; None: noise cannot cover it
+    noised: bool = False  # whether ``solve`` expects noise on the sum, as ``task.noise`` says
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ def neighbours(result: Result) -> str:
             "Neighbouring datasets: with all images of one client, and with none of them. The list of clients, and who "
             "answers, is public."
         )
+    if result["privacy"].get("sums"):
+        return (
+            "Neighbouring datasets: with one image of a client, and without it. About how many images all clients have "
+            "together is public: the noise does not depend on it, the choice of the released sums does."
+        )
     if unit == "image":
         return (
             "Neighbouring datasets: with one image of a client, and with an empty one in its place, which has no gradient. "
@@ -71,7 +76,8 @@ def sentences(result: Result) -> list[str]:
     machines = bool(result.get("parties") or result.get("party"))
     simulated = spent.get("simulated", not machines)  # older runs do not say
     alone = spent["unit"] == "record" and not _section(result, "federation").get("secure_sum")
-    return [*([SECRET] * simulated), neighbours(result), *group(result), *([HISTOGRAM] * alone)]
+    sums = [f"Released with noise: {', '.join(spent['sums'])}."] if spent.get("sums") else []
+    return [*([SECRET] * simulated), *sums, neighbours(result), *group(result), *([HISTOGRAM] * alone)]
 
 
 def beside(result: Result) -> list[tuple[str, str, str]]:

@@ -21,6 +21,7 @@ from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_o
 from fedvl.federation.processes import Processes
 from fedvl.federation.round import Engine, Federation
 from fedvl.federation.statistics import Statistics
+from fedvl.federation.statistics_privacy import statistics_privacy
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
@@ -168,6 +169,7 @@ def make_federation(
 ) -> Federation:
     """Make the federation of a run before its first round, with its rule and its noise."""
     experiment, method = prepared.experiment, prepared.method
+    noise = noise_seed(experiment) if secret is None else secret
     start = placed(method.start(torch_generator(experiment.seed, "start")), prepared.device)
     return Federation(
         method,
@@ -178,9 +180,10 @@ def make_federation(
         journal=journal,
         device=prepared.device,
         root=root_engine(experiment, method, prepared.training),
-        privacy=privacy_of(
+        privacy=statistics_privacy(method, experiment.privacy, experiment.federation, noise)
+        or privacy_of(
             experiment,
-            noise_seed(experiment) if secret is None else secret,
+            noise,
             public_subspace(experiment, method, start, prepared.training),
             noise_on_counts(experiment, method, start),
         ),

@@ -43,8 +43,9 @@ from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.data.stores import Dataset, Split
 from fedvl.display import Display
 from fedvl.errors import FedVLError
+from fedvl.federation.statistics_privacy import sum_noise
 from fedvl.methods import load_method
-from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.base import Method, Options, Samples, SumNoise, Task
 from fedvl.methods.parts.losses import CLASS_LIST, UNIT
 from fedvl.methods.parts.pseudo_labels import Rule, relabelled
 from fedvl.models.clip import DualEncoder
@@ -61,6 +62,7 @@ from fedvl.runs.requirements import (
 from fedvl.tensors import IntArray, pick_device
 
 SPLITS = ("train", "test")
+EMBEDDED_SETS = ("emoji-mini", "cifar10-mini")  # public images, where they are not the clients' own
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ def prepare(
     encode_seconds = time.perf_counter() - began
     assignment = assign(sources, encoded, experiment)
     test = take_test(sources, encoded, assignment, experiment)
-    method, queried, for_new = make_methods(sources, encoded, assignment, experiment, display)
+    method, queried, for_new = make_methods(sources, encoded, assignment, experiment, display, opener)
     check_method(method, experiment)
     return Prepared(
         experiment=experiment,
@@ -303,7 +305,12 @@ def training_units(sources: Sources, encoded: Encoded, experiment: Experiment) -
 
 
 def make_methods(
-    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment, display: Display
+    sources: Sources,
+    encoded: Encoded,
+    assignment: Assignment,
+    experiment: Experiment,
+    display: Display,
+    opener: Opener,
 ) -> tuple[Method, Method, Method | None]:
     """Make the method for the trained classes, for the queried ones, and for further new ones."""
     target = None
@@ -332,6 +339,8 @@ def make_methods(
             templates=tuple(sources.dataset.templates.get(experiment.data.templates, ())),
             stage=display.stage,
             training=experiment.training,
+            noise=noise_on_statistics(sources, encoded, assignment, experiment),
+            public=lambda: public_features(sources, experiment, display, opener),
             **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
         )
         return sources.method(sources.options, task)
@@ -342,6 +351,34 @@ def make_methods(
         make(assignment.queried_classes),
         None if new is None else make(new.classes),
     )
+
+
+def noise_on_statistics(
+    sources: Sources, encoded: Encoded, assignment: Assignment, experiment: Experiment
+) -> SumNoise | None:
+    """Return the noise on the sums of a method that takes some; it follows from public numbers."""
+    if experiment.privacy.unit == "none" or sources.method.statistics is Method.statistics:
+        return None
+    images = experiment.privacy.images
+    if images is None and not encoded.read.keys() >= {"train", "test"}:
+        raise FedVLError(
+            "How much noise leaves of sums depends on how many images all clients have together; state about how many with "
+            "privacy.images in the experiment."
+        )
+    return sum_noise(experiment, images or sum(map(len, assignment.clients)))
+
+
+def public_features(sources: Sources, experiment: Experiment, display: Display, opener: Opener) -> Tensor:
+    """Return the features of the server's public images, by way of the feature cache."""
+    own = experiment.data.dataset.split("+")
+    name = experiment.privacy.public or next(name for name in EMBEDDED_SETS if name not in own)
+    if isinstance(sources.encoder, ImportedEncoder):
+        raise FedVLError(
+            f"The vectors of '{sources.encoder.name}' are imported, and public images cannot be encoded; use a larger "
+            "epsilon, at which the covariance of the clients' images is released."
+        )
+    split = opener.dataset(name, None).splits["train"]
+    return read_forms(name, split, sources.encoder, ["features"], sources.device, display.stage).forms["features"]
 
 
 def take_training(

@@ -10,6 +10,8 @@ from fedvl.data.stores import Dataset
 from fedvl.errors import FedVLError
 from fedvl.federation.attacks import TRIGGERED
 from fedvl.federation.sealed import alternatives, made_of_samples
+from fedvl.federation.statistics_privacy import sensitivity_of
+from fedvl.methods import load_method
 from fedvl.methods.base import Method
 from fedvl.tensors import Tensors
 
@@ -200,8 +202,30 @@ def rule_between_machines(method: type[Method], experiment: Experiment) -> str:
     return RULE_BETWEEN_MACHINES if averaged and not asked and clients > 2 else federation.robust
 
 
+def hides_statistics(experiment: Experiment) -> bool:
+    """Return whether statistics leave in a secure sum or with noise of the client's own."""
+    return experiment.federation.secure_sum or experiment.privacy.unit == "record"
+
+
+def sends_statistics(experiment: Experiment) -> bool:
+    return load_method(experiment.method.name).statistics is not Method.statistics
+
+
+def statistics_note(experiment: Experiment) -> str:
+    """Warn of a federation in which the server would see the statistics of single clients."""
+    if not sends_statistics(experiment) or hides_statistics(experiment):
+        return ""
+    return (
+        f"The statistics of method '{experiment.method.name}' leave each client by themselves, from which images can be "
+        "recovered; clients refuse unless their policy.toml says single_statistics = true. Use --secure-sum or --privacy "
+        "record:eps=3."
+    )
+
+
 def rule_note(experiment: Experiment) -> str:
     """Say how updates are merged, and what that means for hostile clients."""
+    if sends_statistics(experiment):
+        return "Statistics are added up, which one hostile client can ruin; no rule applies to them."
     if experiment.federation.secure_sum:
         return "With secure aggregation the server sees no single update, so that no rule stops a hostile client."
     rule = experiment.federation.robust
@@ -318,10 +342,27 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
 
 
 def check_statistics_privacy(method: Method, experiment: Experiment) -> None:
-    """Refuse noise on statistics."""
-    raise FedVLError(
-        f"Noise on the statistics of method '{experiment.method.name}' is not available; leave --privacy out."
-    )
+    """Refuse noise on statistics where one image would move more than it covers."""
+    name, data, privacy = experiment.method.name, experiment.data, experiment.privacy
+    if not all(role.noised for role in method.role.statistics.values()):
+        raise FedVLError(
+            f"Method '{name}' does not solve with noise on its statistics; leave --privacy out, or use ridge."
+        )
+    sensitivity_of(method.role.statistics.values())
+    if data.unit is not None:
+        raise FedVLError(
+            f"The images of one {data.unit} add more to the statistics of method '{name}' than the noise covers; leave --unit out."
+        )
+    if privacy.unit == "record" and privacy.clip is not None:
+        raise FedVLError(f"An image moves the statistics of method '{name}' by a known norm; leave clip out.")
+    if privacy.subspace is not None:
+        raise FedVLError(f"Method '{name}' sends no updates; leave privacy.subspace out.")
+    allowed = ("true", "zero-shot") if privacy.unit == "record" else ("true", "zero-shot", "upl", "fpl", "cpl")
+    if data.labels not in allowed:
+        raise FedVLError(
+            f"Pseudo-labels of '{data.labels}' depend on other images, which noise does not cover; use "
+            "--set data.labels=zero-shot."
+        )
 
 
 def check_client_privacy(method: Method, start: Tensors, experiment: Experiment) -> None:

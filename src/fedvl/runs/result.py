@@ -132,6 +132,7 @@ def privacy_figures(prepared: Prepared, federation: Federation) -> dict[str, Any
         "simulated": simulated,
         "group": prepared.training.group._asdict() if prepared.training.group else None,
         "released": [item._asdict() for item in beside],
+        "sums": list(prepared.method.role.statistics),
     }
 
 
