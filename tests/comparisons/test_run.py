@@ -9,7 +9,17 @@ import pytest
 from helpers.grids import grid_of, outcome_of
 
 from fedvl.comparisons.grid import Grid
-from fedvl.comparisons.run import KEPT, Outcome, beyond_chance, flags_grid, mark_best, paired_p, perform_grid, summarise
+from fedvl.comparisons.run import (
+    KEPT,
+    Outcome,
+    averaged_columns,
+    beyond_chance,
+    flags_grid,
+    mark_best,
+    paired_p,
+    perform_grid,
+    summarise,
+)
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay, TerminalDisplay
 from fedvl.errors import FedVLError
@@ -283,3 +293,24 @@ def test_all_forms_are_written(summary: dict[str, Any], tmp_path: Path) -> None:
     written = {path.name for path in (tmp_path / "new").iterdir()}
     assert {"comparison.json", "table.csv", "table.tex", "table.html"} <= written
     assert json.loads((tmp_path / "new" / "comparison.json").read_bytes()) == summary
+
+
+def test_columns_that_differ_in_the_dataset_alone_are_averaged() -> None:
+    columns: dict[str, Any] = {
+        "Pets, iid": {"data": {"dataset": "oxford-pets", "partition": "iid"}},
+        "Pets, pat": {"data": {"dataset": "oxford-pets", "partition": "disjoint"}},
+        "DTD, iid": {"data": {"dataset": "dtd", "partition": "iid"}},
+        "DTD, pat": {"data": {"dataset": "dtd", "partition": "disjoint"}},
+        "DTD, bytes": {"data": {"dataset": "dtd", "partition": "iid"}, "measure": "bytes_up"},
+        "Pets, bytes": {"data": {"dataset": "oxford-pets", "partition": "iid"}, "measure": "bytes_up"},
+        "alone": {"data": {"dataset": "dtd"}},
+    }
+    grid = Grid.model_validate({"rows": {"a": {"method": {"name": "linear"}}}, "columns": columns})
+    assert averaged_columns(grid) == [
+        {"name": "average, iid", "columns": ["Pets, iid", "DTD, iid"]},
+        {"name": "average, pat", "columns": ["Pets, pat", "DTD, pat"]},
+    ]
+    assert averaged_columns(flags_grid(["linear"], ["dtd", "cub"], [], 1, {})) == [
+        {"name": "average", "columns": ["dtd", "cub"]}
+    ]
+    assert averaged_columns(flags_grid(["linear"], [], ["iid", "disjoint"], 1, {})) == []

@@ -8,7 +8,15 @@ import pytest
 from helpers.grids import outcome_of
 
 from fedvl.comparisons.run import summarise
-from fedvl.report.comparison_tables import csv_table, html_table, latex_table, leads, terminal_tables
+from fedvl.report.comparison_tables import (
+    cell_text,
+    csv_table,
+    html_table,
+    latex_table,
+    leads,
+    terminal_tables,
+    with_averages,
+)
 
 
 @pytest.fixture
@@ -75,3 +83,53 @@ def test_no_name_is_a_formula_in_a_spreadsheet(sign: str, summary: dict[str, Any
     summary["cells"][0] |= {"row": name, "mean": -1.5}
     read = list(csv.DictReader(io.StringIO(csv_table(summary), newline="")))
     assert (read[0]["row"], read[0]["mean"]) == (f"'{name}", "-1.5")
+
+
+def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, Any]:
+    found = {"row": row, "column": column, "measure": "accuracy", "mean": sum(values) / len(values), "deviation": None}
+    return {**found, "n": len(values), "values": values, "seeds": [0, 1], "best": False, "significant": False, **more}
+
+
+AVERAGED = {"name": "average", "columns": ["pets", "food", "cars"]}
+
+
+def averaged_table() -> dict[str, Any]:
+    cells = [
+        cell("a", "pets", [50.0, 52.0], paper=60.0),
+        cell("a", "food", [70.0, 74.0], paper=70.0),
+        cell("a", "cars", [30.0, 30.0], paper=40.5),
+        cell("b", "pets", [90.0, 92.0]),
+        cell("b", "food", [80.0, 80.0]),
+    ]
+    facts = {"title": "", "date": "", "fedvl_version": "", "command": "", "test": "", "failures": []}
+    return {"rows": ["a", "b", "c"], "columns": [*AVERAGED["columns"]], "cells": cells, "averages": [AVERAGED], **facts}
+
+
+def test_columns_of_datasets_have_their_average_and_say_what_is_missing() -> None:
+    """a: 51, 72 and 30, in seed 0 50 on average, in seed 1 52; b has two of three, whose mean is not the best."""
+    wide = with_averages(averaged_table())
+    assert wide["columns"] == ["pets", "food", "cars", "average"]
+    ours, theirs = (found for found in wide["cells"] if found["column"] == "average")
+    assert (ours["mean"], ours["deviation"]) == (pytest.approx(51.0), pytest.approx(2**0.5))
+    assert (ours["paper"], ours["missing"], ours["best"]) == (pytest.approx(170.5 / 3), 0, False)
+    assert (theirs["mean"], theirs["paper"], theirs["missing"], theirs["best"]) == (85.5, None, 1, False)
+    assert cell_text(theirs) == "85.5 ± 0.7 (of 2 of 3 datasets)"
+    for page in (html_table(averaged_table()), latex_table(averaged_table())):
+        assert "average" in page
+        assert "51.0" in page
+        assert "(of 2 of 3 datasets)" in page
+    (table,) = terminal_tables(averaged_table(), width=200)
+    texts = {str(column.header): [str(text) for text in column.cells] for column in table.columns}
+    assert "average" in texts or "average" in texts[""]
+
+
+def test_the_highest_average_is_the_best_among_whole_ones() -> None:
+    summary = averaged_table()
+    summary["cells"] += [cell("b", "cars", [20.0, 20.0]), cell("c", "pets", [99.0, 99.0])]
+    found = {one["row"]: one for one in with_averages(summary)["cells"] if one["column"] == "average"}
+    assert {row: one["best"] for row, one in found.items()} == {"a": False, "b": True}
+
+
+def test_without_datasets_to_average_a_table_stays_as_it_is() -> None:
+    summary = {**averaged_table(), "averages": []}
+    assert with_averages(summary) is summary

@@ -89,6 +89,13 @@ NEEDED = {
 }
 
 
+class Averaged(Content):
+    """Columns of several datasets that are alike otherwise, and the name of their average."""
+
+    name: str
+    columns: Names
+
+
 class Failure(Content):
     row: str
     column: str
@@ -123,6 +130,7 @@ class Comparison(Content):
     columns: Names
     seeds: Count = 1
     cells: list[GridCell]
+    averages: list[Averaged] = []
     series: list[GridSeries] = []
     points: list[GridPoints] = []
     facts: dict[str, list[Scalar]] = {}

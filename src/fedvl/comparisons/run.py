@@ -6,6 +6,7 @@ images is above 0; other measures have a paired t-test over seeds alone. One see
 """
 
 import hashlib
+import json
 import math
 import statistics
 import time
@@ -50,6 +51,9 @@ COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift"
 
 # Measures that are shares of the test images, and so have a chance level.
 SHARES = ("accuracy", "curve", "rounds.accuracy")
+
+# Measures in percent, whose averages over datasets papers give.
+AVERAGED = ("accuracy", "macro_precision", "macro_recall", "macro_f1")
 
 # What a comparison's page tells of its runs
 FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
@@ -165,6 +169,7 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
         "rows": list(grid.rows),
         "columns": list(grid.columns),
         "cells": cells_of(outcome),
+        "averages": averaged_columns(grid),
         "series": [
             {"row": row, "column": column, **mean_series(figures)}
             for (row, column), figures in outcome.figures.items()
@@ -188,6 +193,27 @@ def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
             "cells": grid.cells,
         },
     }
+
+
+def averaged_columns(grid: Grid) -> list[dict[str, Any]]:
+    """Return the columns of several datasets that are alike otherwise, which a table averages."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    datasets: dict[str, str] = {}
+    for name, column in grid.columns.items():
+        data = dict(column.settings.get("data", {}))
+        datasets[name] = data.pop("dataset", "")
+        measure = grid.measure_of(next(iter(grid.rows)), name)
+        if datasets[name] and measure.partition("@")[0] in AVERAGED:
+            rest = json.dumps({**column.settings, "data": data}, sort_keys=True, default=str)
+            groups.setdefault((measure, rest), []).append(name)
+    found = []
+    for columns in groups.values():
+        if len({datasets[name] for name in columns}) == len(columns) > 1:
+            ends = {name.partition(", ")[2] for name in columns}
+            found.append(
+                {"name": ", ".join(filter(None, ("average", *(ends if len(ends) == 1 else ())))), "columns": columns}
+            )
+    return found
 
 
 def cells_of(outcome: Outcome) -> list[dict[str, Any]]:

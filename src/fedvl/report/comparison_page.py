@@ -18,7 +18,9 @@ from fedvl.report.comparison_tables import (
     footnote,
     heading_of,
     interval_text,
+    missing_text,
     opening,
+    with_averages,
     zero_shot,
 )
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
@@ -35,10 +37,11 @@ PageFigure = dict[str, Any]  # title, charts (for wide and narrow screens) or pi
 
 def describe_grid(grid: Summary) -> dict[str, Any]:
     """Return the template values of a comparison's page."""
-    cells = by_place(grid)
+    wide = with_averages(grid)
+    cells = by_place(wide)
     shared, alone = ([], []) if grid.get("recipe") else _different(grid)
     tests = {
-        column: {cell.get("images") for cell in grid["cells"] if cell["column"] == column} for column in grid["columns"]
+        column: {cell.get("images") for cell in wide["cells"] if cell["column"] == column} for column in wide["columns"]
     }
     return {
         "title": str(grid.get("title") or "Comparison"),
@@ -54,11 +57,11 @@ def describe_grid(grid: Summary) -> dict[str, Any]:
         "label": grid.get("label"),
         "note": footnote({**grid, "label": ""}),
         "unit": grid.get("unit", ""),
-        "columns": [heading_of(column, grid) for column in grid["columns"]],
+        "columns": [heading_of(column, wide) for column in wide["columns"]],
         "rows": [
             (
                 heading_of(row, grid, 0),
-                [_place(cells.get((row, column)), len(tests[column]) == 1) for column in grid["columns"]],
+                [_place(cells.get((row, column)), len(tests[column]) == 1) for column in wide["columns"]],
             )
             for row in grid["rows"]
         ],
@@ -164,7 +167,7 @@ def _place(cell: Any, one_test: bool) -> dict[str, Any]:
     return {
         "cell": cell_of(cell["mean"], figure),
         "deviation": "" if cell["deviation"] is None else f"± {figure(cell['deviation'], cell['mean'])}",
-        "interval": _interval(cell, one_test),
+        "interval": _interval(cell, one_test) or missing_text(cell).strip(),
         "star": "*" if cell["significant"] else "",
         "paper": None if paper is None else figure(paper),
         "change": points(change, 1),

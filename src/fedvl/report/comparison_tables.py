@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,48 @@ def figure(value: float, like: float | None = None) -> str:
     return human_count(value) if size >= 1e4 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
 
 
+def with_averages(summary: Summary) -> Summary:
+    """Return the table with a column for each average over datasets, after the others."""
+    cells, added = by_place(summary), list[GridCell]()
+    names = []
+    for group in summary.get("averages") or ():
+        found = {
+            row: [cells[row, column] for column in group["columns"] if (row, column) in cells]
+            for row in summary["rows"]
+        }
+        means = [average(row, group["name"], own, len(group["columns"])) for row, own in found.items() if len(own) > 1]
+        if not means or group["name"] in summary["columns"]:
+            continue
+        whole = [cell["mean"] for cell in means if not cell["missing"]]
+        for cell in means:
+            cell["best"] = not cell["missing"] and len(whole) > 1 and cell["mean"] == max(whole) > min(whole)
+        names.append(group["name"])
+        added += means
+    if not names:
+        return summary
+    return {**summary, "columns": [*summary["columns"], *names], "cells": [*summary["cells"], *added]}
+
+
+def average(row: str, column: str, cells: Sequence[GridCell], wanted: int) -> dict[str, Any]:
+    """Return the mean of a row's cells, with the deviation of this mean over seeds that all have."""
+    seeds = {tuple(cell.get("seeds") or ()) for cell in cells}
+    by_seed = [statistics.mean(values) for values in zip(*(cell.get("values") or () for cell in cells), strict=False)]
+    alike = len(seeds) == 1 and len(by_seed) > 1
+    papers = [cell["paper"] for cell in cells if cell.get("paper") is not None]
+    return {
+        "row": row,
+        "column": column,
+        "measure": cells[0]["measure"],
+        "mean": statistics.mean(cell["mean"] for cell in cells),
+        "deviation": statistics.stdev(by_seed) if alike else None,
+        "n": len(by_seed),
+        "paper": statistics.mean(papers) if len(papers) == len(cells) else None,
+        "significant": False,
+        "missing": wanted - len(cells),
+        "of": wanted,
+    }
+
+
 def cell_text(cell: GridCell | None) -> str:
     """Format as ``74.0 ± 0.3*``, in a recipe with the paper's value and the difference."""
     if cell is None:
@@ -54,11 +97,17 @@ def cell_text(cell: GridCell | None) -> str:
         text += f" ± {figure(cell['deviation'], cell['mean'])}"
     if cell.get("interval"):
         text += f" ({interval_text(cell)})"
+    text += missing_text(cell)
     text += "*" if cell["significant"] else ""
     text += " chosen" if cell.get("chosen") else ""
     if cell.get("paper") is not None:
         text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
     return text
+
+
+def missing_text(cell: GridCell) -> str:
+    """Return of how many datasets an average is, where some are missing."""
+    return f" (of {cell['of'] - cell['missing']} of {cell['of']} datasets)" if cell.get("missing") else ""
 
 
 def heading_of(name: str, summary: Summary, axis: int = 1) -> str:
@@ -212,6 +261,7 @@ def heading(summary: Summary) -> str:
 
 def terminal_tables(summary: Summary, width: int) -> list[Table]:
     """Return as many tables as the width requires, with the longer axis as rows."""
+    summary = with_averages(summary)
     cells = by_place(summary)
     down, across = summary["rows"], summary["columns"]
     turned = len(across) > len(down)
@@ -253,11 +303,13 @@ def csv_table(summary: Summary) -> str:
 
 
 def latex_table(summary: Summary) -> str:
+    caption = f"{heading(summary)} {footnote(summary)}".strip()
+    summary = with_averages(summary)
     cells = by_place(summary)
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{latex(f'{heading(summary)} {footnote(summary)}'.strip())}}}",
+        rf"\caption{{{latex(caption)}}}",
         rf"\begin{{tabular}}{{l{'r' * len(summary['columns'])}}}",
         r"\toprule",
         " & ".join(["", *(latex(heading_of(column, summary)) for column in summary["columns"])]) + r" \\",
@@ -278,6 +330,7 @@ def latex(text: str) -> str:
 
 
 def html_table(summary: Summary) -> str:
+    note, summary = footnote(summary), with_averages(summary)
     cells = by_place(summary)
     head = "".join(f"<th>{escape(heading_of(column, summary))}</th>" for column in summary["columns"])
     body = ""
@@ -293,6 +346,6 @@ def html_table(summary: Summary) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\n"
         f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
-        f"<p><small>{escape(footnote(summary))}<br>{escape(summary['date'])}, fedvl {escape(summary['fedvl_version'])}, "
+        f"<p><small>{escape(note)}<br>{escape(summary['date'])}, fedvl {escape(summary['fedvl_version'])}, "
         f"<code>{escape(summary['command'])}</code></small></p></html>\n"
     )
