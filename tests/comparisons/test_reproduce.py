@@ -129,6 +129,20 @@ def test_what_is_lacking_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "resnet18-imagenet.safetensors" in told
 
 
+def test_cachefl_needs_generated_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDVL_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+
+    def lacking(synthetic: str | None, row: str = "CacheFL") -> bool:
+        settings = {"method": {"synthetic": synthetic}} if synthetic else {}
+        recipe = arranged(read_recipe("cachefl/table2"), False, False, rows=[row], settings=settings)
+        return any("CacheFL's generated images are missing" in sentence for sentence in missing_requirements(recipe))
+
+    assert lacking(None)
+    assert lacking(str(tmp_path / "none"))
+    assert not any(map(lacking, (str(tmp_path), "held-out", "diffusers:a/b")))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_lacking_on_the_embedded_model(name: str) -> None:
     assert missing_requirements(arranged(read_recipe(name), embedded=True, quick=True)) == []

@@ -8,12 +8,14 @@ from typing import Any
 from fedvl.comparisons.claims import Figures, findings
 from fedvl.comparisons.grid import QUICK, Grid, Variant
 from fedvl.comparisons.run import Outcome, beyond_chance, summarise
-from fedvl.data.catalogue import find
+from fedvl.data.catalogue import catalogue, find
 from fedvl.data.sources import dataset_path, default_data_root, how_to_get
 from fedvl.errors import FedVLError
+from fedvl.methods.parts.synthetic import HELD_OUT, PIPELINE
 from fedvl.models import EMBEDDED
 
 EMBEDDED_LABEL = "Embedded model and data, not the paper's."
+EMBEDDED_SETS = tuple(name for name, entry in catalogue().items() if entry.embedded)
 QUICK_LABEL = "Reduced to a smoke test: the values mean nothing."
 
 
@@ -44,8 +46,11 @@ def missing_requirements(grid: Grid) -> list[str]:
         data, root = case.settings.get("data", {}), case.settings.get("data", {}).get("root")
         needs["dataset", data.get("dataset", "cifar10-mini")] = Path(root) if root else None
         needs["model", case.settings.get("model", {}).get("name", "fedvl-tiny")] = None
-        if weights := case.settings.get("method", {}).get("weights"):
+        method = case.settings.get("method", {})
+        if weights := method.get("weights"):
             needs["weights", weights] = None
+        if method.get("name") == "cachefl" and data.get("dataset", "cifar10-mini") not in EMBEDDED_SETS:
+            needs["synthetic", method.get("synthetic") or ""] = None
     sentences = [
         missing_dataset(name, root) if kind == "dataset" else missing_file(kind, name)
         for (kind, name), root in needs.items()
@@ -62,7 +67,20 @@ def missing_dataset(name: str, root: Path | None) -> str:
     return "" if entry.embedded or dataset_path(entry, root) else how_to_get(entry, root)
 
 
+def missing_images(source: str) -> str:
+    """Return what to do about CacheFL's generated images, where there are none."""
+    if source == HELD_OUT or source.startswith(PIPELINE) or (source and Path(source).expanduser().exists()):
+        return ""
+    return (
+        "CacheFL's generated images are missing: give a folder with a folder of images for each class with "
+        "--set method.synthetic=FOLDER, generate them with --set method.synthetic=diffusers:MODEL, or take training images "
+        "that no client holds with --set method.synthetic=held-out (each with --rows CacheFL)."
+    )
+
+
 def missing_file(kind: str, name: str) -> str:
+    if kind == "synthetic":
+        return missing_images(name)
     if name in EMBEDDED or Path(name).expanduser().exists():
         return ""
     if kind == "weights":

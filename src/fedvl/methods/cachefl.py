@@ -41,7 +41,9 @@ class CacheOptions(Options):
     no client holds. If absent, features are sampled around the class texts.
     """
     prompt: str = "a photo of a {}"
-    """Prompt of the text-to-image model; {} stands for the class name."""
+    """Prompt of the text-to-image model; {} stands for the class name. @FILE reads a description of
+    each class, in lines of the form CLASS: description.
+    """
     sigma: float = Field(0.02, ge=0)
     """Standard deviation of the features sampled around the class texts."""
 

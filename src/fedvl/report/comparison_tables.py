@@ -69,7 +69,7 @@ def with_averages(summary: Summary) -> Summary:
 
 
 def average(row: str, column: str, cells: Sequence[GridCell], wanted: int) -> dict[str, Any]:
-    """Return the mean of a row's cells, with the deviation of this mean over seeds that all have."""
+    """Return the mean of a row's cells, with its deviation over seeds."""
     seeds = {tuple(cell.get("seeds") or ()) for cell in cells}
     by_seed = [statistics.mean(values) for values in zip(*(cell.get("values") or () for cell in cells), strict=False)]
     alike = len(seeds) == 1 and len(by_seed) > 1

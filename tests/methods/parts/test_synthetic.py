@@ -19,6 +19,7 @@ from fedvl.methods.parts.synthetic import (
     features_of_pictures,
     generate_pictures,
     pictures_folder,
+    prompts_of,
 )
 
 
@@ -209,3 +210,21 @@ def test_held_out_images_are_chosen_class_by_class_and_nested():
     assert set(one.tolist()) < set(rows.tolist())
     with pytest.raises(FedVLError, match="3 images of class 'cat' that no client holds, and there are 2; give clients"):
         features_held_out(samples, ("cat", "dog"), 3, seed=0)
+
+
+def test_descriptions_of_classes_come_from_a_file(diffusers, tmp_path):
+    """Lines are found by class, in any order and spelling; a changed file has pictures of its own."""
+    file = tmp_path / "descriptions.txt"
+    file.write_text("Sea Lake: water: wide and blue\n\ndog: a photo of a cat\nother: unused\n", encoding="utf-8")
+    prompt = f"@{file}"
+    assert prompts_of(prompt, ["dog", "sea_lake"]) == ["a photo of a cat", "water: wide and blue"]
+    assert prompts_of("a {} on a {}", ["dog"]) == ["a dog on a dog"]
+    folder = generate_pictures("painter", prompt, ["dog"], 1)
+    assert [drawn for drawn, _ in FakePipeline.drawn] == ["a photo of a cat"]
+    with pytest.raises(FedVLError, match="has no description of class 'owl'; add a line 'owl: description'"):
+        prompts_of(prompt, ["dog", "owl"])
+    file.write_text("dog: a small cat", encoding="utf-8")
+    assert pictures_folder("painter", prompt) != folder
+    file.unlink()
+    with pytest.raises(FedVLError, match=r"Cannot read class descriptions from .*descriptions\.txt; give a text file"):
+        prompts_of(prompt, ["dog"])

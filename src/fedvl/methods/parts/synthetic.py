@@ -30,6 +30,7 @@ from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 
 PIPELINE = "diffusers:"  # prefix of a text-to-image model's folder or hub name
+FILE = "@"  # before the name of a file of class descriptions
 HELD_OUT = "held-out"  # images of the dataset that no client holds, in place of generated ones
 
 
@@ -100,8 +101,33 @@ def _rows_of_classes(labels: Sequence[str], class_names: Sequence[str]) -> list[
 
 def pictures_folder(model: str, prompt: str) -> Path:
     """Return the cache folder of a model's images for a prompt; delete it to generate anew."""
-    known = hashlib.sha256(f"{model}\0{prompt}".encode()).hexdigest()[:8]
+    text = descriptions_in(prompt) if prompt.startswith(FILE) else prompt
+    known = hashlib.sha256(f"{model}\0{text}".encode()).hexdigest()[:8]
     return default_cache_dir() / "synthetic" / f"{Path(model).name}-{known}"
+
+
+def descriptions_in(prompt: str) -> str:
+    """Return the text of a file of class descriptions, given as @FILE."""
+    try:
+        return Path(prompt.removeprefix(FILE)).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedVLError(
+            f"Cannot read class descriptions from {prompt.removeprefix(FILE)}; give a text file with a line "
+            "'CLASS: description' for each class."
+        ) from error
+
+
+def prompts_of(prompt: str, class_names: Sequence[str]) -> list[str]:
+    """Return the prompt of each class: the text around its name, or its line of a file."""
+    if not prompt.startswith(FILE):
+        return [prompt.replace("{}", name) for name in class_names]
+    lines = (line.partition(":") for line in descriptions_in(prompt).splitlines())
+    known = {class_key(name): text.strip() for name, _, text in lines}
+    if lacking := [name for name in class_names if not known.get(class_key(name))]:
+        raise FedVLError(
+            f"{prompt.removeprefix(FILE)} has no description of class '{lacking[0]}'; add a line '{lacking[0]}: description'."
+        )
+    return [known[class_key(name)] for name in class_names]
 
 
 def generate_pictures(
@@ -118,6 +144,7 @@ def generate_pictures(
     stopped run resumes.
     """
     folder = pictures_folder(model, prompt)
+    prompts = dict(zip(class_names, prompts_of(prompt, class_names), strict=True))
     wanted = [
         (name, index, folder / _folder_name(name) / f"{index:03}.png") for name in class_names for index in range(shots)
     ]
@@ -125,7 +152,7 @@ def generate_pictures(
     pipeline = _pipeline(model, device) if missing else None
     for done, (name, index, path) in enumerate(missing, 1):
         generator = torch_generator(0, "picture", name, index)
-        image = pipeline(prompt.replace("{}", name), generator=generator).images[0]  # type: ignore[misc]
+        image = pipeline(prompts[name], generator=generator).images[0]  # type: ignore[misc]
         buffer = io.BytesIO()
         image.convert("RGB").save(buffer, "PNG")
         try:
