@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+from helpers.audited import evidence_of
 from helpers.runs import OPENER
 
-from fedvl.audit.perform import NAMES, audit, check_measured, exceeded, parse_limits
+from fedvl.audit.finding import CLIENT, SERVER
+from fedvl.audit.perform import NAMES, audit, check_measured, exceeded, leaves, parse_limits, unexamined
 from fedvl.audit.words import budget, remedies
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -114,6 +116,27 @@ def test_a_limit_of_an_attack_that_gave_no_value_is_not_kept():
         check_measured(found, {"membership": 0.1, "picture": 10.0})
     with pytest.raises(FedVLError, match="class-names cannot be checked, since that attack was not made"):
         check_measured(found, {"class-names": 0.1})
+
+
+def test_what_no_attack_examined_is_named_unless_it_is_constant():
+    rows = [
+        {"name": "weight", "examined": ["membership"], "note": ""},
+        {"name": "images", "examined": [], "note": "the number of images alone"},
+        {"name": "gist", "examined": [], "note": ""},
+    ]
+    assert unexamined(rows) == ["gist"]
+
+
+def test_what_another_view_examined_counts_for_nothing_at_the_server():
+    evidence = evidence_of(rounds=1)
+    finding = {"name": "membership", "view": CLIENT, "items": ["weight"]}
+    examined = {
+        view: {row["name"]: row["examined"] for row in leaves(evidence, [{**finding, "view": view}])}
+        for view in (CLIENT, SERVER)
+    }
+    assert examined[CLIENT]["weight"] == []
+    assert examined[SERVER]["weight"] == ["membership"]
+    assert examined[SERVER]["bias"] == []
 
 
 def test_a_measured_epsilon_has_a_limit_too():
