@@ -23,6 +23,7 @@ def test_beside_others_a_signature_is_what_the_candidate_adds():
     found = signatures_of(evidence, None, 0)
     beside = found["weight", "beside"]
     assert not torch.equal(beside.raw, beside.delta)
+    assert beside.delta.flatten(1).any(1).all()  # the company is without any candidate
     company = beside.raw[0] - beside.delta[0]
     assert torch.allclose(beside.raw - beside.delta, company.expand_as(beside.raw), atol=1e-6)
 
