@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPARE_EXAMPLES = """
 Examples:
 
-  fedvl compare --methods linear,fst-cbdg,zero-shot
+  fedvl compare --methods linear,fst-cbdg,ridge,zero-shot
 
   fedvl compare --methods linear,fedprox --partition iid,dirichlet:0.1 --seeds 5
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers.small import labelled_rows
+from helpers.small import labelled_rows, small_method, small_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
@@ -122,6 +122,14 @@ def test_shares_are_those_of_a_gaussian_of_six_tenths_of_the_precision():
     _, _, _, regression = problem()
     found = regression.solution(1.0)
     assert found.scale == pytest.approx(0.6 / found.variance)
+
+
+@pytest.mark.parametrize("method", ["ridge", "gda", "fed-em"])
+def test_one_image_has_a_finite_solution(method):
+    method = small_method(method)
+    shared = method.start(torch.Generator())
+    found = method.solve(shared, method.statistics(shared, small_samples(method, 1)))
+    assert all(bool(tensor.isfinite().all()) for tensor in found.values())
 
 
 @pytest.mark.parametrize("by", ["evidence", "gcv"])

@@ -114,7 +114,7 @@ class Regression:
         """Return the likeliest variance; the C labels of a sample have C - 1 free values."""
         weighted = self.residuals(a, lambda e, a: 1 / (e + a))  # Y^T (1 + X X^T / a)^-1 Y
         weighted = weighted + BELIEF * (self.prior(a) - 1).square()
-        return weighted / ((self.moments.count - 1) * (len(self.moments.counts) - 1))
+        return weighted / ((self.moments.count - 1).clamp(min=1) * (len(self.moments.counts) - 1))
 
     def evidence(self, a: Tensor) -> Tensor:
         """Return -2 log p(Y), but for a constant, with the likeliest variance."""
