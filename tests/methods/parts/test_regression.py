@@ -124,9 +124,9 @@ def test_shares_are_those_of_a_gaussian_of_six_tenths_of_the_precision():
     assert found.scale == pytest.approx(0.6 / found.variance)
 
 
-@pytest.mark.parametrize("method", ["ridge", "gda", "fed-em"])
-def test_one_image_has_a_finite_solution(method):
-    method = small_method(method)
+@pytest.mark.parametrize("name", ["ridge", "gda", "fed-em"])
+def test_one_image_has_a_finite_solution(name):
+    method = small_method(name)
     shared = method.start(torch.Generator())
     found = method.solve(shared, method.statistics(shared, small_samples(method, 1)))
     assert all(bool(tensor.isfinite().all()) for tensor in found.values())
