@@ -4,6 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import Command, Context
+from typer.core import TyperGroup
+
+from fedvl.commands.run import Json
 
 features_app = typer.Typer(no_args_is_help=True, help="Vectors of encoders that FedVL does not run.")
 data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download and show them.")
@@ -11,14 +15,51 @@ data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download and 
 Root = Annotated[Path | None, typer.Option(help="Folder of datasets; the user's cache folder by default.")]
 
 
-def methods(name: Annotated[str | None, typer.Argument(help="Show this method's options and presets.")] = None) -> None:
-    """List the methods, or one method's options."""
-    from fedvl.methods.show import list_methods, show_method
+class MethodsGroup(TyperGroup):
+    """``fedvl methods NAME`` is short for ``fedvl methods show NAME``."""
 
-    if name is None:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["show", *args])
+
+
+methods_app = typer.Typer(
+    cls=MethodsGroup, invoke_without_command=True, help="List the methods, show one method's options, check a method."
+)
+
+
+@methods_app.callback()
+def methods(context: typer.Context) -> None:
+    """List the methods."""
+    if context.invoked_subcommand is None:
+        from fedvl.methods.show import list_methods
+
         list_methods()
+
+
+@methods_app.command("show")
+def methods_show(name: Annotated[str, typer.Argument(help="Show this method's options and presets.")]) -> None:
+    """Show a method's options and presets; fedvl methods NAME does the same."""
+    from fedvl.methods.show import show_method
+
+    show_method(name)
+
+
+@methods_app.command("check")
+def methods_check(
+    name: Annotated[str, typer.Argument(metavar="FILE|NAME", help="Your own Python file, or a method's name.")],
+    as_json: Json = False,
+) -> None:
+    """Check that a method does what the engine relies on; exit code 2 if it does not."""
+    from fedvl.display import Console
+    from fedvl.runs.method_checks import examine
+
+    found = examine(name)
+    if as_json:
+        print(found.model_dump_json())
     else:
-        show_method(name)
+        for check in found.checks:
+            Console().print(f"{check.outcome:14}  {check.name:20}  {check.detail}", soft_wrap=True, highlight=False)
+    raise typer.Exit(0 if found.passed else 2)
 
 
 def models() -> None:

@@ -42,8 +42,9 @@ from fedvl.federation.stacks import (
 )
 from fedvl.federation.statistics import Statistics, added, clipped, statistics_over
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy
+from fedvl.federation.steps import first, first_batch
 from fedvl.federation.training import ChunkTraining
-from fedvl.methods.base import Method, Samples
+from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements, placed
 
@@ -369,6 +370,18 @@ class LocalEngine(ChunkTraining):
             return 0
         largest = max(used, key=lambda client: used[client])
         return self._step_flops(largest, shared) * self._steps(used[largest])
+
+    def first_step(self, client: int, handed: Tensors) -> tuple[Tensors, Batch] | None:
+        """Return all tensors and the batch of a client's first step; None if it takes none."""
+        given: list[tuple[Tensors, Batch]] = []
+
+        def record(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+            given.append((first({**moving, **still}), first_batch(batch, same=True)))
+            return {name: torch.zeros_like(tensor) for name, tensor in moving.items()}, (batch.mask.new_zeros(1), {})
+
+        for chunk in self._chunks([client], handed, None):
+            self.train_chunk(0, chunk, 1, record)
+        return given[0] if given else None
 
     def _step_flops(self, client: int, handed: Tensors) -> int:
         """Count the operations of a client's first step."""

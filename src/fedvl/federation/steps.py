@@ -73,16 +73,7 @@ def gradient_step(
     gradient = torch.func.grad_and_value(objective, has_aux=True)
 
     def alone(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-        single = batch._replace(
-            inputs=first(batch.inputs),
-            labels=batch.labels[0],
-            mask=batch.mask[0],
-            position=batch.position[0],
-            received=batch.received if same else first(batch.received),
-            noise=first(batch.noise),
-            whole=first(batch.whole),
-        )
-        gradients, (loss, changed) = gradient(first(moving), first(still), single)
+        gradients, (loss, changed) = gradient(first(moving), first(still), first_batch(batch, same))
         return lift(gradients), (loss[None], lift(changed))
 
     if hidden:
@@ -114,6 +105,19 @@ def prefix(tensors: Tensors, count: int) -> Tensors:
 
 def first(tensors: Tensors) -> Tensors:
     return {name: tensor[0] for name, tensor in tensors.items()}
+
+
+def first_batch(batch: Batch, same: bool) -> Batch:
+    """Return the first client's batch; ``same``: what all received is not stacked."""
+    return batch._replace(
+        inputs=first(batch.inputs),
+        labels=batch.labels[0],
+        mask=batch.mask[0],
+        position=batch.position[0],
+        received=batch.received if same else first(batch.received),
+        noise=first(batch.noise),
+        whole=first(batch.whole),
+    )
 
 
 def lift(tensors: Tensors) -> Tensors:

@@ -1,0 +1,55 @@
+"""fedvl methods: the list, one method, and its checks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvl.methods import method_names
+from fedvl.runs.method_checks import CHECKS
+
+FORGETS_THE_MASK = """import torch
+from fedvl.methods.base import Method
+
+class Mine(Method):
+    def start(self, generator):
+        return {"weight": self.task.text_features.clone()}
+
+    def predict(self, tensors, inputs):
+        return self.scale * inputs["features"] @ tensors["weight"].T
+
+    def loss(self, tensors, batch):
+        return torch.nn.functional.cross_entropy(self.predict(tensors, batch.inputs), batch.labels)
+"""
+
+
+def test_without_a_name_all_methods_are_listed(call: Any) -> None:
+    done = call("methods")
+    assert done.exit_code == 0
+    assert set(method_names()) <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("words", [["fedprox"], ["show", "fedprox"]])
+def test_a_name_shows_the_method(words: list[str], call: Any) -> None:
+    done = call("methods", *words)
+    assert done.exit_code == 0
+    assert "method.mu" in done.stdout
+
+
+def test_a_broken_file_fails_with_one_line_per_check(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FORGETS_THE_MASK, encoding="utf-8")
+    done = call("methods", "check", "./mine.py")
+    assert done.exit_code == 2
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(CHECKS)
+    assert next(line for line in lines if line.startswith("fail")).split("  ")[-1].endswith("every sum and mean.")
+    found = json.loads(call("methods", "check", "./mine.py", "--json").stdout)
+    assert found["method"] == "./mine.py"
+    outcomes = {check["name"]: check["outcome"] for check in found["checks"]}
+    assert list(outcomes) == list(CHECKS)
+    assert [name for name, outcome in outcomes.items() if outcome == "fail"] == ["batched = one by one"]
+
+
+def test_a_sound_method_exits_with_0(call: Any) -> None:
+    assert call("methods", "check", "linear").exit_code == 0
