@@ -34,6 +34,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.fixed_point import count_numbers
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
+from fedvl.tensors import digest
 
 flower = lazily("fedvl.deployment.flower")
 
@@ -87,6 +88,30 @@ def test_no_answer_that_the_server_gets_says_anything_of_one_client(name, tmp_pa
         high = answer["masked"] >> 48  # 0 or -1 for numbers of these sizes that are not masked
         assert ((high == 0) | (high == -1)).float().mean() < 0.05
     assert len({tuple(answer["masked"][:8].tolist()) for answer in seen}) == len(seen)
+
+
+@pytest.mark.parametrize(("name", "of_server"), [("scaffold", False), ("feddyn", True)])
+def test_corrected_gradients_on_sums_and_nothing_of_the_server_or_of_one_client_travels(name, of_server, tmp_path):
+    training = {"momentum": 0.0}
+    remote, grid = remote_federation(name, tmp_path, training=training, **SECURE)
+    names, push = set(), grid.push
+
+    def recorded(envelope):
+        names.update(unpack_tensors(flower.unpack(envelope).payload, 2**26))
+        return push(envelope)
+
+    grid.push = recorded
+    local = run_quietly(local_federation(name, training=training, **SECURE))
+    assert same(run_quietly(remote), local)
+    assert digest(remote.server) == digest(local.server)
+    assert any(tensor.any() for tensor in remote.server.values()) == of_server
+    answers = [path for party in grid.parties for path in party.folder.glob("*.answer")]
+    names.update(name for path in answers for name in unpack_tensors(path.read_bytes(), 2**26))
+    own = {tensor for private in local.engine.private.values() for tensor in private}
+    assert own == {f"{'g' if of_server else 'c_i'}.{tensor}" for tensor in ("weight", "bias")}
+    assert {"weight", "bias", "masked"} <= names
+    assert not names & {*remote.server, *own}
+    assert names.isdisjoint({"h.weight", "h.bias"})
 
 
 STEPS = ["keys", "share_train", "train", "confirm_train", "reveal_train"]
