@@ -165,6 +165,7 @@ def written(tmp_path: Path):
     ("fst-cbdg", ["statistics"]),
     ("scaffold", ["statistics"]),
     ("ridge", ["batched = one by one"]),
+    ("fed-em", ["batched = one by one"]),
     ("fed-mp", ["secure aggregation", "statistics"]),
     ("zero-shot", ["runs", "batched = one by one", "resume", "secure aggregation", "statistics"]),
 ])  # fmt: skip

@@ -238,7 +238,8 @@ class Federation:
             raise self._no_quorum(round_index, len(found.clients), refusals)
         if noise and noise.by_server:
             found = found._replace(total=noise.noised(found.total, noise.seed, round_index))
-        solved = self.method.solve(self.shared, found.total)
+        # in the order in which a journal has them: sums over another order have other bits after a resumed run
+        solved = {name: tensor.contiguous() for name, tensor in self.method.solve(self.shared, found.total).items()}
         for name, tensor in self.shared.items():
             if name not in solved or solved[name].shape != tensor.shape or not bool(solved[name].isfinite().all()):
                 raise FedVLError(
