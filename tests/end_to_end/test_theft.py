@@ -8,6 +8,7 @@ is the clients' own.
 import time
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
 from fedvl.deployment.files import FederationFile, experiment_id, read_file, resolve_for_parties
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.state import state_of
 from fedvl.deployment.supervisor import free_port
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
@@ -93,6 +95,8 @@ class Victim(NamedTuple):
             return typed(consultation.report_shapes)
         if kind != "train":
             return {}
+        if sums := self.method.role.statistics_shapes:
+            return {name: (torch.float64, shape) for name, shape in sums.items()}
         shared = {name: (t.dtype, self.method.role.shared(name).shape or tuple(t.shape)) for name, t in start.items()}
         return {**shared, **typed(self.method.role.sent_shapes)}
 
@@ -226,9 +230,7 @@ def steal(server: Server, victims: list[Victim]) -> None:
         check(asked, answer)
         assert isinstance(answer, Message)
         victim = asked.victim
-        [trained] = victim.engine.train(0, [victim.client], victim.handed)
-        victim.engine.keep([trained])
-        assert near(unpack_tensors(answer.payload, LIMIT), trained.update.tensors), victim.name
+        assert near(unpack_tensors(answer.payload, LIMIT), made_by(victim)), victim.name
         states[victim.name] = answer.header.state
     moved = [
         question("other tensors", v, {name: t + t.dtype.is_floating_point for name, t in v.handed.items()}, attempt=1)
@@ -241,6 +243,15 @@ def steal(server: Server, victims: list[Victim]) -> None:
         assert answer.payload == before.payload, asked.victim.name
     again = [question("everything", v, {**v.handed, **everything(v)}, round=1, state=states[v.name]) for v in working]
     refused(again, server.ask(again))
+
+
+def made_by(victim: Victim) -> Tensors:
+    """What the method's own code makes of an honest request."""
+    if victim.method.role.statistics:
+        return victim.engine.statistics_of(0, victim.client, victim.handed)
+    [trained] = victim.engine.train(0, [victim.client], victim.handed)
+    victim.engine.keep([trained])
+    return trained.update.tensors
 
 
 def consult(server: Server, victims: list[Victim]) -> dict[str, str]:
@@ -332,14 +343,19 @@ def found_in(said: bytes, wanted: set[bytes]) -> set[bytes]:
     return found
 
 
-def made_at_the_end(victim: Victim) -> set[str]:
-    return {name for name, role in victim.method.role.declared.items() if getattr(role, "end", None) is not None}
+def made_at_the_end(victim: Victim) -> list[str]:
+    """Patterns of the private tensors that follow from what a client sends, such as SCAFFOLD's own variate."""
+    return [name for name, role in victim.method.role.declared.items() if getattr(role, "end", None) is not None]
+
+
+def without_copies(tensors: Tensors, made: list[str]) -> Tensors:
+    return {name: t for name, t in tensors.items() if not any(fnmatchcase(name, pattern) for pattern in made)}
 
 
 def own_tensors(victim: Victim) -> Tensors:
     """What is a client's alone: its samples, and private tensors that are no copies of what it sends."""
-    samples, made = victim.engine.data.take(victim.engine.rows[victim.client]), made_at_the_end(victim)
-    private = {name: t for name, t in victim.engine.private_of(victim.client).items() if name not in made}
+    samples = victim.engine.data.take(victim.engine.rows[victim.client])
+    private = without_copies(victim.engine.private_of(victim.client), made_at_the_end(victim))
     return {**samples.inputs, "labels": samples.labels, **private}
 
 
@@ -363,6 +379,8 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
     }
     port = free_port()
     folder = make_federation(tmp_path / "clinic", federated, port)
+    for party in NAMES:  # statistics of one client leave, so that they are searched
+        let_statistics_leave(folder / "parties" / party)
     known = read_file(folder / "federation.json", FederationFile, "").model_copy(update={"port": free_port()})
     victims = [victim_of(name, agreed[name], experiments[name]) for name in tried]
     with Wire(port, known.port, folder) as wire, opened_link(folder, known) as link:
@@ -392,11 +410,18 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
     made = {victim.run: made_at_the_end(victim) for victim in victims}
     for path in (folder / "parties").glob("*/state/runs/*/*.safetensors"):
         run = path.parts[-2]
-        own |= dict.fromkeys(needles({n: t for n, t in load(path).items() if n not in made.get(run, {})}), run)
+        own |= dict.fromkeys(needles(without_copies(load(path), made.get(run, []))), run)
     sent = set[bytes]().union(*(needles(unpack_tensors(a.payload, LIMIT)) for a in answers if a.payload))
     found = found_in(b"".join(request.body for request in requests), sent | own.keys())
     assert sent <= found  # what was sent is found, if one looks for it
     assert {own[needle] for needle in found & own.keys()} == set()
+
+
+def let_statistics_leave(party: Path) -> None:
+    policy = state_of(party) / "policy.toml"
+    text = policy.read_text()
+    assert "single_statistics = false" in text
+    policy.write_text(text.replace("single_statistics = false", "single_statistics = true"))
 
 
 def one_of_each_kind(names):
@@ -404,7 +429,7 @@ def one_of_each_kind(names):
     kinds: dict[Any, str] = {}
     for name in names:
         made = load_method(name)
-        code = (made.start, made.join, made.roles, made.hand_out, made.consultation, made.inputs)
+        code = (made.start, made.join, made.roles, made.hand_out, made.consultation, made.inputs, made.statistics)
         kinds.setdefault((code, str(OPTIONS.get(name))), name)
     return list(kinds.values())
 
