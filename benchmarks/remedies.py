@@ -56,6 +56,7 @@ CASES: dict[str, Settings] = {
         "evaluation": {"protocol": "closed"},
     },
     "linear": MANY,
+    "ridge": {"data": MANY["data"]},
 }
 SUMS: dict[str, Settings] = {
     "fed-mp": {"merging": "summed"},
@@ -66,7 +67,7 @@ CLIPS = {"fed-mp": 0.007, "fst-cbdg": 0.03, "fedpp": 0.1, "cachefl": 3.0, "fed-p
 SLOW = ("fedpp", "fed-prime")  # run an encoder in each step: one round of four clients is audited
 REMEDIES = ("none", "secure aggregation", "secure aggregation + eps 3")
 ATTACKS = {
-    "membership": ("membership", "membership-replay"),
+    "membership": ("membership", "membership-replay", "membership-leverage"),
     "histogram": ("label-histogram", "label-histogram-of-report"),
     "names": ("class-names",),
     "features": ("feature-linking",),
@@ -84,6 +85,9 @@ def settings_of(method: str, remedy: int, seed: int) -> Settings:
         overlay(found, {"method": SUMS.get(method, {}), "federation": {"secure_sum": True}})
     if remedy == 2:
         least = max(3, clients * 95 // 100)
+        if method == "ridge":  # its noise is added once for each image
+            overlay(found, {"federation": {"least_clients": least}, "privacy": {"unit": "record", "epsilon": 3.0}})
+            return found
         overlay(found, {"federation": {"least_clients": least}})
         overlay(found, {"privacy": {"unit": "client", "epsilon": 3.0, "clip": CLIPS[method]}})
     return found

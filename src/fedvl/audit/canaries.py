@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, only_first
 from fedvl.audit.finding import Numbers
-from fedvl.audit.imitation import ONE_STEP, Began, imitate, joined
+from fedvl.audit.imitation import ONE_STEP, Began, CannotImitateError, imitate, joined
 from fedvl.audit.messages import Recorder, subtract
 from fedvl.audit.one_run import CONFIDENCE, audit_guesses, epsilon_bound
 from fedvl.federation.checks import length
@@ -53,6 +53,8 @@ class Tossed(NamedTuple):
 def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
     """Return the claimed epsilon and a lower bound of the true one; None without noise."""
     privacy = evidence.experiment.privacy
+    if evidence.method.role.statistics and privacy.unit != "none":
+        raise CannotImitateError("Canaries are placed in training, and this method sends sums of statistics.")
     if privacy.unit == "none" or not evidence.messages:
         return None
     tossed = toss_images(evidence) if privacy.unit == "record" else toss_clients(evidence)

@@ -252,10 +252,11 @@ def together(evidence: Evidence, shadows: list[Shadow]) -> list[Shadow]:
     count = max(1, min(evidence.summands or taking_part, len(shadows) // 2, half // max(evidence.typical_size, 1)))
     generator = numpy_generator(0, "sums")
     chosen = [generator.choice(len(shadows), count, replace=False) for _ in shadows]
-    return [sum_of([shadows[number] for number in some]) for some in chosen]
+    statistics = frozenset(evidence.method.role.statistics)
+    return [sum_of([shadows[number] for number in some], statistics) for some in chosen]
 
 
-def sum_of(shadows: list[Shadow]) -> Shadow:
+def sum_of(shadows: list[Shadow], statistics: frozenset[str] = frozenset()) -> Shadow:
     """Add up imitated clients as a secure sum does: means of changes, sums of numbers."""
     seen = []
     for parts in zip(*(shadow.seen for shadow in shadows), strict=True):
@@ -265,7 +266,9 @@ def sum_of(shadows: list[Shadow]) -> Shadow:
             name: torch.stack([share * part.change[name] for share, part in zip(shares, parts, strict=True)]).sum(0)
             for name in parts[0].change
         }
-        summed = [name for name in parts[0].beside if name.startswith(REPORTED) or name in NUMBERS]
+        summed = [
+            name for name in parts[0].beside if name.startswith(REPORTED) or name in NUMBERS or name in statistics
+        ]
         beside = {name: torch.stack([part.beside[name] for part in parts]).sum(0) for name in summed}
         seen.append(parts[0]._replace(change=change, beside=beside))
     return Shadow(torch.unique(torch.cat([shadow.rows for shadow in shadows])), seen)

@@ -18,6 +18,7 @@ from fedvl.federation.checks import sum_of_reports
 from fedvl.federation.chunks import LABELS
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import RecordPrivacy
+from fedvl.federation.statistics_privacy import statistics_privacy
 from fedvl.federation.training import LEAST_CHUNK
 from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
@@ -92,6 +93,8 @@ def imitate(
         )
         if engine.hidden is not None and noise == "cut":
             engine.hidden = Noiseless(engine.hidden.config, engine.training, federation.rounds)
+        if privacy is not None:  # of a secure sum each client's share, as in the run
+            vars(engine)["statistics_noise"] = statistics_privacy(method, privacy, federation)
         found: list[list[Seen]] = [[] for _ in some]
         for index, before in began:
             handed = before
@@ -99,8 +102,9 @@ def imitate(
                 handed = {**method.hand_out(before, {}, 0), **before}
             try:
                 reports = consult(evidence, engine, index, handed, every_image)
-                trained = engine.train(index, range(len(some)), handed)
+                trained = [] if method.role.statistics else engine.train(index, range(len(some)), handed)
                 answers = {result.update.client: result for result in trained}
+                sums = {c: engine.sent_statistics(index, c, handed) for c in range(len(some)) if method.role.statistics}
             except Exception as error:  # whatever the method's code does wrong
                 sizes = sorted({len(each) for each in some})
                 raise CannotImitateError(
@@ -109,7 +113,9 @@ def imitate(
             engine.keep(trained)
             for client in range(len(some)):
                 report, result = reports.get(client, {}), answers.get(client)
-                if result is None:
+                if client in sums:
+                    message = Message(client, index, before, Update(client, sums[client], 0.0), 0.0, report)
+                elif result is None:
                     still = Update(client, {name: before[name] for name in engine.start if name in before}, 0.0)
                     message = Message(client, index, before, still, 0.0, report)
                 else:

@@ -11,6 +11,7 @@ from fedvl.federation.checks import Refusal, Report, sum_of_reports
 from fedvl.federation.fixed_point import SumOfUpdates, decode_updates
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.stacks import Answers, Trained, Updates
+from fedvl.federation.statistics import Statistics
 from fedvl.methods.base import Update
 from fedvl.tensors import ByClient, Tensors
 
@@ -44,6 +45,7 @@ class Round(NamedTuple):
     total: SumOfUpdates | None = None  # under secure aggregation
     report: Tensors = {}  # sum of the reports
     settlements: Settlements = {}
+    statistics: Tensors = {}  # sums of a training-free method's statistics, as the server gets them
 
 
 class Seen(NamedTuple):
@@ -85,7 +87,8 @@ def seen_in_sum(message: Message, happened: Round) -> Seen:
     beside = {f"{REPORTED}{name}": tensor.float() for name, tensor in happened.report.items()}
     if happened.total is not None:
         beside |= numbers(happened.total.weight, happened.total.loss, happened.total.trained)
-    change = subtract(happened.after, happened.before)
+    beside |= happened.statistics
+    change = {} if happened.statistics else subtract(happened.after, happened.before)
     return Seen(message.client, message.round_index, happened.before, change, beside)
 
 
@@ -107,7 +110,7 @@ class Recorder:
         self.engine, self.most = engine, clients
         self.messages: dict[int, list[Message]] = {}
         self._begin()
-        for name in ("train", "sum_updates", "reports", "adopt"):
+        for name in ("train", "sum_updates", "sum_statistics", "reports", "adopt"):
             # on the instance, so that the engine's own calls pass here too
             vars(engine)[name] = partial(getattr(self, f"_{name}"), getattr(engine, name))
 
@@ -118,11 +121,12 @@ class Recorder:
         self.weights: dict[int, float] = {}
         self.total: SumOfUpdates | None = None
         self.tailored = False
+        self.statistics: Tensors = {}
 
     def end_round(self, before: Tensors, after: Tensors) -> Round:
         """Return what was seen of the round, and begin the next."""
         weight = sum(self.weights.values())
-        found = Round(before, after, weight, self.tailored, self.total, self.report, self.settlements)
+        found = Round(before, after, weight, self.tailored, self.total, self.report, self.settlements, self.statistics)
         self._begin()
         return found
 
@@ -154,6 +158,18 @@ class Recorder:
         summed = sum_updates(round_index, cohort, shared)
         self.total = decode_updates(summed.total, shared)
         return summed
+
+    def _sum_statistics(
+        self, sum_statistics: Callable[..., Statistics], round_index: int, cohort: Sequence[int], shared: Tensors
+    ) -> Statistics:
+        found = sum_statistics(round_index, cohort, shared)
+        self.statistics = found.total
+        for client in filter(self.engine.rows.counts.__getitem__, cohort):
+            if client in self.messages or len(self.messages) < self.most:
+                sent = Update(client, self.engine.sent_statistics(round_index, client, shared), 0.0)
+                earlier = [m for m in self.messages.get(client, []) if m.round_index != round_index]
+                self.messages[client] = [*earlier, Message(client, round_index, shared, sent, 0.0, {})]
+        return found
 
     def _reports(
         self, reports: Callable[..., tuple[list[Report], list[Refusal]]], round_index: int, shared: Tensors

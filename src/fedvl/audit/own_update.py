@@ -102,12 +102,15 @@ def in_sum(evidence: Evidence, sent: Message, others: int) -> Evidence:
     size, generator = len(evidence.rows(sent.client)), torch_generator(0, "others of a sum")
     rows = [draw_rows(torch.arange(len(reserve)), size, generator) for _ in range(others)]
     imitated = imitate(evidence, reserve, rows, [(sent.round_index, sent.before)], noise="run")
-    total = sum_of([Shadow(rows[0], each) for each in ([seen_in(sent)], *imitated)]).seen[0]
+    total = sum_of(
+        [Shadow(rows[0], each) for each in ([seen_in(sent)], *imitated)], frozenset(evidence.method.role.statistics)
+    ).seen[0]
     after = {name: sent.before[name] + change for name, change in total.change.items()}
     report = {name.removeprefix(REPORTED): tensor for name, tensor in total.beside.items() if name.startswith(REPORTED)}
     weight, loss, _ = (float(total.beside[name]) for name in NUMBERS)
     summed = SumOfUpdates({}, weight, loss, float(others + 1))
-    happened = Round(sent.before, after, weight, tailored=False, total=summed, report=report)
+    sums = {name: total.beside[name] for name in evidence.method.role.statistics}
+    happened = Round(sent.before, after, weight, tailored=False, total=summed, report=report, statistics=sums)
     complete = (evidence.complete[0].take(places[:cut]), evidence.complete[1])
     return replace(
         evidence,

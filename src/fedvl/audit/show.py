@@ -26,6 +26,8 @@ TITLES = {
     "membership-at-1-percent": "The same: training images identified at 1 % false alarms",
     "membership-replay": "Whether an image was trained on, from everything that leaves",
     "membership-replay-at-1-percent": "The same: training images identified at 1 % false alarms",
+    "membership-leverage": "Whether an image was trained on, from sums of features by the closed form",
+    "membership-leverage-at-1-percent": "The same: training images identified at 1 % false alarms",
     "feature-recovery": "Encoded images",
     "feature-linking": "Encoded images, linked to images",
     "one-image-recovery": "Encoded image of a client with one",
