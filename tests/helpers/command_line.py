@@ -16,5 +16,7 @@ def parse(command: str) -> None:
         if words[0].startswith("-"):  # of fedvl itself, which does at once what it says
             assert words[0] in ("--version", "--help", "--install-completion"), command
             return
+        if not words and found.invoke_without_command:
+            return
         found = found.commands[words.pop(0)]
     found.make_context(found.name, words)
