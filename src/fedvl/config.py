@@ -83,8 +83,8 @@ class DataConfig(Section):
     clients: int = Field(10, ge=1, le=MAX_CLIENTS)
     """Number of clients."""
     asked_classes: int | None = Field(None, ge=1, le=MANY)
-    """Classes that the open protocol queries, the same for any number of clients; if absent, as many
-    as are left when each of K clients has one of K + 1 equal parts.
+    """Classes that the open protocol queries, the same for any number of clients; if absent, as
+    many as are left when each of K clients has one of K + 1 equal parts.
     """
     newcomers: int = Field(0, ge=0, le=MAX_CLIENTS)
     """Number of clients, the last ones, that join only when training is over."""
@@ -269,8 +269,8 @@ class PrivacyConfig(Section):
     are released. If absent, a simulation counts them; between machines it must be given.
     """
     public: str | None = None
-    """Images of the server whose covariance stands for the clients' where only class sums are released:
-    the name of a dataset or a folder. If absent, an embedded set of other classes.
+    """Images of the server whose covariance stands for the clients' where only class sums are
+    released: the name of a dataset or a folder. If absent, an embedded set of other classes.
     """
 
 
@@ -317,8 +317,8 @@ class Experiment(Section):
     federation: FederationConfig = FederationConfig()
     """Rounds, clients, merging and limits."""
     privacy: PrivacyConfig = PrivacyConfig()
-    """Differential privacy. The flag takes client:eps=3 or record:eps=8,delta=1e-6,clip=0.5; subspace
-    can be given in the same way.
+    """Differential privacy. The flag takes client:eps=3 or record:eps=8,delta=1e-6,clip=0.5;
+    subspace can be given in the same way.
     """
     evaluation: EvaluationConfig = EvaluationConfig()
     """How the model is tested."""

@@ -94,7 +94,7 @@ def test_no_answer_that_the_server_gets_says_anything_of_one_client(name, tmp_pa
 def test_corrected_gradients_on_sums_and_nothing_of_the_server_or_of_one_client_travels(name, of_server, tmp_path):
     training = {"momentum": 0.0}
     remote, grid = remote_federation(name, tmp_path, training=training, **SECURE)
-    names, push = set(), grid.push
+    names, push = set[str](), grid.push
 
     def recorded(envelope):
         names.update(unpack_tensors(flower.unpack(envelope).payload, 2**26))

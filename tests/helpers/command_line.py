@@ -4,6 +4,7 @@ import shlex
 from typing import Any
 
 import typer
+from click import Context
 
 from fedvl.cli import app
 
@@ -13,10 +14,10 @@ def parse(command: str) -> None:
     found: Any = typer.main.get_command(app)
     words = shlex.split(command, comments=True)[1:]
     while isinstance(found, typer.core.TyperGroup):
+        if not words and found.invoke_without_command:
+            return
         if words[0].startswith("-"):  # of fedvl itself, which does at once what it says
             assert words[0] in ("--version", "--help", "--install-completion"), command
             return
-        if not words and found.invoke_without_command:
-            return
-        found = found.commands[words.pop(0)]
+        _, found, words = found.resolve_command(Context(found), words)
     found.make_context(found.name, words)

@@ -9,7 +9,7 @@ from helpers.small import drawn, run_quietly, small_batch, small_federation, sma
 from fedvl.errors import FedVLError
 from fedvl.federation.merging import merge
 from fedvl.methods import load_method, method_names
-from fedvl.methods.base import CLOSED_FORMS, Batch, Method, Update
+from fedvl.methods.base import CHOICES, CLOSED_FORMS, Batch, Method, Update
 from fedvl.methods.linear import Linear
 from fedvl.methods.parts.losses import masked_mean
 from fedvl.methods.roles import Private, Shared
@@ -42,7 +42,9 @@ def test_methods_overwrite_nothing_that_is_final_and_mutate_no_declaration(name)
     for kind in type(method).__mro__[:-2]:
         assert not HELPERS - {"options_type"} & vars(kind).keys()
     declarations = public(Method).keys() - {n for n, v in public(Method).items() if inspect.isroutine(v)} - {"options"}
-    assert not declarations & vars(method).keys()
+    own = declarations & vars(method).keys()
+    assert own <= {"weighting"}, "only how clients are weighted may follow an option"
+    assert method.weighting in CHOICES["weighting"]
 
 
 # --- the closed form

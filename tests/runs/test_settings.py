@@ -137,7 +137,15 @@ FEDERATION: dict[str, Any] = {
 }
 STAY = {"rounds", "quorum", "attempts", "patience", "drift", "deadline", "max_message_bytes"}
 # of differential privacy, beside a budget for clients
-PRIVACY: dict[str, Any] = {"unit": "record", "epsilon": 3.0, "delta": 1e-6, "clip": 0.5, "subspace": 16}
+PRIVACY: dict[str, Any] = {
+    "unit": "record",
+    "epsilon": 3.0,
+    "delta": 1e-6,
+    "clip": 0.5,
+    "subspace": 16,
+    "images": 2000,
+    "public": "emoji-mini",
+}
 
 
 @pytest.mark.parametrize("change", MAY_CHANGE, ids=str)

@@ -1,10 +1,10 @@
 """Membership by leverage: the attack that knows the closed form of a training-free method.
 
 An image x with label y adds x x^T to G and x y^T to H. The attacker, who has G and H of a client or
-of all clients, computes the leverage x^T (G + a)^-1 x, what the solution W = (G + a)^-1 H answers to
-x at its label, and how far x x^T and x y^T lie along G and H, for several a. Where G is not
-released it takes the covariance of its own images. Each half of the attacked images is scored by what
-does best on the other half.
+of all clients, computes the leverage x^T (G + a)^-1 x, what the solution W = (G + a)^-1 H
+answers to x at its label, and how far x x^T and x y^T lie along G and H, for several a. Where G is
+not released it takes the covariance of its own images. Each half of the attacked images is scored
+by what does best on the other half.
 """
 
 from collections.abc import Iterator, Sequence

@@ -31,7 +31,7 @@ Examples:
 
   fedvl compare grid.toml                               rows and columns
 
-  fedvl compare --methods linear,fedprox --tune training.learning_rate=0.001,0.01,0.1
+  fedvl compare --methods linear,fedprox --tune training.learning_rate=0.01,0.1
 
 The same command resumes where it was stopped; finished runs are not repeated.
 """

@@ -16,7 +16,7 @@ All coalitions of ten clients, from the sums of a closed-form run:
 
   fedvl contributions runs/ridge-cifar10-mini
 
-A method that trains: 20 random orders of the clients, each coalition trained anew.
+A method that trains each coalition anew: 20 random orders of the clients:
 
   fedvl contributions runs/linear-cifar10-mini --orders 20
 """

@@ -368,10 +368,10 @@ def spent_on(experiment: Experiment) -> str:
 
 
 def noise_seed(experiment: Experiment) -> int:
-    """Return the seed of a simulation's noise and samples, another one if clients withdrew or images
-    were added.
+    """Return the seed of a simulation's noise and samples.
 
-    The difference of two models with the same noise would show what the noise hides.
+    It is another one if clients withdrew or images were added: the difference of two models with
+    the same noise would show what the noise hides.
     """
     withdrawn, additions = experiment.federation.withdrawn, experiment.data.additions
     if experiment.privacy.unit == "none" or not (withdrawn or additions):

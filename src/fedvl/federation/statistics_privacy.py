@@ -1,8 +1,9 @@
 """Differential privacy of statistics: Gaussian noise, once in each exchange of sums.
 
 Who adds it follows from who learns what. Under secure aggregation each client adds a share, and any
-``least_clients`` of them add the whole noise. Without it each client adds the whole noise to its own
-statistics (record level), or the server, which is trusted then, adds it to the sum (client level).
+``least_clients`` of them add the whole noise. Without it each client adds the whole noise to its
+own statistics (record level), or the server, which is trusted then, adds it to the sum (client
+level).
 """
 
 import math

@@ -96,7 +96,7 @@ def course(result: dict[str, Any]) -> list[str]:
 
 
 def true_pseudo_labels(result: dict[str, Any]) -> list[str]:
-    """Return the share of true pseudo-labels at the first and the last selection, and the lowest."""
+    """Return the share of true pseudo-labels at the first, last and worst selection."""
     values = result.get("per_round_pseudo_label_accuracy") or []
     curve = [
         (value, at)

@@ -88,8 +88,11 @@ def resume_key(experiment: Experiment) -> str:
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]
-    if experiment.data.unit is None:  # runs of before it was a setting go on
-        del settings["data"]["unit"]
+    # runs from before these were settings go on
+    for section, later in (("data", ("unit", "additions", "asked_classes")), ("privacy", ("images", "public"))):
+        for key in later:
+            if section in settings and not settings[section][key]:
+                del settings[section][key]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ ENOUGH = 0.25  # images for each unit of noise in an entry of G, as a share of d
 
 
 def plan_of(noise: SumNoise, width: int) -> Plan:
-    """Choose what is released: noise on G of norm s sqrt(d) must not hide eigenvalues near n / d."""
+    """Choose what is released: noise on G, of norm s sqrt(d), must not hide eigenvalues n / d."""
     unit = noise.multiplier * (noise.clip or 1.0)
     return "G and H" if noise.images >= ENOUGH * unit * width**1.5 else "class sums"
 
@@ -53,8 +53,8 @@ def noised_fit(
 ) -> Fit:
     """Return W = (Gc + a 1)^-1 (Hc + a W_0) and b = 1 / C - W^T mean, with a = s sqrt(d).
 
-    s is the deviation of the noise. AdaSSP (Wang, 2018) has this a for noise on G and H; eigenvalues
-    of a noised G below 0 are set to 0. ``public`` are rows of public images.
+    s is the deviation of the noise. AdaSSP (Wang, 2018) has this a for noise on G and H;
+    eigenvalues of a noised G below 0 are set to 0. ``public`` are rows of public images.
     """
     width, classes = sums["cross"].shape
     deviation = noise.deviation(role.norm or 0.0 for role in noised_roles(noise, width, classes).values())
