@@ -189,6 +189,10 @@ def test_the_image_tower_is_timed_once_for_a_model_that_is_loaded_again(monkeypa
 
 
 def test_the_share_of_true_pseudo_labels_is_kept_by_evaluated_round() -> None:
-    records: list[dict[str, Any]] = [{"round": 1, "pseudo_label_accuracy": 75.0}, {"round": 2}, {"round": 3, "pseudo_label_accuracy": None}]
+    records: list[dict[str, Any]] = [
+        {"round": 1, "pseudo_label_accuracy": 75.0},
+        {"round": 2},
+        {"round": 3, "pseudo_label_accuracy": None},
+    ]
     assert result.selection_figures(records) == {"per_round_pseudo_label_accuracy": [75.0, None]}
     assert result.selection_figures([{"round": 1}]) == {}
