@@ -197,11 +197,11 @@ def damaged(folder: Path, case: str) -> None:
 @pytest.mark.parametrize(
     "case, reason",
     {
-        "a file elsewhere": "no plain name",
+        "a file elsewhere": "not a plain file name",
         "a link": "is a link",
         "no files": "lists no files",
         "no list": "not what save_to_disk writes",
-        "a split elsewhere": "no plain name",
+        "a split elsewhere": "not a plain file name",
         "cut off": "cannot be read as Arrow",
         "no Arrow": "cannot be read as Arrow",
         "compressed": "is compressed",
@@ -248,7 +248,7 @@ def test_a_few_bytes_cannot_claim_endless_texts(column: str, tmp_path: Path, mon
     table = read_path(tmp_path / "set.parquet")
     values: Any = table.labels if column == "label" else table.texts
     assert len({id(value) for value in values}) == 1
-    monkeypatch.setattr(arrow, "MOST_COLUMNS", 10**6 - 1)
+    monkeypatch.setattr(arrow, "MAX_COLUMNS", 10**6 - 1)
     with pytest.raises(FedVLError, match=r"labels and texts of .* have more than"):
         read_path(tmp_path / "set.parquet")
 

@@ -34,6 +34,8 @@ DOES = {
     "fedvl run --method fed-mp --protocol open --clients 2": "runs/fed-mp-cifar10-mini/report.html",
     'fedvl predict runs/fed-mp-cifar10-mini --classes "cat,dog" photos/': "photos/dog/0.png",
     "fedvl run --method fst-cbdg --partition dirichlet:0.1": "runs/fst-cbdg-cifar10-mini/report.html",
+    "fedvl run --method fed-em": "runs/fed-em-cifar10-mini/report.html",
+    "fedvl run --method ridge": "runs/ridge-cifar10-mini/report.html",
     "fedvl export runs/linear-photos exported": "exported/classifier.safetensors",
     "fedvl withdraw runs/linear-photos 3": "runs/linear-photos-without-3/report.html",
     "fedvl compare --methods linear,fst-cbdg,zero-shot": "comparisons/comparison/report.html",

@@ -136,7 +136,7 @@ def test_other_towers_are_refused(towers: Any, tmp_path: Path) -> None:
     (tmp_path / "open_clip_config.json").write_text(json.dumps(CONFIG))
     scaled = {**weights, "visual.trunk.blocks.0.ls1.gamma": torch.ones(768)}
     save_file({name: tensor.contiguous() for name, tensor in scaled.items()}, tmp_path / "open_clip_model.safetensors")
-    with pytest.raises(FedVLError, match="no plain ViT"):
+    with pytest.raises(FedVLError, match="not a plain ViT"):
         load_model(str(tmp_path))
     config = json.loads(json.dumps(CONFIG))
     config["model_cfg"]["text_cfg"]["hf_pooler_type"] = "mean_pooler"

@@ -35,7 +35,8 @@ def party(name, folder, options=None, **settings):
 def start_of(party):
     """What an honest server hands out in the first round."""
     method = party.engine.method
-    return method.hand_out(method.start(torch_generator(0, "start")), {}, CLIENT)
+    shared, _ = method.role.split(method.start(torch_generator(0, "start")))
+    return method.hand_out(shared, {}, CLIENT)
 
 
 def ask(party, tensors, **changes):
@@ -57,6 +58,8 @@ def declared(method, kind, start):
     consultation = method.consultation()
     if kind == "report":
         return set(consultation.report_shapes)
+    if method.role.statistics:
+        return set(method.role.statistics)
     return (start.keys() - method.role.given.keys()) | method.role.sent.keys()
 
 

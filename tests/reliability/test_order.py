@@ -1,6 +1,7 @@
 """The same run gives the same bits, in whatever order updates arrive and however clients are grouped."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ ONE_EPOCH = {"local_epochs": 1}
 
 
 def everything(federation):
-    return federation._everything(federation.shared, federation.last)
+    found = SimpleNamespace(merged=federation.shared, server=federation.server, last=federation.last)
+    return federation._everything(found, None)
 
 
 @pytest.mark.parametrize("name", PAPERS)

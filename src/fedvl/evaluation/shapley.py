@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from fedvl.errors import FedVLError
-from fedvl.seeding import numpy_generator
 
 Coalition = frozenset[int]
 Game = Callable[[Coalition], float]
@@ -82,6 +81,8 @@ def sampled(
     The two directions of an order are one observation for the t interval, since they depend on each
     other; their sum telescopes, so that estimates add up to the total as exact values do.
     """
+    from fedvl.seeding import numpy_generator  # imports torch, which a report of the values does not need
+
     generator = numpy_generator(seed, "shapley")
     drawn = np.array([both_directions(value, players, generator.permutation(len(players))) for _ in range(orders)])
     means = drawn.mean(axis=0)

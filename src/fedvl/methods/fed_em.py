@@ -51,7 +51,7 @@ class FedEM(Method):
         return self.scale * self.task.text_features.double().T
 
     def start(self, generator: torch.Generator) -> Tensors:
-        weight = self.zero_shot
+        weight = self.zero_shot.contiguous()  # as a message brings it, so that products have the same bits
         zeros = weight.new_zeros(weight.shape[1])
         return {"weight": weight, "bias": zeros, "log_prior": zeros.clone()}
 

@@ -409,7 +409,7 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
     """Refuse record-level privacy where an image has a say beyond its own gradient."""
     name, labels = experiment.method.name, experiment.data.labels
     start = method.first_shared(experiment.seed)
-    if ended := list(method.role.ends(start)):
+    if ended := [name for name in method.role.ends(start) if name in start or name in method.role.sent]:
         raise FedVLError(
             f"Method '{name}' sends {', '.join(ended)} other than as training left it, which noise does not cover; use "
             "--privacy client:eps=3, or another method."
