@@ -41,6 +41,15 @@ def test_a_method_that_trains_is_refused_with_what_to_do(tmp_path):
     assert "use ridge" in str(told.exception)
 
 
+def test_a_run_with_noise_is_refused_for_its_noise(tmp_path):
+    asked = {**settings(), "privacy": {"unit": "record", "epsilon": 3.0}}
+    folder = finished(tmp_path / "run", resolve_experiment(asked))
+    told = RUNNER.invoke(app, ["update", str(folder.path), "--dataset", "emoji-mini"])
+    assert isinstance(told.exception, FedVLError)
+    assert "Noise hides the sums" in str(told.exception)
+    assert not folder.path.with_name("run-updated").exists()
+
+
 def test_contributions_are_printed_drawn_and_read_as_json(run):
     told = RUNNER.invoke(app, ["contributions", str(run), "--quiet"], catch_exceptions=False)
     assert "32 models were valued" in told.output

@@ -43,9 +43,14 @@ def update(
             "The images of a federation between machines are at its sites: add the new ones there, then run fedvl server "
             f"{folder.federation['federation']} --out NEW; one exchange sums all images again."
         )
+    if folder.experiment.privacy.unit != "none":
+        raise FedVLError(
+            "Noise hides the sums of this run, so that images cannot be added to them; run fedvl run on all images, and "
+            "add up the budgets of both runs."
+        )
     if not by_sums(folder.experiment):
         raise FedVLError(
-            f"Method '{folder.experiment.method.name}' does not follow from sums without noise, so that it must be trained "
+            f"Method '{folder.experiment.method.name}' does not follow from sums, so that it must be trained "
             "again on all images; use ridge or gda, or add the images to the dataset and use fedvl run."
         )
     experiment = with_addition(folder.experiment, dataset, client)

@@ -104,7 +104,7 @@ class Failure(Content):
 
 
 class TunedCell(Content):
-    """What was tried in a cell on validation images, and what was chosen."""
+    """The settings tried in a cell on validation images, and the one chosen."""
 
     row: str
     column: str

@@ -68,7 +68,7 @@ def missing_dataset(name: str, root: Path | None) -> str:
 
 
 def missing_images(source: str) -> str:
-    """Return what to do about CacheFL's generated images, where there are none."""
+    """Return how to provide CacheFL's generated images if they are missing."""
     if source == HELD_OUT or source.startswith(PIPELINE) or (source and Path(source).expanduser().exists()):
         return ""
     return (

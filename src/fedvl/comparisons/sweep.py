@@ -204,7 +204,7 @@ def chosen_grid(grid: Grid, summary: Mapping[str, Any]) -> Grid | None:
 
 
 def edges(tried: Mapping[str, Settings], chosen: str) -> list[str]:
-    """Return the settings of which the smallest or the largest number that was tried is chosen."""
+    """Return the settings whose chosen value is at the edge of the values tried."""
     found = []
     for section, part in tried[chosen].items():
         for key in part if isinstance(part, Mapping) else ():

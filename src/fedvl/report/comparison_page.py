@@ -138,7 +138,7 @@ def _runs(grid: Summary) -> list[dict[str, Any]]:
 
 
 def _tuned(one: dict[str, Any]) -> dict[str, Any]:
-    """Return one line of the table of what was tried: each setting with its validation accuracy."""
+    """Return one line of the table of trials: each setting with its validation accuracy."""
     tried = [
         f"{name}: {MISSING if value is None else figure(value)}"
         for name, value in zip(one["tried"], one["validation"], strict=True)
