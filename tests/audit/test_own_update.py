@@ -75,10 +75,17 @@ def test_what_leaks_is_found_and_said(prepared):
     assert by_name["membership-at-1-percent"]["value"] > 0.01
     assert "feature-linking" in by_name
     assert {each["view"] for each in found["findings"]} == {"the server"}
-    assert [each["name"] for each in found["unmeasured"]] == ["class-names"]
+    assert [each["name"] for each in found["unmeasured"]] == ["class-names", "membership-leverage"]
     assert by_name["membership-replay"]["leaks"]
     assert {each["of"] for each in found["findings"]} == {PLAIN}
     assert not any(name.startswith("one-image") for name in by_name)  # the party has more than one
+
+
+def test_images_in_a_sum_of_features_are_found_by_who_knows_the_closed_form():
+    prepared = prepare({**settings(), "method": {"name": "ridge"}})
+    by_name = figures(audit_own(prepared, CLIENT, sent_by(prepared), SECRET))
+    assert by_name["membership-leverage"]["leaks"]
+    assert by_name["membership-leverage"]["value"] > 0.9
 
 
 def test_what_the_party_would_send_is_drawn_from_its_secret():

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvl.audit import class_names, feature_recovery, label_histogram, membership, membership_replay
+from fedvl.audit import (
+    class_names,
+    feature_recovery,
+    label_histogram,
+    membership,
+    membership_leverage,
+    membership_replay,
+)
 from fedvl.audit.candidates import Shadow, sum_of
 from fedvl.audit.evidence import (
     ENCODED,
@@ -30,7 +37,7 @@ from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
 from fedvl.audit.words import budget, remedies
 from fedvl.federation.fixed_point import SumOfUpdates
-from fedvl.methods.base import Samples
+from fedvl.methods.base import Samples, Update
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared
 from fedvl.seeding import numpy_generator, torch_generator
@@ -187,6 +194,9 @@ def train_on_rest(evidence: Evidence, prepared: Prepared, client: int, secret: i
             report = reports[0].tensors
             engine.adopt({client: consultation.settle(0, report, None if consultation.summed else report)})
     handed = prepared.method.hand_out(shared, {}, client)
+    if prepared.method.role.statistics:
+        sums = engine.sent_statistics(0, client, handed)
+        return Message(client, 0, handed, Update(client, sums, 0.0), 0.0, report, 0)
     trained = engine.train(0, [client], handed)
     if not trained:
         return None
@@ -291,5 +301,6 @@ ATTACKS: dict[str, Callable[[Evidence], list[Outcome]]] = {
     class_names.NAMES[0]: called,
     membership.NAMES[0]: member,
     membership_replay.NAMES[0]: replayed,
+    membership_leverage.NAMES[0]: membership_leverage.attack,
     feature_recovery.NAMES[0]: recovered,
 }
