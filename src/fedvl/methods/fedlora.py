@@ -1,20 +1,16 @@
-"""LoRA in a federation: low-rank changes of attention's projections, and six ways to merge them.
+"""LoRA in a federation: low-rank changes of attention's projections, shared in one of six ways.
 
 Every adapted projection W becomes W + s B A with A (r x width), B (width x r) and s = alpha / r of
 the largest rank (Hu et al., 2022). A starts uniform within 1/sqrt(width), B at 0, so that a run
 starts as zero-shot. The text tower alone is adapted by default: image features are computed once.
+The variants are classes of `methods/parts/lora_variants.py`:
 
-- fedit (Zhang et al., 2024): A and B are averaged apart, which is not the mean of the products;
-- ffa (Sun et al., 2024): A stays as drawn, the same for all; B is averaged;
+- fedit (Zhang et al., 2024): A and B are averaged apart;
+- ffa (Sun et al., 2024): A stays as drawn, B is averaged;
 - fedsa (Guo et al., 2025): A is averaged, each client keeps its own B;
-- flora (Wang et al., 2024): the server stacks all factors, which is the exact sum of the products.
-  Clients add the stack and begin with fresh factors, drawn once for each client;
-- hetlora (Cho et al., 2024): a client of a smaller rank takes the first rows and columns; updates
-  are padded with zeros and weighted by the norm of their product. Self-pruning is left out;
-- flexlora (Bai et al., 2024): the products are averaged and factorised again (SVD), the best
-  factors first, of which each client takes as many as its rank.
-
-Where a stack would have more rows than W, the product itself is sent in its place.
+- flora (Wang et al., 2024): the server stacks all factors;
+- hetlora (Cho et al., 2024): factors of different ranks, weighted by the norm of their product;
+- flexlora (Bai et al., 2024): the products are averaged and factorised again.
 """
 
 from collections.abc import Sequence
@@ -24,17 +20,19 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method, Options, Samples, Task, Update
+from fedvl.methods.parts.cosines import cosine_scores
+from fedvl.methods.parts.lora_variants import VARIANTS, Factors
 from fedvl.methods.parts.prompts import CLASSES_AT_ONCE, recomputed
-from fedvl.methods.roles import Given, Private, Role, Shape, Shared
+from fedvl.methods.roles import Role
 from fedvl.models.transformer import Change, Deltas
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
-RANKED = ("flora", "hetlora", "flexlora")  # variants in which clients may have different ranks
+RANKED = tuple(name for name, variant in VARIANTS.items() if variant.ranked)
 
 
 class FedLoRAOptions(Options):
@@ -83,87 +81,41 @@ class FedLoRA(Method):
         device = task.text_embeddings.device
         texts = [template.replace("{}", name) for template in task.templates for name in task.class_names]
         self.tokens = clip.tokenise(texts).to(device)
-        self.largest = max(options.ranks, default=options.rank)
-        self.same = self.factors(self.largest, torch_generator(task.seed, "fedlora"))  # as all parties draw them (ffa)
+        ranks = options.ranks or (options.rank,)
+        self.factors = Factors(self.towers, len(options.targets), ranks, task.text_embeddings, task.seed)
+        self.variant = VARIANTS[options.variant](self.factors)
+        # as all parties draw them, where A does not travel
+        self.same = self.factors.drawn(self.factors.largest, torch_generator(task.seed, "fedlora"))
 
     @classmethod
     def forms(cls, options: FedLoRAOptions) -> tuple[str, ...]:
         return ("features",) if options.towers == "text" else ("pixels",)
 
     def roles(self) -> dict[str, Role]:
-        roles: dict[str, Role] = {}
-        for tower, (layers, width) in self.towers.items():
-            for factor in ("A", "B"):
-                name, shape = f"{tower}.{factor}", self.shape(factor, layers, width)
-                if self.options.variant in RANKED:
-                    roles[name] = Shared(needs="each", shape=shape)
-                if self.options.variant == "flora":
-                    roles[f"stack.{name}"] = Given(shape)
-            if self.options.variant == "fedsa":
-                roles[f"{tower}.B"] = Private(trained=True)
-        return roles
-
-    def shape(self, factor: str, layers: int, width: int) -> Shape:
-        """Return the shape of a factor of any rank that occurs."""
-        rank = range(1, max(self.largest, width) + 1)
-        sizes: Shape = (rank, width) if factor == "A" else (width, rank)
-        return (layers, len(self.options.targets), *sizes)
+        return self.variant.roles()
 
     def notes(self) -> list[str]:
-        if self.options.variant != "fedsa":
+        if "B" in self.variant.shared:
             return []
         return ["Every client keeps its own B: without one, as in the closed protocol, the model is zero-shot."]
 
     def start(self, generator: torch.Generator) -> Tensors:
-        drawn = self.factors(self.largest, generator)
-        kept = {"ffa": ("B",), "fedsa": ("A",)}.get(self.options.variant, ("A", "B"))
-        return {name: tensor for name, tensor in drawn.items() if name.endswith(kept)}
+        drawn = self.factors.drawn(self.factors.largest, generator)
+        return {name: factor for name, factor in drawn.items() if name.endswith(self.variant.shared)}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        if self.options.variant != "fedsa":
-            return {}
-        return {name: tensor for name, tensor in self.factors(self.options.rank, generator).items() if name[-1] == "B"}
-
-    def factors(self, rank: int, generator: torch.Generator) -> Tensors:
-        """Draw A and make B for all layers and targets of each tower."""
-        drawn: Tensors = {}
-        for tower, (layers, width) in self.towers.items():
-            shape = (layers, len(self.options.targets), rank, width)
-            a = torch.empty(shape).uniform_(-(width**-0.5), width**-0.5, generator=generator)
-            drawn[f"{tower}.A"] = a.to(self.task.text_embeddings)
-            drawn[f"{tower}.B"] = torch.zeros(*shape[:2], width, rank).to(self.task.text_embeddings)
-        return drawn
+        return self.variant.join(generator)
 
     def hand_out(self, shared: Tensors, last: dict[int, Tensors], client: int) -> Tensors:
-        """Return factors of the client's rank: fresh ones beside the stack, or the first ones."""
-        if self.options.variant not in RANKED:
-            return shared
-        ranks = self.options.ranks or (self.options.rank,)
-        rank = ranks[client % len(ranks)]
-        if self.options.variant == "flora":
-            fresh = self.factors(rank, torch_generator(self.task.seed, "fedlora", client))
-            return {**fresh, **{f"stack.{name}": tensor for name, tensor in shared.items()}}
-        return {
-            name: (tensor[..., :rank, :] if name.endswith("A") else tensor[..., :rank]).contiguous()
-            for name, tensor in shared.items()
-        }
+        return self.variant.hand_out(shared, client)
 
     def merge(self, shared: Tensors, updates: Sequence[Update]) -> Tensors:
+        weights = torch.tensor([update.weight for update in updates], dtype=torch.float64)
+        shares = [float(share) for share in weights / weights.sum()]
         merged: Tensors = {}
-        for tower, (_, width) in self.towers.items():
-            pairs = [(update.tensors[f"{tower}.A"], update.tensors[f"{tower}.B"]) for update in updates]
-            weights = torch.tensor([update.weight for update in updates], dtype=torch.float64)
-            shares = [float(share) for share in weights / weights.sum()]
-            if self.options.variant == "flora":
-                own = (shared[f"{tower}.A"], shared[f"{tower}.B"])
-                before = [(own, 1.0)] if own[1].any() else []  # at first it is nothing
-                a, b = stacked([*before, *zip(pairs, shares, strict=True)], width)
-            elif self.options.variant == "hetlora":
-                a, b = padded(pairs, self.largest)
-            else:
-                products = [share * b @ a for share, (a, b) in zip(shares, pairs, strict=True)]
-                a, b = factorised(torch.stack(products).sum(0), self.largest)
-            merged |= {f"{tower}.A": a, f"{tower}.B": b}
+        for a, b in ((f"{tower}.A", f"{tower}.B") for tower in self.towers):
+            pairs = [(update.tensors[a], update.tensors[b]) for update in updates]
+            merged[a], merged[b] = self.variant.merge((shared[a], shared[b]), pairs, shares)
         return merged
 
     def deltas(self, tensors: Tensors, tower: str) -> list[Deltas]:
@@ -174,7 +126,7 @@ class FedLoRA(Method):
         if f"stack.{tower}.A" in tensors:
             a = torch.cat([a, tensors[f"stack.{tower}.A"]], -2)
             b = torch.cat([b, tensors[f"stack.{tower}.B"]], -1)
-        b = b * (self.options.alpha / self.largest)
+        b = b * (self.options.alpha / self.factors.largest)
         return [
             {target: (a[layer, place], b[layer, place]) for place, target in enumerate(self.options.targets)}
             for layer in range(len(a))
@@ -208,37 +160,5 @@ class FedLoRA(Method):
             pixels = self.task.clip.normalise(inputs["pixels"]).to(texts.dtype)
             changes = [Change(deltas=layer) for layer in self.deltas(tensors, "image")]
             images = normalize(self.task.clip.encode_image(pixels, changes=changes), dim=-1)
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
-            kind = next(iter(tensors.values())).dtype
-            return self.scale * images.to(kind) @ texts.to(kind).T
-
-
-Pair = tuple[Tensor, Tensor]
-
-
-def stacked(weighted: Sequence[tuple[Pair, float]], width: int) -> Pair:
-    """Return factors of the weighted sum of products; beyond rank ``width``, that sum and 1."""
-    a = torch.cat([a for (a, _), _ in weighted], -2)
-    b = torch.cat([share * b for (_, b), share in weighted], -1)
-    if a.shape[-2] <= width:
-        return a, b
-    total = b @ a
-    return total, torch.eye(width).to(total).expand_as(total).clone()
-
-
-def padded(pairs: Sequence[Pair], rank: int) -> Pair:
-    """Return the mean of factors padded to a rank, weighted by the norms of their products."""
-    norms = torch.stack([(b @ a).norm() for a, b in pairs])
-    shares = torch.where(norms.sum() > 0, norms / norms.sum(), 1 / len(pairs))
-    wide = [(pad(a, (0, 0, 0, rank - a.shape[-2])), pad(b, (0, rank - b.shape[-1]))) for a, b in pairs]
-    a, b = (torch.stack([pair[place] for pair in wide]) for place in (0, 1))
-    return torch.einsum("k,k...->...", shares, a), torch.einsum("k,k...->...", shares, b)
-
-
-def factorised(product: Tensor, rank: int) -> Pair:
-    """Return the nearest factors of a rank, the largest first; A has unit rows."""
-    left, sizes, right = torch.linalg.svd(product.double())
-    rank = min(rank, len(right[0, 0]))
-    left, sizes, right = left[..., :rank], sizes[..., :rank], right[..., :rank, :]
-    strongest = left.gather(-2, left.abs().argmax(-2, keepdim=True)).sign()  # the sign of a pair is free
-    return (right * strongest.mT).to(product), (left * strongest * sizes[..., None, :]).to(product)
+        kind = next(iter(tensors.values())).dtype
+        return cosine_scores(self.scale, images.to(kind), texts.to(kind))

@@ -29,6 +29,7 @@ from torch.nn.functional import cosine_similarity, normalize, one_hot
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.methods.roles import Private, Role, Shared
@@ -157,8 +158,7 @@ class FedMGP(Method):
         return normalize(images.to(texts.dtype), dim=-1), texts
 
     def scores(self, images: Tensor, texts: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            return self.scale * images @ texts.mT
+        return cosine_scores(self.scale, images, texts)
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         """Return the loss, and the noise for the draw when training ends."""

@@ -34,6 +34,7 @@ from fedvl.files import MAX_JSON, parse_json, read_file
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.fedtpg import unit_texts
 from fedvl.methods.parts.adapters import linear_layer
+from fedvl.methods.parts.cosines import cosine_scores, full_precision
 from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
 from fedvl.methods.parts.losses import label_loss, masked_mean
 from fedvl.methods.parts.prompts import SPREAD
@@ -136,8 +137,8 @@ class FedMVP(Method):
 
     def scores(self, images: Tensor) -> Tensor:
         """Return the mean over each class's sentences of s cos(image, sentence)."""
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            return self.scale * images @ self.sentences.T @ self.shares.T
+        with full_precision(images):
+            return cosine_scores(self.scale, images, self.sentences) @ self.shares.T
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         """Return the loss, and whether the client holds the block from now on."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import ClassTexts
 from fedvl.methods.parts.transport import balanced_plan, partial_plan
@@ -78,8 +79,7 @@ class FedOTP(Method):
     def scores(self, texts: Tensor, patches: Tensor) -> Tensor:
         """Return scale <T, S> (rows x classes) of cosines S and the plan T at the cost 1 - S."""
         classes, contexts, _ = texts.shape
-        with torch.autocast(patches.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            similarity = texts.float().flatten(0, 1) @ normalize(patches.float(), dim=-1).mT
+        similarity = cosine_scores(1.0, texts.float().flatten(0, 1), normalize(patches.float(), dim=-1))
         similarity = similarity.reshape(len(patches), classes, contexts, -1)
         return self.scale * (self.plan(similarity) * similarity).sum((-2, -1))
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fedvl.methods.base import Batch, Samples, Task
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.methods.promptfl import PromptFL, PromptOptions
@@ -84,8 +85,7 @@ class FedPGP(PromptFL):
         """Return the loss of p_i's scores + mu times the contrastive loss."""
         contexts = torch.stack([self.own_context(tensors), tensors["context"]])
         own, shared = torch.func.vmap(self.texts.features)(contexts)  # one pass for both
-        with torch.autocast(own.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            scores = self.scale * batch.inputs["features"] @ own.T
+        scores = cosine_scores(self.scale, batch.inputs["features"], own)
         return label_loss(scores, batch) + self.options.mu * self.contrast(own, shared)
 
     def contrast(self, own: Tensor, shared: Tensor) -> Tensor:

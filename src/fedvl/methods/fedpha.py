@@ -27,6 +27,7 @@ from torch.nn.functional import mse_loss, relu
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.parts.prompts import ClassTexts
 from fedvl.methods.roles import Private, Role
@@ -99,8 +100,7 @@ class FedPHA(Method):
         contexts = torch.stack([local, self.project(local, tensors["directions"])])
         own, projected = torch.func.vmap(self.texts.features)(contexts)
         shared = self.texts.features(tensors["context"])
-        with torch.autocast(own.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            losses = [label_loss(self.scale * images @ texts.T, batch) for texts in (own, shared)]
+        losses = [label_loss(cosine_scores(self.scale, images, texts), batch) for texts in (own, shared)]
         # a distance whose gradient is a number where both texts are the same
         apart = (own - shared).square().sum(-1).clamp(min=1e-12).sqrt()
         return sum(losses) + mse_loss(own, projected) + relu(self.options.margin - apart).mean()

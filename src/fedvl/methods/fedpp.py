@@ -29,6 +29,7 @@ from torch.nn.functional import normalize
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts import pseudo_labels
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.prompts import SPREAD, ClassTexts
 from fedvl.methods.parts.selection import Selection
 from fedvl.methods.roles import Private, Role, Shared
@@ -175,6 +176,5 @@ class FedPP(Method):
         texts = self.texts.features(tensors["context"]) if "context" in tensors else self.task.text_features
         if "trained" in tensors:
             texts = torch.where(tensors["trained"] > 0, texts, self.task.text_features.to(texts))
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
-            kind = self.task.text_features.dtype
-            return self.scale * images.to(kind) @ texts.to(kind).T
+        kind = self.task.text_features.dtype
+        return cosine_scores(self.scale, images.to(kind), texts.to(kind))

@@ -29,6 +29,7 @@ from torch.nn.functional import linear, normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method, Options, Samples, Task
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.roles import Private, Role
 from fedvl.models.transformer import UNCHANGED, Change
 from fedvl.tensors import Tensors
@@ -127,9 +128,8 @@ class PFedMMA(Method):
             pixels = self.task.clip.normalise(inputs["pixels"]).to(tensors["image.up.weight"].dtype)
             images = self.task.clip.encode_image(pixels, changes=self.changes(tensors, "image"))
             texts = self.task.clip.encode_text(self.tokens, changes=self.changes(tensors, "text"))
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            images, texts = (normalize(x.to(self.task.text_embeddings), dim=-1) for x in (images, texts))
-            return self.scale * images @ texts.T
+        images, texts = (normalize(x.to(self.task.text_embeddings), dim=-1) for x in (images, texts))
+        return cosine_scores(self.scale, images, texts)
 
 
 def adapter(

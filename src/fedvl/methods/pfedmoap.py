@@ -28,6 +28,7 @@ from torch.nn.functional import linear
 
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.parts.adapters import linear_layer
+from fedvl.methods.parts.cosines import full_precision
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Given, Private, Role, Shared
@@ -131,7 +132,7 @@ class PFedMoAP(PromptFL):
         if not len(expert_texts):
             return self.texts.scores(context, images)
         own = self.texts.features(context)
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
+        with full_precision(images):
             mixed = self.gate(tensors, self.pool(images), self.pool(torch.cat([own[None], expert_texts])))
             by_gate = (self.pool(images)[:, None] * mixed).sum(-1)
             return self.scale * (self.options.own_weight * images @ own.T + by_gate)

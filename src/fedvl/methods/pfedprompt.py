@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Batch, Samples
+from fedvl.methods.parts.cosines import full_precision
 from fedvl.methods.parts.losses import label_loss
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Private, Role
@@ -56,6 +57,6 @@ class PFedPrompt(PromptFL):
         features = inputs["features"]
         classes = torch.arange(1, len(self.task.class_names) + 1, device=features.device)
         says = tensors["memory_classes"][:, None] == classes  # entries x classes
-        with torch.autocast(features.device.type, enabled=False):  # sums over many entries
+        with full_precision(features):  # sums over many entries
             near = torch.exp(self.options.beta * (features @ tensors["memory"].T - 1))
             return self.options.alpha * (near if readable is None else near * readable) @ says.to(near)

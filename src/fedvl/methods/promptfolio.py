@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Samples
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
@@ -65,5 +66,4 @@ class PromptFolio(PromptFL):
         contexts = torch.stack([tensors["context"], tensors["local_context"]])
         shared, local = torch.func.vmap(self.texts.features)(contexts)  # one pass for both
         mixture = torch.lerp(shared, local, self.options.theta)
-        with torch.autocast(mixture.device.type, enabled=False):  # the scale would magnify what bfloat16 loses
-            return self.scale * inputs["features"] @ mixture.T
+        return cosine_scores(self.scale, inputs["features"], mixture)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
+from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.models.attention import mix, multiply
 from fedvl.models.clip import Clip, DualEncoder
 from fedvl.models.transformer import Block, cast, take_rows
@@ -85,8 +86,7 @@ class ClassTexts:
     def scores(self, context: Tensor, images: Tensor) -> Tensor:
         """Return scale cos(image, class text) for unit ``images``: rows x classes."""
         texts = self.features(context)
-        with torch.autocast(images.device.type, enabled=False):  # the scale would magnify what 16 bits lose
-            return self.encoder.logit_scale * images @ texts.to(images.dtype).T
+        return cosine_scores(self.encoder.logit_scale, images, texts.to(images.dtype))
 
     def read(self, chunk: Chunk, context: Tensor) -> Tensor:
         """Return the text embeddings (n x d) of a chunk of names behind start and context."""
