@@ -17,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedvl.config import field_help, toml_value
 from fedvl.methods import load_method, method_summaries
+from fedvl.methods.show import facts
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,8 +48,9 @@ class AboutMethod(Generated):
     required_arguments = 1
 
     def text(self) -> str:
-        module = sys.modules[load_method(self.arguments[0]).__module__]
-        return (module.__doc__ or "").replace("``", "`")
+        method = load_method(self.arguments[0])
+        told = "; ".join(f"**{heading.lower()}** {fact}" for heading, fact in facts(method).items())
+        return f"{sys.modules[method.__module__].__doc__ or ''}\n\nThis method {told}.".replace("``", "`")
 
 
 class MethodOptions(Generated):

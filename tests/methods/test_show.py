@@ -2,9 +2,10 @@ import pytest
 
 from fedvl.config import field_help
 from fedvl.methods import load_method, method_names
+from fedvl.methods.base import CHOICES
 from fedvl.methods.fedprox import FedProxOptions
 from fedvl.methods.fst_cbdg import FSTOptions
-from fedvl.methods.show import show_method
+from fedvl.methods.show import CLASSES, LABELS, show_method
 
 
 def test_the_docstring_of_an_option_is_its_help():
@@ -32,3 +33,24 @@ def test_every_method_can_be_shown(name, capsys):
     shown = capsys.readouterr().out
     assert all(f"method.{key}" in shown for key in load_method(name).options_type.model_fields)
     assert "preset paper" in shown
+
+
+def test_every_choice_of_labels_and_classes_has_its_words():
+    assert set(LABELS) == set(CHOICES["labels"])
+    assert set(CLASSES) == set(CHOICES["vocabulary"])
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "classes"),
+    [
+        ("linear", "one label for each image", "the classes of the run."),
+        ("fed-mp", "one label for each image", "any class, by its name."),
+        ("zero-shot", "nothing", "any class, by its name."),
+        ("fst-cbdg", "images without labels", "the classes of the run."),
+    ],
+)
+def test_a_method_says_what_it_trains_on_and_what_it_predicts(name, labels, classes, capsys):
+    show_method(name)
+    shown = capsys.readouterr().out
+    assert f"Trains on {labels}." in shown
+    assert f"Predicts {classes}" in shown
