@@ -4,7 +4,8 @@ import pytest
 from helpers.sensitivity import CHANGES, MOST, UNITS, Setting, refusal, sensitivity, settings_of
 
 from fedvl.errors import FedVLError
-from fedvl.methods import method_names
+from fedvl.methods import load_method, method_names
+from fedvl.methods.fed_em import FedEM
 from fedvl.runs import requirements
 
 # of which some accept and some refuse; all others are found by themselves
@@ -14,8 +15,7 @@ ACCEPTED = {
     ("cachefl", "record"),
     ("fst-cbdg", "client"),
     ("fedtpg", "client"),
-    ("ridge", "client"),
-    ("ridge", "record"),
+    *((method, unit) for method in ("ridge", "gda", "fed-em") for unit in UNITS),
 }
 REFUSED = {("zero-shot", "client"), ("fed-mp", "record"), ("fst-cbdg", "record")}
 
@@ -35,7 +35,9 @@ def test_one_unit_moves_the_sum_by_the_clip_and_nothing_else(method, unit):
             assert found.moved <= MOST, f"{setting.words}: one unit that {change} moves {found.moved:.3f} clips"
             assert found.uncovered == [], f"{setting.words}: without noise leaves {', '.join(found.uncovered[:3])}"
             largest.append(found.moved)
-    assert not largest or max(largest) > 0.5, "nothing was clipped, so that nothing was measured"
+    # an image that belongs to several classes by shares moves their sums by less than one of a single class
+    least = 0.3 if load_method(method).statistics is FedEM.statistics else 0.5
+    assert not largest or max(largest) > least, "nothing was clipped, so that nothing was measured"
     assert not (largest and (method, unit) in REFUSED)
     assert largest or (method, unit) not in ACCEPTED
 

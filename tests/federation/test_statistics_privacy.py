@@ -13,6 +13,7 @@ from fedvl.federation.accounting import sigma_for
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.statistics import added, clipped
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy, sum_noise
+from fedvl.methods import load_method
 from fedvl.methods.base import SumNoise
 from fedvl.runs.requirements import check_method, hides_statistics, rule_note, statistics_note
 from fedvl.runs.settings import resolve_experiment
@@ -161,17 +162,26 @@ def test_what_noise_does_not_cover_is_refused(settings, reason):
         check_method(noised_method(), resolve_experiment({"method": {"name": "ridge"}, **settings}))
 
 
-@pytest.mark.parametrize("name", ["gda", "fed-em"])
-def test_a_method_whose_solution_does_not_expect_noise_is_refused(name):
+class NoNoise(load_method("gda")):
+    """Declares statistics whose noise its solution does not expect."""
+
+    def roles(self):
+        return {name: replace(role, noised=False) for name, role in super().roles().items()}
+
+
+def test_a_method_whose_solution_does_not_expect_noise_is_refused():
+    method = noised_method(name="gda")
     with pytest.raises(FedVLError, match="does not solve with noise on its statistics"):
         check_method(
-            noised_method(name=name), resolve_experiment({"method": {"name": name}, "privacy": {"unit": "record"}})
+            NoNoise(method.options, method.task),
+            resolve_experiment({"method": {"name": "gda"}, "privacy": {"unit": "record"}}),
         )
 
 
+@pytest.mark.parametrize("name", ["ridge", "gda", "fed-em"])
 @pytest.mark.parametrize("images", [FEW, MANY])
-def test_what_is_released_of_ridge_has_known_norms(images):
-    roles = noised_method(images=images).role.statistics
+def test_what_is_released_has_known_norms(name, images):
+    roles = noised_method(images=images, name=name).role.statistics
     assert None not in [role.norm for role in roles.values()]
     assert roles["cross"].shape == (WIDTH, CLASSES)
 

@@ -19,7 +19,7 @@ from fedvl.data.sources import Opener, open_dataset
 from fedvl.data.stores import Dataset, Split, unite
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.federation.fixed_point import FIGURES, from_whole
+from fedvl.federation.fixed_point import FIGURES, from_whole, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
 from fedvl.federation.round import Federation
@@ -291,7 +291,9 @@ def observe_statistics(found: Prepared, engine: LocalEngine, released: dict[Any,
 
     def noting(round_index: int, cohort: Any, shared: Tensors) -> Statistics:
         result = sum_statistics(round_index, cohort, shared)
-        seen.covered[round_index] = {n: t * CLIP / noise.sensitivity for n, t in result.total.items()}
+        # rounding to whole numbers adds to what one unit moves, and the noise covers it
+        most = noise.sensitivity + (2 * rounding_error(result.total) if experiment.federation.secure_sum else 0.0)
+        seen.covered[round_index] = {n: t * CLIP / most for n, t in result.total.items()}
         return seen.release(round_index, result)
 
     engine.__dict__["sum_statistics"] = noting
@@ -366,10 +368,12 @@ def sensitivity(setting: Setting, change: str) -> Sensitivity:
         found = found._replace(extra=found.extra._replace(images=PATIENT))
     more = prepared(setting, *found[1:])
     if setting.unit == "client":
-        alone = observe(prepared(setting, *found[1:], (found.client,)), released)
+        alone = observe(with_noise_of(prepared(setting, *found[1:], (found.client,)), more), released)
         both = observe(more, released)
         return Sensitivity(farthest(alone, both), different(alone, both, {found.client}))
     fewer, both = observe(prepared(setting, None, found.absent), released), observe(more, released)
+    if load_method(setting.method).labels == "none":  # without a label an image still counts
+        return Sensitivity(farthest(fewer, both), different(fewer, both, set()))
     # rows are in order, and the name of the patient comes after all others
     record = 0 if found.extra.first and not setting.unit_column else -1
     undrawn = observe(more, released, Drawn(found.client, record))
@@ -377,6 +381,12 @@ def sensitivity(setting: Setting, change: str) -> Sensitivity:
     traces = [f"what it changes of others: {trace:.3g} clips"] if trace > ROUNDING * TRACES else []
     moved = max(farthest(fewer, both), farthest(undrawn, both))
     return Sensitivity(moved, [*traces, *different(fewer, both, set())])
+
+
+def with_noise_of(found: Prepared, other: Prepared) -> Prepared:
+    """Let a method expect the noise of another federation: the list of clients is public and the same in both."""
+    task = replace(found.method.task, noise=other.method.task.noise)
+    return replace(found, method=type(found.method)(found.method.options, task))
 
 
 def farthest(one: Seen, two: Seen) -> float:

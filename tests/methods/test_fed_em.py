@@ -142,3 +142,15 @@ def test_secure_sums_give_the_same_accuracy():
 def test_a_long_tail_does_not_take_it_below_zero_shot():
     found, zero_shot = accuracy("fed-em", {"data": {"long_tail": 20}})
     assert found >= zero_shot
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(8.0, 66.0), (0.3, 53.0)])
+def test_with_noise_it_gains_as_much_as_the_noise_leaves(epsilon, least):
+    """Zero-shot is 53.8 %. Three exchanges share the budget, so that one alone would have less noise."""
+    settings = {
+        "federation": {"secure_sum": True, "least_clients": 10},
+        "privacy": {"unit": "record", "epsilon": epsilon},
+    }
+    found, zero_shot = accuracy("fed-em", settings)
+    assert found > least
+    assert found > zero_shot - 1

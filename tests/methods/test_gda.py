@@ -1,5 +1,7 @@
 """GDA in one exchange: against scikit-learn and formulas on samples, by hand, and on real images."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from helpers.real import accuracy
 from helpers.small import labelled_rows, small_method, small_samples
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from fedvl.methods.base import SumNoise
 from fedvl.methods.parts.moments import Moments, indicators, moments_of
 
 
@@ -109,3 +112,26 @@ def test_a_few_shots_with_texts_are_better_than_either():
     settings = {"data": {"shots": 4}}
     both, zero_shot = accuracy("gda", settings)
     assert both > max(zero_shot, accuracy("gda", settings, alpha=0)[0]) + 5
+
+
+def private(epsilon, **data):
+    return {
+        "data": {"partition": "dirichlet:0.1", **data},
+        "federation": {"secure_sum": True, "least_clients": 10},
+        "privacy": {"unit": "record", "epsilon": epsilon},
+    }
+
+
+def test_with_noise_it_knows_the_sizes_of_unequal_classes():
+    tail = private(3.0, long_tail=20, minimum=0)
+    found, zero_shot = accuracy("gda", tail)
+    assert found > zero_shot + 6
+    assert found > accuracy("ridge", tail)[0] + 6
+    assert accuracy("gda", private(8.0))[0] > 74
+    assert accuracy("gda", private(0.3))[0] > 60
+
+
+def test_its_note_says_what_is_released_with_noise():
+    method = small_method("gda")
+    method.task = replace(method.task, noise=SumNoise(1.0, 10**9))
+    assert "Released with noise: G and H, and the class sizes" in method.notes()[0]

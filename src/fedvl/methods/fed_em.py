@@ -11,6 +11,7 @@ emoji-mini, DTD, Food-101, Pets and EuroSAT. If zero-shot is near chance level, 
 starts from noise and stays there. Its scores are overconfident, and calibrating them takes labels.
 """
 
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.moments import Moments, moment_roles, moments_of, unit_rows
+from fedvl.methods.parts.noised_moments import Release, noised_mixture
 from fedvl.methods.roles import Role
 from fedvl.tensors import Tensors
 
@@ -41,10 +43,18 @@ class FedEM(Method):
     presets = {"paper": {"federation": {"rounds": 3}}}
 
     def roles(self) -> dict[str, Role]:
-        return {**moment_roles(self.task.text_embeddings.shape[1], len(self.task.class_names))}
+        width, classes = self.task.text_embeddings.shape[1], len(self.task.class_names)
+        return {**(self.release.roles if self.release else moment_roles(width, classes))}
+
+    @cached_property
+    def release(self) -> Release | None:
+        """What each exchange releases with noise, under --privacy: class sums, never G."""
+        noise, width = self.task.noise, self.task.text_embeddings.shape[1]
+        return Release.of(noise, width, len(self.task.class_names), gram=False) if noise else None
 
     def notes(self) -> list[str]:
-        return ["Each round is one exchange of sums and one step of EM; labels of training images are not used."]
+        told = "Each round is one exchange of sums and one step of EM; labels of training images are not used."
+        return [f"{told} {self.release.note}" if self.release else told]
 
     @property
     def zero_shot(self) -> Tensor:
@@ -57,24 +67,35 @@ class FedEM(Method):
 
     def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
         posteriors = torch.softmax(self.predict(shared, samples.inputs), dim=-1)  # E-step
-        return moments_of(unit_rows(samples.inputs["features"]), posteriors)
+        rows = unit_rows(samples.inputs["features"])
+        return self.release.sums_of(rows, posteriors) if self.release else moments_of(rows, posteriors)
 
     def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
-        moments = Moments.of(sums)  # M-step
-        means, width, count = moments.class_means, len(moments.gram), moments.count
-        spread = moments.within / count
-        identity = torch.eye(width).to(spread)
-        share = self.options.shrinkage
-        spread = (1 - share) * spread + share * spread.trace() / width * identity
-        weight = torch.linalg.solve(spread, means)  # S^-1 mu
-        bias = -(means * weight).sum(0) / 2  # -mu^T S^-1 mu / 2
-        shares = (moments.counts / count).clamp(min=1e-6) * len(moments.counts)  # 1 where classes are equal
-        log_prior = shared["log_prior"].to(spread) - TEMPERED[self.options.prior] * shares.log()
+        if self.release:
+            noised = self.release.read(sums, lambda: unit_rows(self.task.public()))
+            weight, bias = noised_mixture(noised, self.options.shrinkage)
+            counts, count = noised.sizes, noised.count
+        else:
+            moments = Moments.of(sums)
+            counts, count = moments.counts, moments.count
+            weight, bias = self.mixture(moments)
+        shares = (counts / count).clamp(min=1e-6) * len(counts)  # 1 where classes are equal
+        log_prior = shared["log_prior"].to(weight) - TEMPERED[self.options.prior] * shares.log()
         return {
             "weight": weight + self.options.text_weight * self.zero_shot.to(weight),
             "bias": bias,
             "log_prior": log_prior,
         }
+
+    def mixture(self, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Return W = S^-1 mu and b_c = -mu_c^T S^-1 mu_c / 2, the M-step."""
+        means, width, count = moments.class_means, len(moments.gram), moments.count
+        spread = moments.within / count
+        identity = torch.eye(width).to(spread)
+        share = self.options.shrinkage
+        spread = (1 - share) * spread + share * spread.trace() / width * identity
+        weight = torch.linalg.solve(spread, means)
+        return weight, -(means * weight).sum(0) / 2
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return unit_rows(inputs["features"]) @ tensors["weight"] + tensors["bias"] + tensors["log_prior"]

@@ -6,8 +6,11 @@ send these once, and the result is the same for every partition.
 
 The paper chooses the weight of the texts on validation images. Here both kinds of scores are first
 brought to the scale of shares, from the sums, and the texts weigh d / (d + n) by default: much
-while n samples do not determine a covariance of d features, little afterwards.
+while n samples do not determine a covariance of d features, little afterwards. Under --privacy
+class means are drawn to the texts by as much as there is noise.
 """
+
+from functools import cached_property
 
 import torch
 from pydantic import Field
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, unit_rows
+from fedvl.methods.parts.noised_moments import Release, noised_gaussian
 from fedvl.methods.parts.regression import Regression
 from fedvl.methods.roles import Role
 from fedvl.tensors import Tensors
@@ -24,9 +28,10 @@ RIGID = 1e9  # a penalty that leaves of a regression its prior, the class texts
 
 class GDAOptions(Options):
     shrinkage: float = Field(1.0, gt=0)
-    """Weight r of the mean variance in the covariance."""
+    """Weight r of the mean variance in the covariance; under --privacy, of the noise."""
     alpha: float | None = Field(None, ge=0)
-    """Weight of the class texts; by default d / (d + n) for n samples of d features."""
+    """Weight of the class texts; by default d / (d + n) for n samples of d features. Under
+    --privacy a factor on their weight, which follows from the noise."""
 
 
 class GDA(Method):
@@ -34,10 +39,18 @@ class GDA(Method):
     exchanges = 1
 
     def roles(self) -> dict[str, Role]:
-        return {**moment_roles(self.task.text_embeddings.shape[1], len(self.task.class_names))}
+        width, classes = self.task.text_embeddings.shape[1], len(self.task.class_names)
+        return {**(self.release.roles if self.release else moment_roles(width, classes))}
+
+    @cached_property
+    def release(self) -> Release | None:
+        """What is released with noise, under --privacy."""
+        noise, width = self.task.noise, self.task.text_embeddings.shape[1]
+        return Release.of(noise, width, len(self.task.class_names)) if noise else None
 
     def notes(self) -> list[str]:
-        return ["Solved in one exchange of sums with every client; federation.rounds does not apply."]
+        told = "Solved in one exchange of sums with every client; federation.rounds does not apply."
+        return [f"{told} {self.release.note}" if self.release else told]
 
     def start(self, generator: torch.Generator) -> Tensors:
         weight = torch.zeros_like(self.task.text_embeddings.T, dtype=torch.float64)
@@ -46,18 +59,25 @@ class GDA(Method):
         return {"weight": weight, "bias": weight.new_zeros(weight.shape[1])}
 
     def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
-        return moments_of(unit_rows(samples.inputs["features"]), indicators(samples.labels, len(self.task.class_names)))
+        rows = unit_rows(samples.inputs["features"])
+        labels = indicators(samples.labels, len(self.task.class_names))
+        return self.release.sums_of(rows, labels) if self.release else moments_of(rows, labels)
 
     def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
+        alpha = self.options.alpha
+        if self.release:
+            noised = self.release.read(sums, lambda: unit_rows(self.task.public()))
+            texts = self.task.text_features.to(noised.mean).T
+            weight, bias = noised_gaussian(noised, texts, self.options.shrinkage, 1.0 if alpha is None else alpha)
+            return {"weight": weight, "bias": bias}
         moments = Moments.of(sums)
         weight, bias = self.gaussian(moments)
         width = len(weight)
-        alpha = self.options.alpha
         if alpha is None:
             alpha = float(width / (width + moments.count))
         if alpha > 0:
-            texts = Regression.of(moments, self.task.text_features.to(weight).T).solution(RIGID)
-            weight = weight + alpha * texts.scale * texts.weight
+            rigid = Regression.of(moments, self.task.text_features.to(weight).T).solution(RIGID)
+            weight = weight + alpha * rigid.scale * rigid.weight
         return {"weight": weight, "bias": bias}
 
     def gaussian(self, moments: Moments) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ al., 2025) are of this kind; the text prior and its evidence are added here.
 """
 
 import math
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, unit_rows
-from fedvl.methods.parts.noised_moments import noised_fit, noised_moments_of, noised_roles, plan_of
+from fedvl.methods.parts.noised_moments import Release, noised_fit
 from fedvl.methods.parts.regression import Regression
 from fedvl.methods.roles import Role
 from fedvl.seeding import torch_generator
@@ -37,8 +38,13 @@ class Ridge(Method):
     exchanges = 1
 
     def roles(self) -> dict[str, Role]:
-        noise, classes = self.task.noise, len(self.task.class_names)
-        return {**(noised_roles(noise, self.width, classes) if noise else moment_roles(self.width, classes))}
+        return {**(self.release.roles if self.release else moment_roles(self.width, len(self.task.class_names)))}
+
+    @cached_property
+    def release(self) -> Release | None:
+        """What is released with noise, under --privacy."""
+        noise = self.task.noise
+        return Release.of(noise, self.width, len(self.task.class_names), sizes=False) if noise else None
 
     @property
     def width(self) -> int:
@@ -46,15 +52,7 @@ class Ridge(Method):
 
     def notes(self) -> list[str]:
         told = "Solved in one exchange of sums with every client; federation.rounds does not apply."
-        if self.task.noise is None:
-            return [told]
-        plan = plan_of(self.task.noise, self.width)
-        by = "G" if plan == "G and H" else "the covariance of public images"
-        return [
-            f"{told} Released with noise: {plan}, and the number of images; chosen by public numbers "
-            f"({self.task.noise.images} images, {self.width} dimensions, the noise multiplier). Whitened by {by}; classes are "
-            "taken as equally frequent."
-        ]
+        return [f"{told} {self.release.note}" if self.release else told]
 
     def lift(self, features: Tensor) -> Tensor:
         """Return unit vectors: of the features, and cos(w x + u) beside them."""
@@ -83,14 +81,14 @@ class Ridge(Method):
     def statistics(self, shared: Tensors, samples: Samples) -> Tensors:
         labels = indicators(samples.labels, len(self.task.class_names))
         rows = self.lift(samples.inputs["features"])
-        return noised_moments_of(self.task.noise, rows, labels) if self.task.noise else moments_of(rows, labels)
+        return self.release.sums_of(rows, labels) if self.release else moments_of(rows, labels)
 
     def solve(self, shared: Tensors, sums: Tensors) -> Tensors:
         # W = (G + a 1)^-1 (H + a s W_0), b = k / n - W^T mean, G and H centred
         initial, by = self.initial().to(sums["cross"]), self.options.regularisation
-        if self.task.noise:
-            fixed = None if isinstance(by, str) else by
-            found = noised_fit(self.task.noise, sums, initial, lambda: self.lift(self.task.public()), fixed)
+        if self.release:
+            noised = self.release.read(sums, lambda: self.lift(self.task.public()))
+            found = noised_fit(noised, initial, None if isinstance(by, str) else by)
         else:
             found = Regression.of(Moments.of(sums), initial).best(by)
         return {"weight": found.weight, "bias": found.bias, "scale": initial.new_tensor(found.scale)}

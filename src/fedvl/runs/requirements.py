@@ -346,7 +346,7 @@ def check_statistics_privacy(method: Method, experiment: Experiment) -> None:
     name, data, privacy = experiment.method.name, experiment.data, experiment.privacy
     if not all(role.noised for role in method.role.statistics.values()):
         raise FedVLError(
-            f"Method '{name}' does not solve with noise on its statistics; leave --privacy out, or use ridge."
+            f"Method '{name}' does not solve with noise on its statistics; leave --privacy out, or use ridge, gda or fed-em."
         )
     sensitivity_of(method.role.statistics.values())
     if data.unit is not None:
