@@ -1,10 +1,12 @@
 """One client: what it answers, what it keeps, and what it ends with."""
 
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import torch
-from helpers.small import run_quietly, small_method
+from helpers.small import run_quietly, small_method, small_task
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -34,6 +36,19 @@ def test_everyone_gets_the_final_tensors_and_has_its_own(tmp_path):
     assert final.keys() == remote.shared.keys()
     assert all(torch.equal(final[name], remote.shared[name]) for name in remote.shared)
     assert grid.parties[3].engine.private_of(3).keys() == {"soft_labels", "sigma"}
+
+
+def test_a_client_solves_around_the_final_solution_on_its_own_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("helpers.small.small_task", partial(replace, small_task(), protocol="personal"))
+    remote, grid = remote_federation("ridge", tmp_path, rounds=1)
+    local = run_quietly(local_federation("ridge", rounds=1, one_by_one=True))
+    run_quietly(remote)
+    remote.engine.finish(remote.shared, 1)
+    assert not remote.engine.private
+    for client, private in local.engine.private.items():
+        (own,) = private.values()
+        torch.testing.assert_close(grid.parties[client].engine.private_of(client)["own"], own)
+    assert not grid.parties[1].engine.private_of(1)  # it has no images
 
 
 @pytest.mark.parametrize("name", ["fed-mp", "linear"])  # residuals; the order of batches

@@ -112,3 +112,8 @@ def test_the_list_is_of_the_run_it_describes():
     assert "one without images" not in names("client", federation={"secure_sum": True})["who takes part"].why
     assert "public subspace" in names("client", privacy={"subspace": 4})
     assert "figures of newcomers" in names("client", data={"newcomers": 2})
+    method = small_method("ridge")
+    assert names("record")["test figures"].state == "covered"
+    method.task = replace(method.task, protocol="personal")  # what a client solves for itself has no noise
+    assert names("record", evaluation={"protocol": "personal"})["test figures"].state == "not covered"
+    assert names("record")["tensors that clients keep"].state == "not covered"

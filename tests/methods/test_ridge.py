@@ -1,10 +1,17 @@
 """Ridge in one exchange: its equations on tiny tensors, its options, and its promises on real images."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from helpers.real import accuracy
-from helpers.small import small_method, small_samples
+from helpers.runs import run
+from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
+from sklearn.linear_model import Ridge as ReferenceRidge
 
+from fedvl.methods.parts.moments import Moments, indicators, moments_of, unit_rows
+from fedvl.methods.parts.regression import Regression
 from fedvl.runs.settings import resolve_experiment
 
 
@@ -62,3 +69,46 @@ def test_on_real_images_every_partition_gives_the_same_accuracy(partition):
     assert found == accuracy("ridge", {"data": {"partition": "iid", "clients": 500}})[0]
     assert found >= 76.5
     assert zero_shot < 54
+
+
+def personal_method(**options):
+    method = small_method("ridge", **options)
+    method.task = replace(method.task, protocol="personal")
+    return method
+
+
+def test_a_clients_own_solution_is_ridge_of_scikit_learn_on_what_the_shared_one_leaves():
+    method = personal_method(regularisation=0.5)
+    federation = run_quietly(small_federation(method, rounds=1))
+    shared, data = federation.shared, federation.engine.data
+    assert set(federation.engine.private) == {client for client, size in enumerate(RAGGED) if size}
+    for client, tensors in federation.engine.private.items():
+        samples = data.take(federation.engine.rows[client])
+        rows, labels = unit_rows(samples.inputs["features"]), indicators(samples.labels, 4)
+        fit = Regression.of(Moments.of(moments_of(rows, labels)), shared["weight"]).solution(0.5)
+        prior = fit.prior * (shared["weight"] - shared["weight"].mean(1, keepdim=True)).numpy()
+        reference = ReferenceRidge(alpha=0.5, tol=1e-12).fit(rows.numpy(), labels.numpy() - rows.numpy() @ prior)
+        weight, bias = prior + reference.coef_.T, reference.intercept_
+        own = tensors["own"] / fit.scale
+        np.testing.assert_allclose(own[:-1].numpy(), weight, atol=1e-9)
+        np.testing.assert_allclose(own[-1].numpy(), bias, atol=1e-9)
+        scores = method.predict({**shared, **tensors}, samples.inputs)
+        np.testing.assert_allclose(scores.numpy(), fit.scale * (rows.numpy() @ weight + bias), atol=1e-9)
+
+
+def test_a_personal_run_sends_what_any_run_sends():
+    personal, plain = (
+        run_quietly(small_federation(each, rounds=1)) for each in (personal_method(), small_method("ridge"))
+    )
+    assert personal.method.role.statistics_shapes == plain.method.role.statistics_shapes
+    assert all(torch.equal(personal.server[name], tensor) for name, tensor in plain.server.items())
+    assert all(torch.equal(personal.shared[name], tensor) for name, tensor in plain.shared.items())
+    assert personal.records[0]["bytes_up"] == plain.records[0]["bytes_up"]
+    assert not plain.engine.private
+
+
+def test_where_clients_differ_their_own_solutions_are_better():
+    settings = {"method": {"name": "ridge"}, "data": {"partition": "dirichlet:0.1"}}
+    finished = run({**settings, "evaluation": {"protocol": "personal"}})
+    shared = replace(finished.judge, private_of=lambda client: {}).judge(finished.federation.shared, {})
+    assert finished.accuracy > shared.figures["accuracy"] + 10

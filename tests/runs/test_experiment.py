@@ -156,6 +156,8 @@ def test_newcomers_take_no_part_and_are_then_tested_before_and_after_a_round_of_
         completed(tmp_path / "closed", {**settings, "evaluation": {"protocol": "closed"}})
     with pytest.raises(FedVLError, match=r"lower data\.newcomers"):
         completed(tmp_path / "all", {**settings, "data": {**data, "newcomers": 5}})
+    _, solved = completed(tmp_path / "solved", {**settings, "method": {"name": "ridge"}})
+    assert solved["newcomers_trained_accuracy"] > solved["newcomers_accuracy"]
 
 
 def test_a_long_tail_is_tested_by_groups_of_classes(tmp_path: Path) -> None:

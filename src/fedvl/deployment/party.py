@@ -95,6 +95,8 @@ class Party:
         received = {name: t.to(self.device) for name, t in unpack_tensors(payload, self.limit).items()}
         if request.kind == "finish":
             self.engine.check_received(received)
+            if self.engine.method.role.statistics:
+                self.engine.personalise(received)
             self.finished = received
             return Message(request)
         header, tensors = self._work_masked(request, received) if self.sums else self._work(request, received)

@@ -154,6 +154,9 @@ class RemoteEngine:
             self._refuse(client, reason)
         return found
 
+    def personalise(self, shared: Tensors) -> None:
+        """Do nothing: clients do it when the run is over."""
+
     def keep(self, trained: Iterable[Trained]) -> None:
         for result in trained:
             if result.private:

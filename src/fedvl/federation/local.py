@@ -249,6 +249,14 @@ class LocalEngine(ChunkTraining):
             return statistics
         return noise.noised(statistics, self.private_seed, round_index, client)
 
+    def personalise(self, shared: Tensors) -> None:
+        """Let each client make of a solution what it keeps for itself, if the method says what."""
+        ends = self.method.role.ends(shared)
+        for client in self._with_data() if ends else ():
+            samples = self.data.take(self.rows[client])
+            with torch.no_grad():
+                self.private[client] = {name: make(name, shared, shared, samples) for name, make in ends.items()}
+
     def part_of_statistics(self, round_index: int, client: int, statistics: Tensors) -> Tensor:
         """Return one client's part of a secure sum of statistics, with its share of the noise."""
         if noise := self.statistics_noise:

@@ -60,6 +60,9 @@ class Engine(Protocol):
 
     def sum_statistics(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Statistics: ...
 
+    def personalise(self, shared: Tensors) -> None:
+        """Let each client make what it keeps of a solution, unless it does so itself."""
+
     def keep(self, trained: Sequence[Trained]) -> None: ...
 
     def refused(self) -> list[Refusal]: ...
@@ -246,6 +249,7 @@ class Federation:
                     f"{type(self.method).__name__}.solve must return every tensor of start in its shape and finite, and "
                     f"{name!r} is not."
                 )
+        self.engine.personalise(solved)
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(found.clients)),

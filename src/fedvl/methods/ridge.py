@@ -3,6 +3,9 @@
 Every client sends G = sum x x^T, H = sum x y^T and k = sum y of its images, once. The server adds
 them up and solves in float64, around the class texts or 0. Fed3R (Fani et al., 2024) and AFL (He et
 al., 2025) are of this kind; the text prior and its evidence are added here.
+
+With --protocol personal each client then solves around the shared W with its own sums, which stay
+with it: W_i = (G_i + a)^-1 (H_i + a s W).
 """
 
 import math
@@ -17,7 +20,7 @@ from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.parts.moments import Moments, indicators, moment_roles, moments_of, unit_rows
 from fedvl.methods.parts.noised_moments import Release, noised_fit
 from fedvl.methods.parts.regression import Regression
-from fedvl.methods.roles import Role
+from fedvl.methods.roles import Private, Role
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
@@ -38,7 +41,8 @@ class Ridge(Method):
     exchanges = 1
 
     def roles(self) -> dict[str, Role]:
-        return {**(self.release.roles if self.release else moment_roles(self.width, len(self.task.class_names)))}
+        sums = self.release.roles if self.release else moment_roles(self.width, len(self.task.class_names))
+        return {**sums, **({"own": Private(end=self.around)} if self.task.protocol == "personal" else {})}
 
     @cached_property
     def release(self) -> Release | None:
@@ -52,6 +56,8 @@ class Ridge(Method):
 
     def notes(self) -> list[str]:
         told = "Solved in one exchange of sums with every client; federation.rounds does not apply."
+        if self.task.protocol == "personal":
+            told += " Each client then solved around it with its own sums, which stayed with it."
         return [f"{told} {self.release.note}" if self.release else told]
 
     def lift(self, features: Tensor) -> Tensor:
@@ -93,5 +99,14 @@ class Ridge(Method):
             found = Regression.of(Moments.of(sums), initial).best(by)
         return {"weight": found.weight, "bias": found.bias, "scale": initial.new_tensor(found.scale)}
 
+    def around(self, name: str, tensors: Tensors, received: Tensors, samples: Samples) -> Tensor:
+        """Return a client's own solution around the shared one, the bias as its last row."""
+        sums = moments_of(self.lift(samples.inputs["features"]), indicators(samples.labels, len(self.task.class_names)))
+        found = Regression.of(Moments.of(sums), tensors["weight"]).best(self.options.regularisation)
+        return found.scale * torch.cat([found.weight, found.bias[None]])
+
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
-        return tensors["scale"] * (self.lift(inputs["features"]) @ tensors["weight"] + tensors["bias"])
+        rows = self.lift(inputs["features"])
+        if "own" in tensors:
+            return rows @ tensors["own"][:-1] + tensors["own"][-1]
+        return tensors["scale"] * (rows @ tensors["weight"] + tensors["bias"])

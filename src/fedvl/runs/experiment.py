@@ -150,7 +150,11 @@ def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -
     shared, last, method = federation.shared, federation.last, prepared.method
     handed = {client: method.hand_out(shared, last, client) for client in clients}
     found = {"": asked.judge(shared, last)}
-    if not method.role.statistics:
+    if method.role.statistics:
+        engine.personalise(shared)
+        if engine.private:
+            found["trained_"] = asked.judge(shared, last)
+    else:
         begun = len(federation.records)  # as if they were chosen in the next round
         trained = {result.update.client: result for result in engine.train(begun, clients, shared, handed)}
         own = {client: {**result.update.tensors, **result.private} for client, result in trained.items()}
