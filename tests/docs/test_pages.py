@@ -9,9 +9,7 @@ import pytest
 from click import MissingParameter
 from helpers.command_line import parse
 
-from fedvl.comparisons.grid import read_recipe, recipe_names
 from fedvl.methods import method_names
-from tools.reproduced_page import judged, sections
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
@@ -177,24 +175,3 @@ def test_every_part_of_the_package_is_in_contributing():
             assert f"`{path.name}`" in text
         elif (path / "__init__.py").is_file():
             assert f"`{path.name}/`" in text
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_the_page_of_reproduced_tables_has_the_texts_of_each_recipe(name):
-    page = (PAGES / "reproduced.md").read_text(encoding="utf-8")
-    recipe = read_recipe(name)
-    assert recipe.title in page
-    assert recipe.shows in page
-    assert recipe.note in page
-    assert recipe.embedded is None or recipe.embedded.note in page
-
-
-def test_what_a_reproduced_table_shows_is_computed_from_its_figures():
-    """Every sentence after a table follows from the table that is printed there and the recipe's claims."""
-    page = (PAGES / "reproduced.md").read_text(encoding="utf-8")
-    found = sections(page)
-    assert sorted(found) == recipe_names()
-    for name, text in found.items():
-        assert judged(name, text) == text.rstrip() + "\n"
-    damaged = page.replace("is higher than", "is lower than", 1)
-    assert any(judged(name, text) != text.rstrip() + "\n" for name, text in sections(damaged).items())
