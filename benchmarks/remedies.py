@@ -6,9 +6,10 @@
 Each cell is a run (`fedvl.run`) for the accuracy and an audit (what `fedvl audit` does) for the attacks:
 the server's view of membership (AUC), of the label histogram (r), of class names and of features
 (share of a client's images that recovered features point to). A column has the largest figure of the attacks that
-belong to it; "-" where none applies. With several seeds accuracies are means, and the audit is of the
-first. The cost is in points of accuracy. CASES has the settings, REMEDIES what is switched on; a
-method that needs its form of sums has it in SUMS. JSON has commit, command, seeds and machine.
+belong to it; "-" where none applies. With several seeds, figures are means over seeds, in brackets the
+lowest and the highest; the JSON has each attack's own. The cost is in points of accuracy. CASES has the
+settings, REMEDIES what is switched on; a method that needs its form of sums has it in SUMS. JSON has
+commit, command, seeds and machine.
 """
 
 import argparse
@@ -72,6 +73,7 @@ ATTACKS = {
     "names": ("class-names",),
     "features": ("feature-linking",),
 }
+FIGURES = ("name", "value", "interval", "chance")
 SERVER = "the server"
 
 
@@ -103,18 +105,32 @@ def accuracy_of(settings: Settings) -> float:
         return found
 
 
-def attacked(settings: Settings, slow: bool, opener: Opener) -> dict[str, Any]:
-    """Return the largest figure of each kind of attack from the server's view, with its interval."""
+def attacked(settings: Settings, slow: bool, opener: Opener) -> dict[str, dict[str, Any]]:
+    """Return the figures of each attack from the server's view, by its name."""
     found = audit(
         resolve_experiment(settings), Silent(), clients=4 if slow else 10, rounds=1 if slow else 2, opener=opener
     )
     seen = [each for each in found["findings"] if each["view"] == SERVER]
-    figures: dict[str, Any] = {}
-    for kind, names in ATTACKS.items():
-        own = [each for each in seen if each["name"] in names]
-        best = max(own, key=lambda each: float(each["value"]), default=None)
-        figures[kind] = best and {key: best[key] for key in ("name", "value", "interval", "chance")}
-    return figures
+    names = {name for of_kind in ATTACKS.values() for name in of_kind}
+    return {each["name"]: {key: each[key] for key in FIGURES} for each in seen if each["name"] in names}
+
+
+def summarised(kind: str, by_seed: list[dict[str, dict[str, Any]]]) -> dict[str, Any] | None:
+    """Return the largest figure of a kind of attack; of several seeds the mean, and its range."""
+    largest = [
+        max(
+            (attacks[name] for name in ATTACKS[kind] if name in attacks),
+            key=lambda each: float(each["value"]),
+            default=None,
+        )
+        for attacks in by_seed
+    ]
+    found = [each for each in largest if each is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    values = [float(each["value"]) for each in found]
+    chance = statistics.mean(float(each["chance"]) for each in found)
+    return {"value": statistics.mean(values), "interval": [min(values), max(values)], "chance": chance}
 
 
 def cell(method: str, remedy: int, seeds: list[int], opener: Opener) -> dict[str, Any]:
@@ -122,10 +138,11 @@ def cell(method: str, remedy: int, seeds: list[int], opener: Opener) -> dict[str
     began = time.perf_counter()
     try:
         accuracies = [accuracy_of(settings_of(method, remedy, seed)) for seed in seeds]
-        figures = attacked(settings_of(method, remedy, seeds[0]), method in SLOW, opener)
+        attacks = [attacked(settings_of(method, remedy, seed), method in SLOW, opener) for seed in seeds]
     except FedVLError as error:
         return {"refused": str(error)}
-    return {"accuracies": accuracies, **figures, "seconds": time.perf_counter() - began}
+    figures = {kind: summarised(kind, attacks) for kind in ATTACKS}
+    return {"accuracies": accuracies, **figures, "attacks": attacks, "seconds": time.perf_counter() - began}
 
 
 def shown(found: Mapping[str, Any] | None) -> str:
