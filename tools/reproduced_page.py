@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.comparisons.claims import Figures, findings, quoted, shown
-from fedvl.comparisons.grid import Grid, layered, read_recipe, recipe_names
+from fedvl.comparisons.grid import Grid, Settings, layered, read_recipe, recipe_names
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduced.md"
@@ -111,9 +111,10 @@ def one_table(name: str, parts: Sequence[dict[str, Any]], commit: str) -> Table:
     recipe = read_recipe(name).on_embedded()
     cells = {(cell["row"], cell["column"]): cell for part in parts for cell in part["cells"]}
     series = {(one["row"], one["column"]): one for part in parts for one in part["series"]}
-    settings = {**parts[0]["settings"], "rows": {}}
+    rows: Settings = {}
     for part in parts:
-        settings["rows"] |= part["settings"]["rows"]
+        rows |= part["settings"]["rows"]
+    other = {key: parts[0]["settings"][key] for key in ("columns", "base", "cells")}
     return Table(
         recipe=name,
         command=f"fedvl reproduce {name} --on embedded",
@@ -121,7 +122,7 @@ def one_table(name: str, parts: Sequence[dict[str, Any]], commit: str) -> Table:
         version=parts[0]["fedvl_version"],
         date=max(part["date"] for part in parts),
         seeds=max(part["seeds"] for part in parts),
-        settings_sha256=settings_sha256(settings),
+        settings_sha256=settings_sha256(rows, **other),
         rows=[row for row in recipe.rows if any(row in part["rows"] for part in parts)],
         columns=parts[0]["columns"],
         cells=[Cell(**{key: cell[key] for key in Cell.model_fields if key in cell}) for cell in cells.values()],
@@ -133,18 +134,22 @@ def rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def settings_sha256(settings: dict[str, Any]) -> str:
-    """Return the SHA-256 of settings that decide figures; how many processor threads there are does not."""
-    kept = copy.deepcopy(settings)
-    kept["base"].get("federation", {}).pop("threads", None)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+def settings_sha256(rows: Settings, columns: Settings, base: Settings, cells: Settings) -> str:
+    """Return the SHA-256 of the settings of all cells; how many processor threads there are does not count."""
+    kept = copy.deepcopy(base)
+    kept.get("federation", {}).pop("threads", None)
+    settings = {
+        f"{row}, {column}": layered(kept, columns[column], rows[row], cells.get(row, {}).get(column, {}))
+        for row in rows
+        for column in columns
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def asked_sha256(recipe: Grid) -> str:
     """Return the same of a recipe as it is now."""
-    entries = {"rows": recipe.rows, "columns": recipe.columns}
-    settings = {kind: {name: entry.settings for name, entry in found.items()} for kind, found in entries.items()}
-    return settings_sha256({"base": layered(recipe.base, recipe.over), **settings, "cells": recipe.cells})
+    rows, columns = ({name: one.settings for name, one in found.items()} for found in (recipe.rows, recipe.columns))
+    return settings_sha256(rows, columns, recipe.base, recipe.cells)
 
 
 def page(tables: dict[str, Table]) -> str:

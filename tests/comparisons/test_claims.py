@@ -1,8 +1,10 @@
 """Claims: what the papers' own figures say of them, and sentences computed from tables of known figures."""
 
+import re
+
 import pytest
 
-from fedvl.comparisons.claims import Figures, Higher, Level, as_shown, findings, shown
+from fedvl.comparisons.claims import Figures, Higher, Improvement, Level, as_shown, findings, shown
 from fedvl.comparisons.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
@@ -29,6 +31,36 @@ TABLE = Figures(
 def test_places_are_counted_by_the_figures_that_a_reader_sees():
     claim = Higher(higher="a", than=["b", "c, d"])
     assert findings([claim], TABLE) == ['a is higher than b in 1 of 3 (1 equal), than "c, d" in 0 of 1 columns.']
+
+
+def test_an_improvement_is_relative_to_the_best_other_row():
+    claim = Improvement(improved="a", over=["b", "c, d"])
+    table = TABLE._replace(cells={**TABLE.cells, ("c, d", "two"): 25.0})
+    assert findings([claim], table) == ["a improves on the best other row by -12.4 % (one), +25.0 % (two)."]
+    assert findings([claim], table._replace(near_chance=[("a", "one")])) == [
+        "a improves on the best other row by +25.0 % (two)."
+    ]
+    assert findings([claim], TABLE._replace(cells={})) == []
+
+
+IMPROVED = {  # "Improv. (%)" of Fed-PRIME's slides
+    "text": [27.82, 64.48, 48.44, 107.83, 22.65, 42.37, 43.81, 22.35, 66.30, 69.65],
+    "image": [16.15, 22.44, 13.17, 1.73, 44.14, 30.30, 39.02, 20.51, 55.35, 17.32],
+    "both": [49.93, 34.60, 36.10, 22.11, 20.66, 17.11, 4.41, 20.25],
+}
+
+
+@pytest.mark.parametrize("missing", IMPROVED)
+def test_fed_primes_improvements_are_those_of_its_slides(missing: str) -> None:
+    recipe = read_recipe("fed-prime/table1")
+    (claim,) = [
+        one for one in recipe.claims if isinstance(one, Improvement) and one.improved.startswith(f"miss {missing}")
+    ]
+    places = [(row, column) for row in recipe.rows for column in recipe.columns]
+    cells = {place: figure for place in places if (figure := recipe.paper_figure(*place)) is not None}
+    told = claim.finding(Figures(list(recipe.rows), list(recipe.columns), cells))
+    found = [float(number) for number in re.findall(r"([+-][\d.]+) %", told)]
+    assert found == pytest.approx(IMPROVED[missing], abs=0.06)
 
 
 def test_places_near_chance_are_not_counted():

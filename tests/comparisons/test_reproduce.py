@@ -108,6 +108,24 @@ def test_where_the_paper_gives_no_figure_there_is_none() -> None:
     assert recipe.paper_figure("no such row", "Food-101, full") is None
 
 
+@pytest.mark.parametrize("name", ["fed-prime/table1", "fed-prime/table2", "fed-prime/figure1"])
+def test_a_round_of_fed_prime_moves_prompts_by_less_than_half_of_their_length(name: str) -> None:
+    """Of the full recipes: a step of Adam moves a number by at most its rate while steps are this few."""
+    recipe = read_recipe(name)
+    width, patch, images = 768, 32, 4905  # of ViLT-B/32 and of Food-101's eight classes
+    deviation = math.sqrt(6 / (3 * patch**2 + width)) / math.sqrt(3)  # of the uniform draw of prompts
+    tested = 0
+    for case in recipe.cases():
+        found = resolve_experiment(case.settings)
+        assert found.training.optimiser == "adam"
+        if found.method.name in ("fed-prime", "fed-inter", "fed-intra"):
+            steps = math.ceil(images / found.data.clients / found.training.batch_size) * found.training.local_epochs
+            rate = found.training.learning_rate * case.settings["method"]["prompt_rate"]
+            assert rate * steps / deviation < 0.5
+            tested += 1
+    assert tested
+
+
 def test_averages_over_datasets_agree_with_the_papers_own() -> None:
     """CacheFL's table 1 (a), which the recipe leaves out: the figures were read rightly."""
     recipe = read_recipe("cachefl/table1")

@@ -27,7 +27,7 @@ def comparison(rows: list[str], means: dict[tuple[str, str], float], **changes: 
         "cells": [{**cell, "row": row, "column": column, "mean": mean} for (row, column), mean in means.items()],
         "series": [],
         "settings": {
-            "base": layered(recipe.base, {"federation": {"threads": 4}}),
+            "base": layered(recipe.base, {"federation": {"threads": 4}}),  # as --jobs has it
             "rows": {name: recipe.rows[name].settings for name in rows},
             "columns": {name: entry.settings for name, entry in recipe.columns.items()},
             "cells": recipe.cells,

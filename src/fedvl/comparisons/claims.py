@@ -73,7 +73,29 @@ class Level(BaseModel):
         return " ".join(found)
 
 
-Claim = Higher | Level
+class Improvement(BaseModel):
+    """By how many percent of it a row improves on the best of others, in every column."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    improved: str  # a row
+    over: list[str] = Field(min_length=1)  # rows
+
+    @property
+    def names(self) -> list[str]:
+        return [self.improved, *self.over]
+
+    def finding(self, table: Figures) -> str:
+        """Return the improvement in each column; nothing if the table lacks the figures."""
+        found = []
+        for column in table.columns:
+            places = [(row, column) for row in self.names]
+            if all(place in table.cells and place not in table.near_chance for place in places):
+                mine, *others = (table.cells[place] for place in places)
+                found.append(f"{100 * (mine / max(others) - 1):+.1f} % ({column})")
+        return f"{quoted(self.improved)} improves on the best other row by {', '.join(found)}." if found else ""
+
+
+Claim = Higher | Level | Improvement
 
 
 def findings(claims: Sequence[Claim], table: Figures) -> list[str]:
