@@ -506,7 +506,7 @@ def test_a_clients_own_model_and_a_device(linear, folder_of):
 
 
 def small_comparison(methods, **more):
-    return fedvl.compare(methods, **{"quiet": True, "seeds": 2, **SMALL, **more})
+    return fedvl.compare(methods, **{"quiet": True, "seeds": 2, "references": False, **SMALL, **more})
 
 
 def test_a_comparison_is_a_table_and_a_frame():
@@ -552,7 +552,7 @@ def test_a_grid_of_rows_and_columns_from_a_file():
         'seeds = 1\n[rows.plain]\nmethod = {name = "linear"}\n[rows.pulled]\nmethod = {name = "fedprox", mu = 9.0}\n'
     )
     comparison = fedvl.compare(grid="grid.toml", quiet=True, **SMALL)
-    assert [line["row"] for line in comparison.rows] == ["plain", "pulled"]
+    assert [line["row"] for line in comparison.rows] == ["plain", "pulled", "zero-shot", "ridge"]
     assert comparison.summary["command"].startswith("fedvl compare grid.toml --seeds 1 --set data.")
     assert comparison.folder == Path("comparisons/comparison")
     with pytest.raises(fedvl.FedVLError) as error:

@@ -227,6 +227,7 @@ def grid(name: str, arguments: argparse.Namespace, commit: str) -> dict[str, Any
             str(out),
             "--jobs",
             str(arguments.jobs),
+            "--no-references",  # a grid of results names all of its rows
         ]
         done = subprocess.run([*command, "--quiet"], stdout=subprocess.DEVNULL)
     if done.returncode:

@@ -265,6 +265,7 @@ def compare(
     seeds: Given = None,
     tune: Given = None,
     validation: Given = None,
+    references: Given = True,
     out: Given = "comparisons/comparison",
     quiet: Given = False,
     **settings: Any,
@@ -273,10 +274,11 @@ def compare(
 
     ``grid`` is a TOML file of rows and columns instead of methods. Each cell is run with
     ``seeds`` seeds, 3 by default. ``tune`` has the values of each setting to choose from, for each
-    cell, on the share ``validation`` of the training images (0.2 by default). Further arguments
-    are those of :func:`run`, for every run.
+    cell, on the share ``validation`` of the training images (0.2 by default). ``references`` adds
+    rows of zero-shot and ridge. Further arguments are those of :func:`run`, for every run.
     """
     from fedvl.comparisons.grid import Variant, read_grid
+    from fedvl.comparisons.references import with_references, without_refused
     from fedvl.comparisons.run import flags_grid, perform_grid, summarise
     from fedvl.comparisons.tuning import perform_tuned, trials_of, write_grid
     from fedvl.data.sources import Opener
@@ -284,7 +286,7 @@ def compare(
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
 
-    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "out", "quiet")
+    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "references", "out", "quiet")
     base = settings_of(settings, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
     rows, datasets, partitions = _listed(methods), _listed(dataset), _listed(partition)
     if (grid is None) == (not rows):
@@ -299,18 +301,22 @@ def compare(
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
     axes = {key: [_plain(value) for value in values] for key, values in (tune or {}).items()}
     wanted = wanted.tuned_by(axes, _plain(validation))
+    wanted = with_references(wanted, given=bool(references))
     # all of them, so that a mistake in the last shows before the first is run
     experiments = [resolve_experiment(case.settings) for case in (*wanted.cases(), *trials_of(wanted).cases())]
     folder = Path(out)
     with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
         opener = Opener.once()
-        outcome = perform_tuned(wanted, lambda part: perform_grid(part, folder / "runs", GridDisplay(display), opener))
+        outcome = without_refused(
+            perform_tuned(wanted, lambda part: perform_grid(part, folder / "runs", GridDisplay(display), opener))
+        )
     words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
     for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
         words += [flag, ",".join(names)] if names else []
     for key, values in axes.items():
         words += ["--tune", f"{key}={','.join(map(toml_value, values))}"]
     words += ["--validation", str(validation)] if validation is not None else []
+    words += [] if references else ["--no-references"]
     words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(folder)]
     summary = summarise(outcome, shlex.join(words))
     write_comparison(summary, folder)

@@ -30,7 +30,8 @@ def test_compare_three_methods(call: Any, tmp_path: Path) -> None:
     assert all(word in done.output for word in ("fst-cbdg", "shards:5", "n = 1 seed."))
     out = tmp_path / "comparisons" / "comparison"
     summary = json.loads((out / "comparison.json").read_bytes())
-    assert len(summary["cells"]) == 6
+    assert summary["rows"] == ["linear", "fst-cbdg", "zero-shot", "ridge"]
+    assert len(summary["cells"]) == 8
     assert summary["command"] == "fedvl " + " ".join(words)
     for cell in summary["cells"]:
         (name,) = cell["runs"]
@@ -40,14 +41,16 @@ def test_compare_three_methods(call: Any, tmp_path: Path) -> None:
 def test_compare_a_file_of_rows_and_columns(call: Any, tmp_path: Path) -> None:
     grid = '[base]\ndata = { clients = 2, shots = 4, partition = "iid" }\n[rows.plain]\n[rows.steep]\n'
     (tmp_path / "grid.toml").write_text(grid + "training = { learning_rate = 0.1 }\n")
-    assert call("compare", "grid.toml", "--seeds", "1", "--out", "out", *SMALL).exit_code == 0
+    assert call("compare", "grid.toml", "--seeds", "1", "--out", "out", "--no-references", *SMALL).exit_code == 0
     summary = json.loads((tmp_path / "out" / "comparison.json").read_bytes())
     assert summary["rows"] == ["plain", "steep"]
 
 
 def test_a_failed_run_is_told_of_and_the_command_fails(call: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
-    done = call("compare", "--methods", "zero-shot,./broken.py", "--seeds", "1", "--out", "out", *SMALL)
+    done = call(
+        "compare", "--methods", "zero-shot,./broken.py", "--no-references", "--seeds", "1", "--out", "out", *SMALL
+    )
     assert done.exit_code == 1
     assert "Failed: " in done.output
     assert "broken" in done.output

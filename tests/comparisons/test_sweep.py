@@ -72,6 +72,8 @@ def test_the_best_on_validation_images_is_tested_once(tmp_path: Path) -> None:
     summary = sweep(runs, "training.learning_rate=0.001,0.3,1e9")
     results = {path.parent.name: json.loads(path.read_bytes()) for path in runs.glob("*/result.json")}
     tested = [result for result in results.values() if result["right"]]
+    reference = tested.pop([result["method"] for result in tested].index("ridge"))
+    assert f"ridge {reference['accuracy']:.1f} %" in summary["opening"]
     assert len(tested) == 1
     cells = {cell["row"]: cell for cell in summary["cells"]}
     for cell in cells.values():
@@ -102,7 +104,7 @@ def test_the_best_on_validation_images_is_tested_once(tmp_path: Path) -> None:
 def test_with_patience_the_model_of_the_best_round_is_chosen_and_tested(tmp_path: Path) -> None:
     summary = sweep(tmp_path, "training.learning_rate=0.1,0.3", "federation.patience=2")
     results = {path.parent.name: json.loads(path.read_bytes()) for path in tmp_path.glob("*/result.json")}
-    (tested,) = [result for result in results.values() if result["right"]]
+    (tested,) = [result for result in results.values() if result["right"] and result["method"] == "linear"]
     for cell in summary["cells"]:
         assert cell["mean"] == max(results[cell["runs"][0]]["per_round_validation"])
     (best,) = [cell for cell in summary["cells"] if cell["chosen"]]

@@ -162,7 +162,7 @@ def test_what_noise_does_not_cover_is_refused(settings, reason):
         check_method(noised_method(), resolve_experiment({"method": {"name": "ridge"}, **settings}))
 
 
-class NoNoise(load_method("gda")):
+class NoNoise(load_method("gda")):  # type: ignore[misc]
     """Declares statistics whose noise its solution does not expect."""
 
     def roles(self):

@@ -83,6 +83,9 @@ def compare(
         float | None,
         typer.Option(min=0.01, max=0.9, help="Share of training images to tune by; 0.2 unless the file says."),
     ] = None,
+    references: Annotated[
+        bool, typer.Option("--references/--no-references", help="Add rows of zero-shot and ridge.")
+    ] = True,
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
     jobs: Jobs = 1,
     slurm: Annotated[
@@ -92,6 +95,7 @@ def compare(
 ) -> None:
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
     from fedvl.comparisons.grid import Variant, read_grid
+    from fedvl.comparisons.references import with_references, without_refused
     from fedvl.comparisons.run import flags_grid, summarise
     from fedvl.comparisons.sweep import listed_axes
     from fedvl.comparisons.tuning import trials_of, write_grid
@@ -107,6 +111,7 @@ def compare(
     else:
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
     wanted = wanted.tuned_by(listed_axes(tune or []), validation)
+    wanted = with_references(wanted, given=references)
     for case in (
         *wanted.cases(),
         *trials_of(wanted).cases(),
@@ -115,7 +120,7 @@ def compare(
     if slurm is not None:
         write_array(wanted, out / "runs", slurm)
         return
-    outcome = run_grid(wanted, out / "runs", jobs, quiet, Opener.once())
+    outcome = without_refused(run_grid(wanted, out / "runs", jobs, quiet, Opener.once()))
     summary = summarise(outcome, command_line())
     write_comparison(summary, out)
     if outcome.tuned:

@@ -40,6 +40,7 @@ class GridEntry(BaseModel):
     beside: str | None = None  # of an embedded column: the paper's column to compare it with
     embedded: Settings | None = None  # of a row: its settings on the embedded model and data
     tune: dict[str, list[Any]] | None = None  # of a row: replaces the grid's values to try; {}: not tuned
+    reference: bool = False  # of a row: a reference, to which [method] of base and columns does not apply
 
     @property
     def settings(self) -> Settings:
@@ -77,6 +78,7 @@ class Grid(BaseModel):
     tune: dict[str, list[Any]] = {}  # values to try of each section.key; chosen by cell on validation images
     validation: float = Field(0.2, gt=0, lt=1)  # share of each client's training images to choose by
     against: str = ""  # a row that all others are compared with
+    references: bool = True  # whether `fedvl compare` adds rows of zero-shot and ridge
     note: str = ""  # caveats printed in the report
     claims: list[Claim] = []  # what is in `shows`, to be computed from our figures
     embedded: Variant = Variant()
@@ -147,8 +149,12 @@ class Grid(BaseModel):
                 if (row_name, column_name) in self.left_out:
                     continue
                 own = self.cells.get(row_name, {}).get(column_name, {})
+                common = [self.base, column.settings, self.over]
+                if row.reference:
+                    common = [{key: part for key, part in each.items() if key != "method"} for each in common]
+                base, of_column, over = common
                 for seed in range(self.seeds):
-                    settings = layered(self.base, column.settings, row.settings, own, self.over, {"seed": seed})
+                    settings = layered(base, of_column, row.settings, own, over, {"seed": seed})
                     yield Case(row_name, column_name, seed, self.measure_of(row_name, column_name), settings)
 
     def measure_of(self, row: str, column: str) -> str:

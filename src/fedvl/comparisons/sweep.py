@@ -9,13 +9,15 @@ images.
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvl.comparisons.grid import Grid, Settings, layered
-from fedvl.comparisons.run import Outcome, perform_grid, shown, summarise
+from fedvl.comparisons.references import RIDGE, with_references, without_refused
+from fedvl.comparisons.run import Outcome, perform_grid, shown, single, summarise
 from fedvl.config import BY_CLIENT, nested, parse_assignment
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay
@@ -174,10 +176,10 @@ def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, 
             "over": tested_settings(grid),
         }
     )
-    final = perform_grid(tested, runs, display, opener)
+    final = without_refused(perform_grid(with_references(tested, (RIDGE,)), runs, display, opener))
     summary["failures"] += final.failures
-    told = [opening(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole)]
-    return {**summary, "opening": " ".join(told)}
+    told = [opening(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole), final.grid.note]
+    return {**summary, "opening": " ".join(filter(None, told))}
 
 
 def doubts(grid: Grid, chosen: Mapping[str, Any], outcome: Outcome, whole: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -235,5 +237,6 @@ def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcom
     if len(results) == 1 and results[0]["protocol"] not in BY_CLIENT:
         low, high = wilson(mean, count)
         text += f" ({low:.1f} to {high:.1f})"
-    reference = results[0]["zero_shot_accuracy"]
-    return text + (f", zero-shot {reference:.1f} %." if reference is not None else ".")
+    reference, solved = results[0]["zero_shot_accuracy"], final.figures.get((RIDGE, COLUMN))
+    text += f", zero-shot {reference:.1f} %" if reference is not None else ""
+    return text + (f", ridge {statistics.mean(filter(None, map(single, solved))):.1f} %." if solved else ".")

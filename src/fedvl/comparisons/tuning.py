@@ -130,10 +130,12 @@ def failures_of(grid: Grid, trials: Outcome) -> list[dict[str, Any]]:
 def write_grid(grid: Grid, path: Path) -> None:
     """Write a grid's settings as TOML that ``fedvl compare`` reads."""
     parts: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [(("base",), grid.base), (("over",), grid.over)]
-    parts += [(("rows", name), entry_of(entry)) for name, entry in grid.rows.items()]
+    rows = {name: entry for name, entry in grid.rows.items() if not entry.reference}  # `fedvl compare` adds the others
+    parts += [(("rows", name), entry_of(entry)) for name, entry in rows.items()]
     parts += [(("columns", name), entry_of(entry)) for name, entry in grid.columns.items()]
-    parts += [(("cells", row, name), own) for row, cells in grid.cells.items() for name, own in cells.items()]
+    parts += [(("cells", row, name), own) for row in rows for name, own in grid.cells.get(row, {}).items()]
     top = {"title": grid.title, "unit": grid.unit, "measure": grid.measure, "seeds": grid.seeds}
+    top |= {} if grid.references else {"references": False}
     lines = [f"{key} = {toml_value(value)}" for key, value in top.items()]
     for place, settings in parts:
         lines += ["", f"[{'.'.join([place[0], *map(toml_value, place[1:])])}]"]
