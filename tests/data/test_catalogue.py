@@ -34,6 +34,8 @@ def test_entries_are_consistent(name: str) -> None:
         assert len(entry.class_names) == entry.classes
         assert len({class_key(class_name) for class_name in entry.class_names}) == entry.classes
     assert set(entry.rename.values()) <= set(entry.class_names)
+    for raw, class_name in entry.rename.items():  # no folder's name is another class's
+        assert class_key(raw) not in {class_key(other) for other in entry.class_names if other != class_name}
     for left_out in entry.class_lists.values():
         assert set(left_out) < set(entry.class_names)
     if entry.splits:
@@ -58,18 +60,41 @@ def test_class_names_that_prompts_depend_on() -> None:
     [
         ("flowers102", ["pink primrose", "hard-leaved pocket orchid", "canterbury bells"], "petunia", "wild pansy"),
         ("caltech101", ["face", "leopard", "motorbike", "accordion", "airplane"], "helicopter", "ibis"),
+        ("fgvc-aircraft", ["707-320", "727-200", "737-200"], "Cessna 525", "Cessna 560"),
+        ("imagenet", ["tench", "goldfish", "great white shark"], "cleaver", "cliff dwelling"),
+        ("stanford-cars", ["2000 AM General Hummer SUV"], "1998 Eagle Talon Hatchback", "2012 FIAT 500 Abarth"),
+        (
+            "sun397",
+            ["abbey", "airplane cabin", "airport terminal"],
+            "indoor ice skating rink",
+            "outdoor ice skating rink",
+        ),
     ],
 )
 def test_classes_are_in_the_order_of_the_official_labels(
     name: str, order: list[str], last_base: str, first_new: str
 ) -> None:
-    """CoOp's halves: Flowers by the numbers 1 to 102, Caltech by its folders, capitals first, without Faces_easy."""
+    """CoOp's halves: Flowers by the numbers 1 to 102, Caltech by its folders, capitals first, without Faces_easy.
+
+    Cars, SUN397 and Aircraft are in the order of their own files, ImageNet by WordNet number.
+    """
     entry = find(name)
     left_out = entry.class_lists.get("coop100", ())
     classes = [class_name for class_name in entry.class_names if class_name not in left_out]
     assert list(classes[: len(order)]) == order
     middle = (len(classes) + 1) // 2
     assert classes[middle - 1 : middle + 1] == [last_base, first_new]
+
+
+def test_names_of_folders_and_of_classes_differ_as_in_coop() -> None:
+    """The year of a car and the place of a scene come first; folders of ImageNet are WordNet numbers."""
+    assert find("stanford-cars").rename["Ram C/V Cargo Van Minivan 2012"] == "2012 Ram C/V Cargo Van Minivan"
+    scenes = find("sun397").rename
+    assert scenes["church indoor"] == "indoor church"
+    assert scenes["theater indoor seats"] == "indoor seats theater"
+    assert scenes["bus interior"] == "bus interior"  # one folder in the dataset, bus_interior
+    assert find("imagenet").rename["n15075141"] == "toilet paper"
+    assert find("imagenet").rename["n02012849"] != find("imagenet").rename["n03126707"]  # two cranes
 
 
 def test_neighbours_in_the_official_orders() -> None:

@@ -49,13 +49,23 @@ def _content() -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / "catalogue.toml").read_text(encoding="utf-8"))
 
 
+def listed(name: str) -> dict[str, Any]:
+    """Return class names and raw names of a dataset that has a file in `class_names`."""
+    path = Path(__file__).parent / "class_names" / f"{name}.txt"
+    if not path.exists():
+        return {}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    pairs = [(raw, class_name or raw) for raw, _, class_name in (line.partition("\t") for line in lines)]
+    return {"class_names": [class_name for _, class_name in pairs], "rename": dict(pairs)}
+
+
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
     """Return all entries by name, in the order of the file."""
     general = _content()["templates"]
     return {
         name: CatalogueEntry.model_validate(
-            {"name": name, **fields, "templates": {**general, **fields.get("templates", {})}}
+            {"name": name, **listed(name), **fields, "templates": {**general, **fields.get("templates", {})}}
         )
         for name, fields in _content()["dataset"].items()
     }
