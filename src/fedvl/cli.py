@@ -5,7 +5,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fedvl.commands import audit, compare, contributions, federation, log, report, run, serve, show, update, withdraw
+from fedvl.commands import (
+    audit,
+    compare,
+    contributions,
+    evaluate,
+    federation,
+    log,
+    report,
+    run,
+    serve,
+    show,
+    update,
+    withdraw,
+)
 from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
@@ -24,6 +37,7 @@ app.command(epilog=compare.COMPARE_EXAMPLES)(compare.compare)
 app.command(epilog=compare.SWEEP_EXAMPLES)(compare.sweep)
 app.command(epilog=compare.REPRODUCE_EXAMPLES)(compare.reproduce)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command()(log.log)
 app.command(epilog=withdraw.EXAMPLES)(withdraw.withdraw)
 app.command(epilog=update.EXAMPLES)(update.update)

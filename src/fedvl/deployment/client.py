@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
+from fedvl.data.own_images import open_own
 from fedvl.data.sources import Opener
 from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
 from fedvl.deployment.extras import check_extras
@@ -25,9 +26,9 @@ from fedvl.deployment.finishing import finish_run
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.link import flower, most_bytes
 from fedvl.deployment.membership import check_key, credentials
-from fedvl.deployment.messages import Header, Message
+from fedvl.deployment.messages import REVEAL, Header, Message
 from fedvl.deployment.metrics import Answered
-from fedvl.deployment.own_images import open_own
+from fedvl.deployment.own_counts import own_counts
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.rehearsal import rehearse
@@ -105,7 +106,9 @@ class Client:
             party = self._permitted(header)
         except FedVLError as error:
             return self._refusal(header, error)
-        self.say("finish" if header.kind == "finish" else f"round {header.round + 1}: {header.kind}")
+        rounds = self.ready[header.experiment].prepared.experiment.federation.rounds
+        evaluation = header.round > rounds
+        self.say(header.kind if header.round >= rounds else f"round {header.round + 1}: {header.kind}")
         try:
             with self._explained(self.ready[header.experiment].prepared):
                 reply = party.answer(message)
@@ -115,6 +118,8 @@ class Client:
         if party.finished is not None:
             self._finish(header, party)
             del self.parties[header.run]
+        elif evaluation and not reply.header.problem:
+            self.finished = header.kind == (REVEAL["evaluate"] if party.sums else "evaluate")
         return reply
 
     @contextmanager
@@ -160,13 +165,17 @@ class Client:
             raise FedVLError(NO_HEAD)
         policy = self.permit(header.experiment)
         policy.check_time(datetime.now())
+        experiment = self.ready[header.experiment].prepared.experiment
+        if (evaluation := header.round - experiment.federation.rounds) > 0:
+            policy.check_evaluation(experiment, evaluation)
         if (found := policy_hash(self.state)) != self.policy_hash:
             self.log.append("policy", sha256=found)
             self.policy_hash = found
-        if (roster := self._roster(self.ready[header.experiment].prepared.experiment)) not in ("", self.roster):
+        if (roster := self._roster(experiment)) not in ("", self.roster):
             self.parties.clear()  # whatever they checked by another roster is checked again
             self.roster = roster
         party = self.party(header)
+        party.least_cell = policy.least_cell
         if party.sums is not None:
             party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
         if header.kind in ("train", "report") and (cost := party.cost(header.round, header.kind)):
@@ -183,7 +192,8 @@ class Client:
             torch.set_num_threads(prepared.experiment.federation.threads)
             engine = local_engine(prepared)
             sums = partial(self._member, header.run, engine.federation.least_clients)
-            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log)
+            counts = partial(own_counts, prepared, folder)
+            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts)
             log_secrets(self.log, self.state, header.run)
             self.parties[header.run] = party
         return self.parties[header.run]

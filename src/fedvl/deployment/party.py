@@ -23,6 +23,7 @@ from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, STEPS, Header, Mes
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
+from fedvl.federation.fixed_point import flat, to_whole
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget, stop_before
 from fedvl.federation.stacks import Trained
@@ -57,6 +58,7 @@ class Party:
         rehearsal: bool = False,
         sums: Callable[[Path], Member] | None = None,
         log: Log | None = None,
+        counts: Callable[[Tensors, int], Tensors | None] | None = None,
     ) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
@@ -67,6 +69,7 @@ class Party:
             write_private(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
         self.log = log or Log()  # has the budget of all runs
+        self.counts, self.least_cell = counts, 1  # of its own test images; of the policy
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
         self.sums: Member | None = None
         if engine.federation.secure_sum:
@@ -106,8 +109,8 @@ class Party:
 
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
         """Return whether a request gets its earlier answer: a round or an attempt has one."""
-        if self.sums is None:
-            return bool(before["asked"] != asked)
+        if self.sums is None:  # another count of other images would give the difference away
+            return request.kind == "evaluate" or bool(before["asked"] != asked)
         return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
 
     def _work_masked(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
@@ -157,6 +160,9 @@ class Party:
         return worked[0], answer
 
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
+        if header.kind == "evaluate":
+            assert tensors is not None
+            return to_whole(flat(tensors), self.engine.method.task.clients)
         if header.kind == "report":
             return self.engine.part_of_report(header.round, self.number, tensors)
         if self.engine.method.role.statistics:
@@ -169,7 +175,11 @@ class Party:
         return self.engine.part_of_sum(header.round, self.number, received, trained)
 
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
-        """Report, adopt, train or compute statistics; undeclared tensors are refused."""
+        """Report, adopt, train, count or compute statistics; undeclared tensors are refused."""
+        if request.kind == "evaluate":
+            assert self.counts is not None
+            found = self.counts(received, 1 if self.sums else self.least_cell)
+            return request.model_copy(update={"idle": found is None}), found
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
             return request.model_copy(update={"state": self._keep(request.round)}), None
@@ -249,7 +259,12 @@ class Party:
             raise FedVLError("The run is over for this client.")
         rounds, consultation = self.engine.federation.rounds, self.engine.method.consultation()
         last = rounds if request.kind == "finish" else rounds - 1
-        if request.round > last or (request.kind == "finish" and request.round < rounds):
+        evaluates = request.kind.endswith("evaluate")
+        if evaluates or (request.kind == "keys" and request.round > rounds):
+            fits = request.round > rounds
+        else:
+            fits = request.round <= last and (request.kind != "finish" or request.round == rounds)
+        if not fits:
             raise FedVLError(
                 f"Its experiment has {rounds} rounds; there is no '{request.kind}' in {request.round + 1}."
             )

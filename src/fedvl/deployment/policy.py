@@ -62,6 +62,14 @@ most_rounds = 1000
 # Hours in which requests are answered, by this machine's clock; "22:00-06:00" is over night.
 hours = "00:00-24:00"
 
+# Most evaluations of a run on this party's own test images, of which counts leave; 0: none. Further ones tell how
+# images differ that came or went between.
+evaluations = 1
+
+# Fewest images in a count that leaves by itself (not in a secure sum): bins with fewer are merged, and rare classes
+# left out.
+least_cell = 5
+
 # Most epsilon, at delta, that all runs together may spend. Covered is noise that this client adds itself:
 # --privacy record:eps=... (of each image), and --privacy client:eps=... with --secure-sum (of this client
 # with all its images; it counts for each image too). Other runs are refused: with noise of the server alone,
@@ -94,6 +102,8 @@ class Policy(Section):
     single_statistics: bool = False
     most_rounds: int = Field(1000, ge=0, le=MAX_ROUNDS)
     hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
+    evaluations: int = Field(1, ge=0)
+    least_cell: int = Field(5, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
 
@@ -134,6 +144,20 @@ class Policy(Section):
                 "epsilon",
                 "allows only runs in which this client adds noise itself; agree on one with --privacy record:eps=..., or "
                 "client:eps=... and --secure-sum, or remove the line",
+            )
+
+    def check_evaluation(self, experiment: Experiment, number: int) -> None:
+        """Refuse an evaluation too many, or one without the noise that the rest of the run has."""
+        if number > self.evaluations:
+            raise refused(
+                "evaluations",
+                f"is {self.evaluations}, and evaluation {number} of this run was requested; raise it, or use the figures that "
+                "there are",
+            )
+        if self.epsilon is not None or experiment.privacy.unit != "none":
+            raise FedVLError(
+                "The counts of an evaluation have no noise, and this party sends nothing without; each client's own report has "
+                "the accuracy on its images."
             )
 
     def check_time(self, now: datetime) -> None:

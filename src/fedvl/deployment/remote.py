@@ -20,6 +20,8 @@ from fedvl.deployment.audit_log import Log
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
+from fedvl.evaluation.counts import Counts, misstated
+from fedvl.evaluation.counts import shapes as shapes_of_counts
 from fedvl.federation.checks import (
     MOST_REPORTED,
     Refusal,
@@ -35,6 +37,7 @@ from fedvl.federation.local import Summed
 from fedvl.federation.stacks import Trained
 from fedvl.federation.statistics import Statistics, added
 from fedvl.methods.base import Method, Update
+from fedvl.methods.roles import Shapes
 from fedvl.tensors import Tensors, placed
 
 STATE = "state"
@@ -204,6 +207,35 @@ class RemoteEngine:
         payloads = {client: pack_tensors(answer) for client, answer in answers.items() if answer is not None}
         for answer in self._exchange("adopt", self.round, payloads).values():
             self._note_state(answer.header)
+
+    def evaluate(self, number: int, request: Tensors, classes: int) -> dict[int | None, Counts]:
+        """Collect the counts of an evaluation of the finished run: of each client, or their sum.
+
+        ``reporters`` are the clients that they are of.
+        """
+        round_index = self.config.rounds + number
+        shapes: Shapes = {**shapes_of_counts(classes)}
+        if self.config.secure_sum:
+            total, states, _ = self.sums.sum(
+                "evaluate", round_index, range(self.clients), request, count_numbers(shapes)
+            )
+            tables = {name: table.round().long().numpy() for name, table in unflat(from_whole(total), shapes).items()}
+            problem = misstated(tables, classes)
+            self.sums.judge(list(states), problem and f"The sum of the counts cannot be used: {problem}.")
+            self.reporters = list(states)
+            return {None: Counts(**tables)}
+        answers = self._exchange("evaluate", round_index, dict.fromkeys(range(self.clients), pack_tensors(request)))
+        found: dict[int | None, Counts] = {}
+        for client, answer in answers.items():
+            tables = {name: tensor.cpu().numpy() for name, tensor in answer.tensors.items()}
+            whole = all(tensor.dtype == torch.int64 for tensor in answer.tensors.values())
+            problem = misstated(tables, classes) if whole else "its counts are not whole numbers"
+            if problem:
+                self._refuse(client, problem)
+            else:
+                found[client] = Counts(**tables)
+        self.reporters = [client for client in found if client is not None]
+        return found
 
     def finish(self, shared: Tensors, rounds: int, told: Collection[int] = ()) -> set[int]:
         """Send all who are there and were not told yet the final tensors; return who answered."""

@@ -14,7 +14,7 @@ import torch
 
 from fedvl.deployment.audit_log import FILE, Log, who_took_part
 from fedvl.deployment.extras import check_extras
-from fedvl.deployment.files import experiment_id
+from fedvl.deployment.files import FederationFile, experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.membership import absence_explained, read_federation
@@ -44,6 +44,25 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
     told = set(folder.federation.get("told", []))
     if folder.finished and told >= federation.admitted.keys():
         return folder.result
+    with connected(folder, display) as (engine, prepared):
+        names = list(engine.names)
+        if folder.finished:  # it ended before all had heard of it
+            wait_for_parties(engine, names, federation.admitted.keys() - told, display, RETURN_SECONDS, quorum=0)
+        else:
+            wait_for_all(engine, federation, display)
+            participants = partial(who_took_part, place, folder, names)
+            run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
+        told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
+        folder.write_federation({**folder.federation, "told": sorted(told)})
+    return folder.result
+
+
+@contextmanager
+def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> Iterator[tuple[RemoteEngine, Prepared]]:
+    """Connect to the clients of a run; ``notes``: the file of the state of its secure sums."""
+    assert folder.federation is not None
+    place, experiment = Path(folder.federation["federation"]), folder.experiment
+    federation = read_federation(place)
     if not federation.admitted:
         raise FedVLError(
             "No party has been admitted; each runs fedvl federation join, and you fedvl federation admit its request."
@@ -76,28 +95,19 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             identity,
             prepared.device,
             lambda status: folder.write_status({**status, **shown}),
-            folder.path / "sums.json",
+            folder.path / notes,
             {number: member.certificate for number, member in federation.admitted.items()},
             log,
             names,
         )
         stack.callback(note_rounds, log, identity.run, folder)
-        if folder.finished:  # it ended before all had heard of it
-            wait_for_parties(engine, names, federation.admitted.keys() - told, display, RETURN_SECONDS, quorum=0)
-        else:
-            wait_for_parties(
-                engine,
-                names,
-                federation.admitted,
-                display,
-                max(experiment.federation.deadline, RETURN_SECONDS),
-                engine.quorum,
-            )
-            participants = partial(who_took_part, place, folder, names)
-            run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
-        told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
-        folder.write_federation({**folder.federation, "told": sorted(told)})
-    return folder.result
+        yield engine, prepared
+
+
+def wait_for_all(engine: RemoteEngine, federation: FederationFile, display: Display) -> None:
+    """Wait for all admitted clients; after the deadline, a quorum is enough."""
+    seconds = max(engine.config.deadline, RETURN_SECONDS)
+    wait_for_parties(engine, list(engine.names), federation.admitted, display, seconds, engine.quorum)
 
 
 def note_rounds(log: Log, run: str, folder: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """Predict in order and in batches, with the session state that a method keeps in between."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,9 +43,19 @@ def predict_all(
 
     Candidates are all classes of the image's dataset, or those ``among`` which is asked.
     """
+    classes, shares = [], []
+    for scores in score_batches(method, tensors, samples, batch_size):
+        scores = scores if among is None else scores[:, among]
+        found = scores.argmax(dim=-1)
+        shares.append(scores.double().softmax(-1).amax(-1).cpu())
+        classes.append((found if among is None else among[found]).cpu())
+    return Predicted(torch.cat(classes).numpy(), torch.cat(shares).numpy())
+
+
+def score_batches(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> Iterator[torch.Tensor]:
+    """Yield the scores of each batch in one session; classes of other datasets get the lowest."""
     origins = np.unique(method.task.origins, return_inverse=True)[1] if method.task.origins else None
     conversation = Conversation(method, tensors)
-    classes, shares = [], []
     for first in range(0, len(samples), batch_size):
         inputs = {name: tensor[first : first + batch_size] for name, tensor in samples.inputs.items()}
         scores = conversation.ask(inputs).scores
@@ -52,11 +63,7 @@ def predict_all(
             own = origins[samples.labels[first : first + batch_size].cpu().numpy()]
             elsewhere = torch.from_numpy(own[:, None] != origins).to(scores.device)
             scores = scores.masked_fill(elsewhere, torch.finfo(scores.dtype).min)
-        scores = scores if among is None else scores[:, among]
-        found = scores.argmax(dim=-1)
-        shares.append(scores.double().softmax(-1).amax(-1).cpu())
-        classes.append((found if among is None else among[found]).cpu())
-    return Predicted(torch.cat(classes).numpy(), torch.cat(shares).numpy())
+        yield scores
 
 
 def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedvl.data.own_images import open_own
 from fedvl.data.sources import open_dataset
-from fedvl.deployment.own_images import open_own
 from fedvl.errors import FedVLError
 
 CLASSES = ("benign nevus", "melanoma", "keratosis")

@@ -1,0 +1,98 @@
+"""Counts of an evaluation: sums over sites, and cells that are withheld from what leaves alone."""
+
+import numpy as np
+import pytest
+
+from fedvl.evaluation import counts as module
+from fedvl.evaluation.counts import BINS, GROUPS, MERGED, PARTS, add, count, edges, given, merge_bins, withheld
+
+
+def drawn(images=400, classes=4, seed=0, skill=2.0):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, images)
+    scores = generator.normal(0, 1.5, (images, classes)) + skill * np.eye(classes)[labels]
+    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    return labels, shares
+
+
+def test_every_image_is_counted_once_in_each_table():
+    labels, shares = drawn()
+    found = count(labels, shares)
+    assert found.images.tolist() == np.bincount(labels).tolist()
+    assert found.scores.sum((1, 2)).tolist() == [400] * 4
+    assert found.confusion.sum() == found.calibration.sum() == 400
+    assert found.calibration[1].sum() == np.trace(found.confusion) == (shares.argmax(1) == labels).sum()
+
+
+def test_an_image_is_in_the_bin_of_its_share():
+    labels, shares = np.array([0]), np.array([[0.7, 0.3]])
+    found = count(labels, shares)
+    first = int(found.scores[0, 1].argmax())
+    assert edges()[first] <= 0.7 < edges()[first + 1]
+    assert found.calibration[1].argmax() == int(0.7 * GROUPS * PARTS)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_at_the_end_is_in_the_last_bin(share):
+    found = count(np.array([0]), np.array([[share, 1 - share]]))
+    assert found.scores[0, 1, BINS - 1 if share else 0] == 1
+
+
+def test_counts_of_sites_add_up_to_those_of_all_images():
+    labels, shares = drawn()
+    parts = [count(labels[rows], shares[rows]) for rows in np.array_split(np.arange(400), 3)]
+    for left, right in zip(add(parts), count(labels, shares), strict=True):
+        assert np.array_equal(left, right)
+
+
+def test_tables_that_merge_different_bins_are_added_where_both_have_an_edge():
+    first = np.array([[MERGED, 3, MERGED, 4]])
+    second = np.array([[1, MERGED, 1, 1]])
+    assert module.add_merged([first, second]).tolist() == [[MERGED, MERGED, MERGED, 10]]
+    third = np.array([[1, 5, 1, 1]])
+    assert module.add_merged([first, third]).tolist() == [[MERGED, 9, MERGED, 6]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("images", [30, 100, 1000])
+def test_no_cell_that_leaves_alone_is_small(seed, images):
+    labels, shares = drawn(images, seed=seed)
+    found = withheld(labels, shares, 5)
+    for table in found:
+        assert not ((table > 0) & (table < 5)).any()
+    for number, row in enumerate(found.confusion):
+        errors = found.images[number] - row[number]
+        assert row[number] == MERGED or not 0 < errors < 5
+
+
+def test_images_of_a_rare_class_are_in_no_table():
+    labels, shares = np.array([0] * 50 + [1] * 4 + [2] * 50), np.full((104, 3), 1 / 3)
+    found = withheld(labels, shares, 5)
+    assert found.images.tolist() == [50, 0, 50]
+    assert np.maximum(found.calibration, 0).sum() == 100
+
+
+def test_a_few_errors_cannot_be_found_by_subtraction():
+    """47 of 50 right: neither the hits, nor the total of right answers, nor the scores give the 3 errors."""
+    labels = np.array([0] * 50 + [1] * 50)
+    right = np.r_[np.ones(47), np.zeros(3), np.ones(30), np.zeros(20)].astype(bool)
+    shares = np.where(right, 0.9, 0.2)
+    shares = np.stack([np.where(labels == 0, shares, 1 - shares), np.where(labels == 0, 1 - shares, shares)], 1)
+    found = withheld(labels, shares, 5)
+    assert found.confusion[0, 0] == MERGED
+    assert found.confusion[1, 1] == 30
+    assert not np.maximum(found.calibration, 0).any()
+    for table in found.scores:
+        for _, _, counts in given(table):
+            assert not ((counts > 0) & (counts < 5)).any()
+    cells = np.maximum(found.scores[0, 1], 0)
+    assert 3 not in np.cumsum(cells)
+    assert 47 not in np.cumsum(cells)
+
+
+def test_merged_bins_keep_their_total():
+    table = np.random.default_rng(0).integers(0, 4, (2, 60))
+    total = table.sum(1)
+    merge_bins(table, 5)
+    assert np.maximum(table, 0).sum(1).tolist() == total.tolist()
+    assert (table[:, -1] != MERGED).all()

@@ -1,0 +1,62 @@
+"""The page of an evaluation says what is known, how well, and what a site withheld."""
+
+from evaluation.test_counts import drawn
+
+from fedvl.evaluation.counts import add, count, withheld
+from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures
+from fedvl.report.evaluation_page import evaluation_lines, write_evaluation_page
+
+NAMES = ["benign nevus", "melanoma", "keratosis", "a class with a rather long name"]
+
+
+def made_up_evaluation(secure=False, skill=2.0):
+    parts = {site: drawn(300, seed=seed, skill=skill) for seed, site in enumerate(("hospital-a", "hospital-b"))}
+    tables = {
+        site: count(labels, shares) if secure else withheld(labels, shares, 5)
+        for site, (labels, shares) in parts.items()
+    }
+    total = add(list(tables.values()))
+    thresholds = choose_thresholds(total)
+    return Evaluation(
+        fedvl_version="0.2.0",
+        run="clinic",
+        method="linear",
+        model="fedvl-tiny",
+        images_from="the sites' own test images",
+        thresholds_from="chosen on the server's test images, by Youden's index",
+        secure_sum=secure,
+        evaluated="2026-11-19T08:00:00+00:00",
+        class_names=NAMES,
+        sites=list(parts),
+        missing=["hospital-c"],
+        refused=[],
+        pooled=figures(total, NAMES, thresholds),
+        by_site={} if secure else {site: figures(table, NAMES, thresholds) for site, table in tables.items()},
+    )
+
+
+def test_a_page_of_a_secure_sum_has_no_figures_of_a_site(tmp_path):
+    text = write_evaluation_page(made_up_evaluation(secure=True), tmp_path / "evaluation.html").read_text()
+    assert "nothing of a single site" in text
+    assert 'id="sites"' not in text
+    assert "melanoma" in text
+    assert 'id="calibration"' in text
+
+
+def test_a_page_says_what_a_site_withheld(tmp_path):
+    found = made_up_evaluation(skill=4.0)
+    text = write_evaluation_page(found, tmp_path / "evaluation.html").read_text()
+    assert "withheld" in text
+    assert "Missing: hospital-c" in text
+    assert 'id="sites"' in text
+    lines = evaluation_lines(found)
+    assert "Accuracy, %: withheld" in lines
+    assert "Missing: hospital-c." in lines
+
+
+def test_names_of_classes_are_escaped(tmp_path):
+    found = made_up_evaluation()
+    hostile = found.pooled.classes[0].model_copy(update={"name": "<script>alert(1)</script>"})
+    pooled = found.pooled.model_copy(update={"classes": [hostile]})
+    text = write_evaluation_page(found.model_copy(update={"pooled": pooled}), tmp_path / "e.html").read_text()
+    assert "<script>alert" not in text
