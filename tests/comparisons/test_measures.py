@@ -11,6 +11,7 @@ from fedvl.comparisons.measures import MEASURES, Reopened, measured
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
+from fedvl.tensors import Tensors
 
 
 class FlatEncoder(torch.nn.Module):
@@ -55,6 +56,34 @@ def test_the_best_and_the_worst_client_answer_alone() -> None:
     run.reopened = Reopened(prepared, last[0], {})
     with pytest.raises(FedVLError, match="none can answer alone"):
         MEASURES["best_client_alone"](run)
+
+
+class Shown(Linear):
+    def represent(self, tensors: Tensors, inputs: Tensors) -> torch.Tensor:
+        return inputs["features"] * tensors["stretch"]
+
+
+def test_a_clients_samples_are_mapped_with_the_share_whose_nearest_other_is_of_their_class() -> None:
+    """Client 1 has five samples on a line: two near each other of class 0, two of class 1, and one of 0 beside these."""
+    line = torch.tensor([9.0, 0.0, 1.0, 10.0, 12.0, 13.5])[:, None] * torch.eye(2)[:1]
+    samples = Samples({"features": line}, torch.tensor([1, 0, 0, 1, 1, 0]))
+    method = Shown(LinearOptions(), Task(("a", "b"), torch.eye(2), encoder_of(), 2))
+    prepared: Any = SimpleNamespace(
+        method=method,
+        device="cpu",
+        training=SimpleNamespace(samples=samples, rows=[torch.tensor([0]), torch.arange(1, 6)]),
+        experiment=SimpleNamespace(evaluation=SimpleNamespace(batch_size=2)),
+    )
+    run: Any = SimpleNamespace(reopened=Reopened(prepared, {"stretch": torch.tensor(2.0)}, {}))
+    found: Any = measured("embedding@1", run)
+    assert found["label"] == [0, 0, 1, 1, 0]
+    assert found["class_names"] == ["a", "b"]
+    assert len(found["x"]) == 5
+    assert found["value"] == 60  # 0 and 1 have each other; 10 has 12, and 12 has 13.5, as 13.5 has 12
+    with pytest.raises(FedVLError, match="numbered from 0 to 1"):
+        measured("embedding@2", run)
+    with pytest.raises(FedVLError, match="Client 0 has fewer than two samples"):
+        measured("embedding@0", run)
 
 
 def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:

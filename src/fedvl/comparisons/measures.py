@@ -2,7 +2,7 @@
 
 A name that is not in ``MEASURES`` is a metric of ``result.json``; ``rounds.NAME`` is that metric in
 every round, and ``NAME@PART`` that of one condition of the missing-modality protocol or of one
-figure of the base-to-new protocol (``accuracy@hm3``).
+figure of the base-to-new protocol (``accuracy@hm3``). ``embedding@4`` maps client 4's samples.
 """
 
 import math
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.clusters import MAX_POINTS, embedding_map
 from fedvl.evaluation.leakage import SIDE, attack
-from fedvl.evaluation.predict import answer_all
+from fedvl.evaluation.predict import answer_all, represent_all
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
 from fedvl.runs.folder import RunFolder
@@ -56,6 +57,8 @@ def measured(name: str, run: MeasuredRun) -> Figure:
     if name in MEASURES:
         return MEASURES[name](run)
     key, _, part = name.partition("@")
+    if key == "embedding" and part:
+        return client_embedding(run, part)
     if key.startswith("rounds."):
         found: Any = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
     elif part:
@@ -159,6 +162,31 @@ def prediction_map(run: MeasuredRun) -> dict[str, Any]:
         "value": 100 * corrected / len(images),
         "value_is": "answers that prototypes correct, less those that they spoil, %",
     }
+
+
+def client_embedding(run: MeasuredRun, client: str) -> dict[str, Any]:
+    """Return a t-SNE map of a client's training samples, by the vectors that are classified."""
+    prepared, shared, _ = run.reopened
+    rows = prepared.training.rows
+    if not client.isdecimal() or int(client) >= len(rows):
+        raise FedVLError(f"'embedding@{client}' names no client; clients are numbered from 0 to {len(rows) - 1}.")
+    if len(rows[int(client)]) < 2:
+        raise FedVLError(f"Client {client} has fewer than two samples to draw; measure it with more images.")
+    samples = prepared.training.samples.take(rows[int(client)])
+    vectors = represent_all(prepared.method, shared, samples, prepared.experiment.evaluation.batch_size)
+    return {
+        **embedding_map(vectors, samples),
+        "class_names": list(prepared.method.task.class_names),
+        "value": 100 * nearest_alike(vectors, samples.labels.cpu().numpy()),
+        "value_is": "samples whose nearest other one is of their class, %",
+    }
+
+
+def nearest_alike(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
+    """Return the share of rows whose nearest other row has the same label."""
+    distances = np.square(vectors[:, None] - vectors[None]).sum(-1)
+    np.fill_diagonal(distances, np.inf)
+    return float((labels[distances.argmin(1)] == labels).mean())
 
 
 def alone(run: MeasuredRun) -> list[float]:
