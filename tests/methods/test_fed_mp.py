@@ -84,6 +84,17 @@ def test_loss_by_hand():
         assert changed == {}
 
 
+def test_both_directions_of_the_loss_count_over_real_rows():
+    """Scores 2 cos are ((2, 1.2), (0, 1.6)): rows and columns differ. The third row is padding."""
+    method = method_for([[1.0, 0.0], [0.6, 0.8]], scale=2.0, directions="averaged")
+    images, labels = torch.tensor([[3.0, 0.0], [0.0, 4.0], [5.0, 5.0]]), torch.tensor([0, 1, -1])
+    batch = Batch({"embeddings": images}, labels, torch.tensor([1.0, 1.0, 0.0]), torch.arange(3), {}, {})
+    loss, _ = method.objective({**gate_of([0.0, 0.0]), "residuals": torch.zeros(2, 2)}, batch)
+    to_text = (math.log(1 + math.exp(-0.8)) + math.log(1 + math.exp(-1.6))) / 2
+    to_image = (math.log(1 + math.exp(-2.0)) + math.log(1 + math.exp(-0.4))) / 2
+    torch.testing.assert_close(loss, torch.tensor((to_text + to_image) / 2))
+
+
 def test_a_client_sends_unit_vectors_of_its_own_classes_or_their_mean():
     """Eq. 6 for a client of classes 0 and 2: (3, 4) and (0, -2) + 0.3 (0, 10) = (0, 1)."""
     texts, residuals = [[3.0, 4.0], [9.0, 9.0], [0.0, -2.0]], torch.tensor([[0.0, 0.0], [7.0, 7.0], [0.0, 10.0]])

@@ -1,7 +1,12 @@
 """fedclip: a gate on the features of images."""
 
+import math
+
 import torch
-from helpers.small import small_method
+from helpers.small import encoder_of, small_method
+
+from fedvl.methods.base import Batch, Task
+from fedvl.methods.fedclip import FedCLIP
 
 
 def test_fedclip_counts_clients_equally_and_scores_by_cosine():
@@ -11,3 +16,15 @@ def test_fedclip_counts_clients_equally_and_scores_by_cosine():
     scores = method.predict(tensors, {"embeddings": torch.randn(7, 6)})
     assert scores.shape == (7, 4)
     assert scores.abs().max() <= 10.0 + 1e-4
+
+
+def test_fedclip_loss_is_the_mean_of_both_directions_over_real_rows():
+    """An even gate; scores 2 cos are ((2, 1.2), (0, 1.6)): rows and columns differ. The third row is padding."""
+    texts = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    method = FedCLIP(FedCLIP.options_type(), Task(("a", "b"), texts, encoder_of(logit_scale=2.0), 2))
+    gate = {name: torch.zeros_like(tensor) for name, tensor in method.start(torch.Generator()).items()}
+    images, labels = torch.tensor([[3.0, 0.0], [0.0, 4.0], [5.0, 5.0]]), torch.tensor([0, 1, -1])
+    batch = Batch({"embeddings": images}, labels, torch.tensor([1.0, 1.0, 0.0]), torch.arange(3), {}, {})
+    to_text = (math.log(1 + math.exp(-0.8)) + math.log(1 + math.exp(-1.6))) / 2
+    to_image = (math.log(1 + math.exp(-2.0)) + math.log(1 + math.exp(-0.4))) / 2
+    torch.testing.assert_close(method.objective(gate, batch)[0], torch.tensor((to_text + to_image) / 2))

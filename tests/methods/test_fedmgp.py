@@ -7,7 +7,7 @@ import torch
 from helpers.prompts import SKEWED, gradient, settings
 from helpers.real import accuracy
 from helpers.small import batch_of, drawn, run_quietly, small_federation, small_method, small_samples
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, apart, gumbel
@@ -53,6 +53,21 @@ def test_scores_are_the_mean_over_groups_of_each_ones_images_and_texts():
         images = normalize(encoder.visual.ln_post(x) @ encoder.visual.proj, dim=-1)
         expected.append(10 * images @ texts.T)
     torch.testing.assert_close(method.predict(tensors, batch.inputs), sum(expected) / 3, rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_the_groups_mean_and_the_weighted_cosines_of_texts_and_images():
+    """Independent code, over the four real rows of six."""
+    method = small_method("fedmgp", groups=3, diversity="cosine", diversity_weight=2.0)
+    tensors, batch = started(method)
+    tensors = {name: 20 * tensor if name.startswith("own") else tensor for name, tensor in tensors.items()}
+    images, texts = method.features(tensors, batch.inputs)
+    images, labels = images[:, :4], batch.labels[:4]
+    losses = [cross_entropy(10 * image @ text.T, labels) for image, text in zip(images, texts, strict=True)]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    cosines = [(kind[a] * kind[b]).sum(-1).mean() for kind in (texts, images) for a, b in pairs]
+    expected = sum(losses) / 3 + 2 * sum(cosines) / 6
+    padded = batch._replace(mask=torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(method.loss(tensors, padded), expected)
 
 
 def test_the_cosine_between_groups_by_hand():

@@ -54,6 +54,9 @@ def test_the_loss_by_plain_code():
     unturned = batch._replace(noise={"mirror": torch.tensor(0.6)})
     difference = 3 * ((images * mirrored).sum(-1) - (images * plain).sum(-1)).mean()
     torch.testing.assert_close(method.loss(tensors, unturned), expected + difference, rtol=1e-4, atol=1e-4)
+    distances, fewer = 1 - (images * mirrored).sum(-1), batch._replace(mask=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
+    real = cross_entropy(scores[:3, known], torch.searchsorted(known, batch.labels[:3])) + 3 * distances[:3].mean()
+    torch.testing.assert_close(method.loss(tensors, fewer), real, rtol=1e-4, atol=1e-4)
     method.mirrored = 1.0
     torch.testing.assert_close(method.loss(tensors, unturned), expected, rtol=1e-4, atol=1e-4)
 

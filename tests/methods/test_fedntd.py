@@ -30,3 +30,6 @@ def test_fedntd_loss_adds_the_distance_to_what_the_server_sent():
     extra = method.objective(moved, batch)[0] - plain.objective(moved, batch)[0]
     torch.testing.assert_close(extra, 0.7 * 4 * distance)
     assert method.objective(start, batch)[0] == plain.objective(start, batch)[0]
+    padded = batch._replace(mask=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
+    real = not_true_distance(own, sent, batch.labels, 2.0)[:3].mean()
+    torch.testing.assert_close(method.objective(moved, padded)[0] - plain.objective(moved, padded)[0], 0.7 * 4 * real)

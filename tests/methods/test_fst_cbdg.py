@@ -70,6 +70,8 @@ def test_self_training_loss_is_equation_3():
     loss, _ = method.objective(tensors, batch_of(whole, torch.tensor([0, 1]), whole, noise))
     high, low = math.log(math.e / (math.e + 1)), math.log(1 / (math.e + 1))
     torch.testing.assert_close(loss, torch.tensor(-(0.5 * high + 0.5 * low)))
+    padded = batch_of(whole, torch.tensor([0, 1]), whole, noise)._replace(mask=torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(method.objective(tensors, padded)[0], loss)  # a mean over real rows
 
 
 @pytest.mark.parametrize("gamma, expected", [(0.0, [0, 2, 1, 3]), (1.0, [3, 5, 4, 6])])
