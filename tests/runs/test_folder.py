@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedvl.errors import FedVLError
-from fedvl.files import file_sha256, write_whole
+from fedvl.files import file_sha256
 from fedvl.runs.folder import RunFolder, process_start, read_rounds
 from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import load
@@ -466,15 +466,6 @@ def test_a_link_in_a_run_folder_is_neither_read_nor_written_through(name, tmp_pa
     with pytest.raises(FedVLError, match="is a link, which a run folder does not have"):
         everything()
     assert list(victim.iterdir()) == [] if name == "journal" else victim.read_text() == "precious"
-
-
-def test_files_that_are_written_whole_do_not_go_through_a_link(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / "page.html").symlink_to(victim)
-    write_whole(tmp_path / "page.html", b"new")
-    assert (victim.read_text(), (tmp_path / "page.html").read_text()) == ("precious", "new")
-    assert not (tmp_path / "page.html").is_symlink()
 
 
 def test_a_methods_file_in_a_folder_is_run_only_if_it_is_trusted(tmp_path):

@@ -1,0 +1,73 @@
+"""Records of rounds: what a line of metrics.jsonl and a manifest of the journal may hold."""
+
+import math
+
+import pytest
+
+from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
+from fedvl.federation.records import Budget, Manifest, Record
+from fedvl.files import fits
+
+BUDGET = {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "sampling": "poisson"}
+
+
+def test_a_record_needs_its_round_alone():
+    record = Record(round=1)
+    assert (record.accuracy, record.cohort, record.void, record.bytes_up) == (None, [], "", 0)
+
+
+@pytest.mark.parametrize(
+    "changed, good",
+    [
+        ({"round": 1}, True),
+        ({"round": MAX_ROUNDS}, True),
+        ({"round": 0}, False),
+        ({"round": MAX_ROUNDS + 1}, False),
+        ({"round": "1"}, False),
+        ({"loss": math.nan}, True),
+        ({"loss": "high"}, False),
+        ({"cohort": [0, MAX_CLIENTS - 1]}, True),
+        ({"cohort": [MAX_CLIENTS]}, False),
+        ({"dropped": [-1]}, False),
+        ({"refused": [{"client": 2, "reason": "late"}]}, True),
+        ({"refused": [{"client": 2}]}, False),
+        ({"bytes_up": -1}, False),
+        ({"bytes_down": 2**63}, False),
+        ({"of_a_later_version": {}}, True),
+    ],
+)
+def test_fields_of_a_record_have_their_types_and_limits(changed, good):
+    assert fits(Record, {"round": 1, **changed}) is good
+
+
+@pytest.mark.parametrize(
+    "changed, good",
+    [
+        ({}, True),
+        ({"unit": "record", "of": "patient", "group": {"column": "patient", "largest": 3}}, True),
+        ({"unit": "hospital"}, False),
+        ({"epsilon": 0}, True),
+        ({"epsilon": -0.1}, False),
+        ({"epsilon": math.inf}, True),
+        ({"delta": 0.0}, False),
+        ({"delta": 1.0}, False),
+        ({"rate": 0.0}, False),
+        ({"rate": 1.0}, True),
+        ({"rate": 1.1}, False),
+        ({"sigma": -1.0}, False),
+        ({"planned": 0}, False),
+        ({"released": [{"name": "sizes", "keys": ["size.*"], "state": "covered", "why": "noise"}]}, True),
+        ({"released": [{"name": "sizes", "keys": [], "state": "hidden", "why": "noise"}]}, False),
+        ({"sums": ["a"] * 101}, False),
+    ],
+)
+def test_fields_of_a_budget_have_their_types_and_limits(changed, good):
+    assert fits(Budget, {**BUDGET, **changed}) is good
+    assert fits(Record, {"round": 1, "privacy": {**BUDGET, **changed}}) is good
+
+
+def test_a_manifest_has_a_hash_its_earlier_rounds_and_a_record():
+    good = {"tensors_sha256": "0" * 64, "earlier": [1, MAX_ROUNDS], "record": {"round": 3}}
+    assert fits(Manifest, good)
+    for changed in ({"tensors_sha256": "0"}, {"earlier": [0]}, {"earlier": [MAX_ROUNDS + 1]}, {"record": {}}):
+        assert not fits(Manifest, {**good, **changed})
