@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_a_json_file_is_read_and_one_that_is_not_there_is_none(tmp_path):
 
 def test_lists_of_different_lengths_are_refused_and_none_is_left_out():
     same_lengths(names=["a", "b"], values=[1, 2], absent=None)
-    with pytest.raises(ValueError, match="^names and values have different lengths$"):
+    with pytest.raises(ValueError, match=r"^names and values have different lengths$"):
         same_lengths(names=["a", "b"], values=[1], absent=None)
 
 
@@ -170,7 +171,7 @@ def test_every_row_of_a_square_has_its_width():
     square(None, 3, "counts")
     square([[1, 2], [3, 4]], 2, "counts")
     for rows in ([[1, 2], [3]], [[1, 2, 3]]):
-        with pytest.raises(ValueError, match="^a row of counts has not 2 values$"):
+        with pytest.raises(ValueError, match=r"^a row of counts has not 2 values$"):
             square(rows, 2, "counts")
 
 
@@ -179,7 +180,8 @@ def test_content_has_the_types_of_its_fields_and_may_have_others(tmp_path):
     good = {"number": 0, "unknown": [1]}
     assert fits(Row, good)
     assert checked(Row, good, path) == good
-    for bad in ({"number": -1}, {"number": "1"}, {"number": 2**63}, {"number": 1.0}, {}, []):
+    wrong: list[Any] = [{"number": -1}, {"number": "1"}, {"number": 2**63}, {"number": 1.0}, {}, []]
+    for bad in wrong:
         assert not fits(Row, bad)
         with pytest.raises(FedVLError, match="is not as FedVL writes it"):
             checked(Row, bad, path)

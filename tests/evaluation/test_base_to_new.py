@@ -4,16 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.runs import OPENER, prepare
-from helpers.small import small_task
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.base_to_new import Hits, described, figures, harmonic_mean, kept, mean_intervals, set_figures
-from fedvl.evaluation.judge import Judge
-from fedvl.methods.base import Method, Options, Samples
-from fedvl.methods.roles import Private
+from fedvl.evaluation.base_to_new import Hits, described, harmonic_mean, kept, mean_intervals, set_figures
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -32,85 +27,6 @@ def test_published_rows_follow_from_their_own_accuracies() -> None:
     """FedMGP's CM of FedTPG from its rounded Local, Base and Novel; pFedMMA's paper averages HM over datasets."""
     assert set_figures(0.0, 71.62, 71.91, 68.32)["cm"] == pytest.approx(70.66, abs=0.3)
     assert set_figures(0.0, 92.53, 16.84, 31.66)["cm"] == pytest.approx(57.10, abs=0.6)
-
-
-class Scored(Method):
-    """Scores that an image brings along, moved by what a client keeps."""
-
-    inputs = ("features",)
-    vocabulary = "any"
-
-    def roles(self) -> dict[str, Any]:
-        return {"seen": Private(lasts=False)}
-
-    def predict(self, tensors: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        assert "seen" not in tensors or len(tensors["seen"]) == len(self.task.class_names)
-        return inputs["features"] + tensors.get("favour", torch.zeros(4))
-
-
-def test_each_set_is_asked_among_its_own_candidates() -> None:
-    """Two clients own the base classes 0, 1 and 2, 3; client 0 adds 5 to class 0, client 1 nothing."""
-    scores = torch.tensor(
-        [
-            [2.0, 1.0, 9.0, 0.0],  # class 0: right among 0, 1; among all, client 0 says 2 (9 > 7), client 1 too
-            [1.0, 3.0, 0.0, 0.0],  # class 1: client 0 says 0 among its own (6 > 3) and among all; client 1 is right
-            [9.0, 0.0, 2.0, 1.0],  # class 2: right among 2, 3; among all, both say 0
-            [0.0, 0.0, 7.0, 1.0],  # class 3: client 1 says 2 among its own; both say 2 among all
-            [0.0, 0.0, 0.0, 6.0],  # class 3: right in all ways
-        ]
-    )
-    test = Samples({"features": scores}, torch.tensor([0, 1, 2, 3, 3]))
-    new = Samples({"features": torch.tensor([[0.0, 3.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]])}, torch.tensor([1, 0]))
-    kept = [{"favour": torch.tensor([5.0, 0, 0, 0])}, {"favour": torch.zeros(4)}]
-    judge = Judge(
-        Scored(Options(), small_task()),
-        test,
-        2,
-        parts=[torch.tensor([0, 1]), torch.tensor([2, 3, 4])],
-        private_of=lambda client: {**kept[client], "seen": torch.zeros(4)},
-        candidates=[torch.tensor([0, 1]), torch.tensor([2, 3])],
-        for_new=Scored(Options(), small_task()),
-        new=new,
-    )
-    judged = judge.judge({}, {})
-    assert judged.answers.tolist() == [0, 0, 2, 2, 3]
-    assert judged.figures["per_client_accuracy"] == pytest.approx([50.0, 100 * 2 / 3])
-    hits = judge.judge_sets(judged, {}, {})
-    assert hits.owner.tolist() == [0, 0, 1, 1, 1]
-    assert hits.own.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
-    assert hits.local.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]  # as base, of the owner alone
-    assert hits.base.tolist() == [0.0, 0.5, 0.0, 0.0, 1.0]  # client 0 favours class 0: 5 < 6
-    assert hits.new.tolist() == [0.5, 1.0]  # client 0 says 0 for the first, 5 > 3
-    found = figures(hits)
-    assert found["own"] == pytest.approx((50 + 200 / 3) / 2) == judged.figures["accuracy"]
-    assert found["local"] == pytest.approx((0 + 100 / 3) / 2)
-    assert found["base"] == pytest.approx(30.0)
-    assert found["new"] == pytest.approx(75.0)
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_local_takes_the_model_of_the_images_owner(kept: bool) -> None:
-    """Client 1 has no images, so that the second model is of client 2; without models of their own, all share one."""
-    scores = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.5, 0.0], [1.0, 0.0, 0.9, 0.0]])
-    test = Samples({"features": scores}, torch.tensor([0, 2, 2]))
-    favours = [torch.zeros(4), torch.tensor([9.0, 0, 0, 0]), torch.tensor([0, 0, 0.3, 0])]
-    judge = Judge(
-        Scored(Options(), small_task()),
-        test,
-        2,
-        parts=[torch.tensor([0]), torch.tensor([], dtype=torch.long), torch.tensor([1, 2])],
-        private_of=lambda client: {"favour": favours[client]} if kept else {},
-        candidates=[torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([2, 3])],
-        for_new=Scored(Options(), small_task()),
-        new=test,
-    )
-    hits = judge.judge_sets(judge.judge({}, {}), {}, {})
-    assert hits.owner.tolist() == [0, 2, 2]
-    assert hits.own.tolist() == [1.0, 1.0, 1.0]
-    # With 0.3 for class 2: 0.8 < 1 and 1.2 > 1.
-    assert hits.local.tolist() == [1.0, 0.0, float(kept)]
-    assert hits.base.tolist() == [1.0, 0.0, 0.5 * kept]
-    assert figures(hits)["local"] == pytest.approx((100 + 50 * kept) / 2)
 
 
 def test_per_image_correctness_is_read_back_as_it_was() -> None:

@@ -1,5 +1,7 @@
 """Clients are shared out to chunks by the shapes of their tensors, and chunks are written to one whole."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -80,20 +82,20 @@ def test_tensors_are_alike_in_shape_after_the_first_dimension_and_in_type():
 
 
 def test_chunks_are_written_to_their_rows_whether_or_not_these_follow_each_other():
-    whole = {}
+    whole: Any = {}
     add_columns(whole, {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, 2]), torch.ones(2), 5)
     add_columns(whole, {"w": torch.tensor([[3.0], [4.0], [5.0]])}, torch.tensor([0, 4, 3]), torch.ones(3), 5)
     assert whole["w"].tolist() == [[3.0], [1.0], [2.0], [5.0], [4.0]]
 
 
 def test_rows_with_ends_as_far_apart_as_their_number_need_not_follow_each_other():
-    whole = {"w": torch.zeros(4, 1)}
+    whole: Any = {"w": torch.zeros(4, 1)}
     add_columns(whole, {"w": torch.tensor([[1.0], [2.0], [3.0]])}, torch.tensor([1, 0, 3]), torch.ones(3), 4)
     assert whole["w"].tolist() == [[2.0], [1.0], [0.0], [3.0]]
 
 
 def test_a_column_of_another_shape_turns_the_whole_into_a_list():
-    whole = {}
+    whole: Any = {}
     add_columns(whole, {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([0, 2]), torch.ones(2), 3)
     add_columns(whole, {"w": torch.tensor([[3.0, 4.0]])}, torch.tensor([1]), torch.ones(1), 3)
     assert isinstance(whole["w"], list)
@@ -104,7 +106,7 @@ def test_a_column_of_another_shape_turns_the_whole_into_a_list():
 
 
 def test_a_folded_tensor_is_summed_with_its_weights():
-    whole = {"w": Folded(torch.tensor([1.0, 1.0]), 3)}
+    whole: Any = {"w": Folded(torch.tensor([1.0, 1.0]), 3)}
     add_columns(whole, {"w": torch.tensor([[1.0, 3.0], [4.0, 5.0]])}, torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), 3)
     assert whole["w"].mean.finish().tolist() == [(1 + 12) / 4, (3 + 15) / 4]
     assert whole["w"].distances.tolist() == [5.0, 0.0, 2.0]
