@@ -15,11 +15,9 @@ if find_spec("flwr") is None:
 from cryptography import x509
 
 from fedvl.cli import app
-from fedvl.commands.doctor import federation_folder
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import (
     authority_fingerprint,
-    days_left,
     fingerprint,
     make_key,
     public_key_of,
@@ -236,14 +234,3 @@ def test_a_key_that_others_can_read_is_not_used(clinic):
         FedVLError, match=r"key is not a secret that this client made: its SHA-256 is not in audit.jsonl"
     ):
         check_key(party)
-
-
-def test_doctor_shows_how_long_certificates_are_valid_and_who_is_missing(clinic, monkeypatch):
-    assert days_left(clinic / "server.crt") in (824, 825)
-    findings = federation_folder(clinic)
-    assert ("note", "not admitted: north, south (fedvl federation join, then admit)") in findings
-    assert any(kind == "good" and "the server's certificate is valid for 82" in said for kind, said in findings)
-    monkeypatch.setattr("fedvl.deployment.keys.days_left", lambda path: 10 if path.name == "server.crt" else -3)
-    findings = federation_folder(clinic)
-    assert ("bad", "the authority's certificate has expired for 3 days") in findings
-    assert ("note", f"the server's certificate is valid for 10 days; fedvl federation renew {clinic}") in findings

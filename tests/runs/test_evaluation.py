@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn import metrics
-from typer.testing import CliRunner
 
-from fedvl.cli import app
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.figures import Evaluation
-from fedvl.runs.evaluation import AT_HALF, CHOSEN, evaluate_run, prepare_others, read_evaluation, shares_of
+from fedvl.runs.evaluation import AT_HALF, CHOSEN, evaluate_run, prepare_others, shares_of
 from fedvl.runs.folder import RunFolder
 
 
@@ -62,23 +59,8 @@ def test_other_images_are_evaluated_under_the_classes_of_the_run(run, others):
     assert np.isclose(shares.sum(1), 1).all()
 
 
-def test_the_command_writes_the_file_and_the_page(run, others):
-    shown = CliRunner().invoke(app, ["evaluate", str(run), "--dataset", str(others), "--quiet"])
-    assert shown.exit_code == 0, shown.output
-    assert "linear on 36 labelled images (others)." in shown.output
-    assert isinstance(read_evaluation(RunFolder(run)), Evaluation)
-    assert "Each class against all others" in (run / "evaluation.html").read_text()
-
-
 def test_classes_that_the_run_does_not_know_are_refused(run, tmp_path):
     (tmp_path / "others" / "melanoma").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "others" / "melanoma" / "1.png")
     with pytest.raises(FedVLError, match="classes that this federation does not know"):
         evaluate_run(RunFolder(run), str(tmp_path / "others"), Silent())
-
-
-@pytest.mark.parametrize("words", [("clinic", "run", "more"), ("clinic", "RUN")])
-def test_words_that_name_no_run_are_refused(run, words):
-    given = [str(run) if word == "RUN" else word for word in words]
-    shown = CliRunner().invoke(app, ["evaluate", *given])
-    assert isinstance(shown.exception, FedVLError)
