@@ -40,18 +40,6 @@ def test_tensorboards_own_reader_finds_every_round(call: Any, run_folder: Path, 
     assert read.Scalars("final/accuracy")[0].value == pytest.approx(result["accuracy"])
 
 
-def test_mlflow_finds_every_round(call: Any, run_folder: Path, tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    for _ in range(2):
-        assert call("log", str(run_folder), "--to", "mlflow", "--out", "logs").exit_code == 0
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}")
-    (run,) = client.search_runs([client.get_experiment_by_name("fedvl").experiment_id])
-    history = client.get_metric_history(run.info.run_id, "accuracy")
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert [(point.step, point.value) for point in history] == [(line["round"], line["accuracy"]) for line in lines]
-    assert run.data.params["data.clients"] == "2"
-
-
 def test_log_wants_a_run_and_a_program(call: Any, run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FedVLError, match="There is no run in"):
         raise call("log", str(tmp_path)).exception

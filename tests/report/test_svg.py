@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvl.report.svg import TEXT_SIZE, coordinate, element, every, label, scale, shorten, text_width, ticks
+from fedvl.report.svg import TEXT_SIZE, apart, coordinate, element, every, label, scale, shorten, text_width, ticks
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,18 @@ def test_labels_are_left_out_until_they_fit():
     # 12 pixels of text on 5-pixel cells: every third.
     assert list(every(10, 5, 12)) == [0, 3, 6, 9]
     assert list(every(3, 20, 12)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([10.0, 40.0], [10.0, 40.0]),
+        ([20.0, 20.0], [15.0, 25.0]),
+        ([20.0, 10.0, 20.0], [16.667, 6.667, 26.667]),  # all three touch, so they keep their mean
+    ],
+)
+def test_labels_are_pushed_apart_as_little_as_will_do(heights, expected):
+    moved = apart(heights, 10)
+    assert sorted(moved) == pytest.approx(sorted(expected), abs=1e-3)
+    assert sum(moved) == pytest.approx(sum(heights))
+    assert all(later - earlier >= 10 - 1e-9 for earlier, later in zip(sorted(moved), sorted(moved)[1:], strict=False))
