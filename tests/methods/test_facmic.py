@@ -163,6 +163,29 @@ def test_the_contrastive_loss_has_both_directions() -> None:
     torch.testing.assert_close(method.objective(tensors, batch)[0], sum(ways) / 2, rtol=1e-4, atol=1e-5)
 
 
+def test_the_label_loss_is_the_cross_entropy_of_attended_features_among_all_classes() -> None:
+    method = small_method("facmic", alignment=0.0)
+    samples = small_samples(method, 5)
+    tensors = method.start(torch.Generator().manual_seed(0))
+    features = samples.inputs["features"]
+    attended = torch.nn.functional.normalize(layers(tensors, 6)(features) * features, dim=-1)
+    scores = method.scale * attended @ method.task.text_features.T
+    expected = torch.nn.functional.cross_entropy(scores, samples.labels)
+    found = method.objective(tensors, batch_of(samples, noise=drawn(method)))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "contrastive"}, {"lmmd": "released"}])
+def test_padding_changes_neither_the_loss_nor_the_distance(options: dict[str, str]) -> None:
+    method = small_method("facmic", **options)
+    samples = small_samples(method, 7)
+    tensors = method.start(torch.Generator().manual_seed(0))
+    noise = drawn(method)
+    padded = batch_of(samples, noise=noise)._replace(mask=torch.tensor([1.0, 1, 1, 1, 1, 0, 0]))
+    real = batch_of(samples.take(torch.arange(5)), noise=noise)
+    torch.testing.assert_close(method.objective(tensors, padded)[0], method.objective(tensors, real)[0])
+
+
 def test_the_released_preset_weights_clients_by_their_images() -> None:
     released = resolve_experiment({"method": {"name": "facmic", "preset": "released"}})
     assert released.method.options["lmmd"] == "released"

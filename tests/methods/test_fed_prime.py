@@ -110,6 +110,7 @@ def test_relevance_loss_by_hand():
     assert relevance("logistic", cosines, chosen).item() == pytest.approx(-(first + second) / 2)
     assert relevance("logistic", cosines, chosen, (1.0, 0.0)).item() == pytest.approx(-first)  # padding is no sample
     assert relevance("pull", cosines, chosen).item() == pytest.approx(-(0.5 - 0.4) / 2)
+    assert relevance("pull", cosines, chosen, (0.0, 1.0)).item() == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(("kind", "others"), [("logistic", -1), ("pull", 0)])
@@ -144,6 +145,12 @@ def test_the_objective_is_task_loss_plus_lambda_times_relevance_of_both_pools():
     torch.testing.assert_close(weighted.objective(tensors, batch)[0], task + 0.25 * total)
     torch.testing.assert_close(changed["uses"], choices["inter"].chosen.mean(0))
     assert changed["uses"].sum() == pytest.approx(5)  # each sample takes five
+    padded = batch._replace(mask=torch.tensor([1.0, 0, 1, 1, 1, 0, 1]))
+    real = small_batch(plain, torch.tensor([5, 7, 8, 9, 11]))
+    for method in (plain, weighted):
+        (loss, uses), (expected, counted) = (method.objective(tensors, part) for part in (padded, real))
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(uses, counted)
 
 
 # --- the server

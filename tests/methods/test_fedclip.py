@@ -3,7 +3,8 @@
 import math
 
 import torch
-from helpers.small import encoder_of, small_method
+from helpers.small import batch_of, encoder_of, small_method, small_samples
+from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.methods.base import Batch, Task
 from fedvl.methods.fedclip import FedCLIP
@@ -28,3 +29,18 @@ def test_fedclip_loss_is_the_mean_of_both_directions_over_real_rows():
     to_text = (math.log(1 + math.exp(-0.8)) + math.log(1 + math.exp(-1.6))) / 2
     to_image = (math.log(1 + math.exp(-2.0)) + math.log(1 + math.exp(-0.4))) / 2
     torch.testing.assert_close(method.objective(gate, batch)[0], torch.tensor((to_text + to_image) / 2))
+
+
+def test_fedclip_trains_the_gate_that_predicts():
+    """Independent code: the gate z softmax(W1 tanh(W0 z + b0) + b1) before the cosines of images and their texts."""
+    method = small_method("fedclip")
+    samples = small_samples(method, 4)
+    tensors = {name: 3 * tensor for name, tensor in method.start(torch.Generator().manual_seed(0)).items()}
+    z = samples.inputs["embeddings"]
+    hidden = torch.tanh(torch.nn.functional.linear(z, tensors["gate.0.weight"], tensors["gate.0.bias"]))
+    gate = torch.nn.functional.linear(hidden, tensors["gate.1.weight"], tensors["gate.1.bias"]).softmax(-1)
+    scores = 10 * normalize(gate * z, dim=-1) @ method.task.text_features[samples.labels].T
+    expected = (cross_entropy(scores, torch.arange(4)) + cross_entropy(scores.T, torch.arange(4))) / 2
+    torch.testing.assert_close(method.objective(tensors, batch_of(samples))[0], expected)
+    predicted = method.predict(tensors, samples.inputs)
+    torch.testing.assert_close(predicted, 10 * normalize(gate * z, dim=-1) @ method.task.text_features.T)

@@ -76,6 +76,28 @@ def test_the_objective_is_the_cross_entropy_of_the_labels():
     torch.testing.assert_close(method.objective(tensors, batch)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_equations_2_and_3_by_hand():
+    """Medians of confidence and entropy are 0.60 and 0.82: images 0 and 1 are above the one, 1 and 2 below the other."""
+    table = [[0.70, 0.15, 0.15], [0.66, 0.34, 0.0], [0.0, 0.6, 0.4], [0.4, 0.3, 0.3], [0.34, 0.33, 0.33]]
+    samples = small_samples(quick(), 5)
+    for filters, counts in (
+        ("both", [1, 0, 0]),
+        ("confidence", [2, 0, 0]),
+        ("entropy", [1, 1, 0]),
+        ("none", [4, 1, 0]),
+    ):
+        selection = quick(filters=filters).selection._replace(predict=lambda *_: torch.tensor(table), classes=3)
+        sent, kept = selection.report(0, {}, samples)
+        assert (sent["counts"].tolist(), sent["images"].tolist()) == (counts, [5])
+    selection = quick().selection._replace(predict=lambda *_: torch.tensor(table), classes=3)
+    _, kept = selection.report(0, {}, samples)
+    # 60 images of 3 classes: a quota of 5 for each. This client has one of three reliable images of class 0: 5/3, so 2.
+    settled = selection.settle(0, {"counts": torch.tensor([3.0, 2.0, 0.0]), "images": torch.tensor([60.0])}, None)
+    assert settled["quota"].tolist()[0] == 5
+    labels = selection.adopt({**selection.join(samples), **kept}, settled)["labels"]
+    assert labels.tolist() == [0, 0, -1, -1, -1]  # the surest of class 0
+
+
 def test_gradients_reach_every_prompt_of_every_layer():
     for layers, depth in (("all", 2), ("all-but-last", 1)):
         method = FedPP(FedPPOptions(visual_layers=layers), small_task())

@@ -74,6 +74,22 @@ def test_self_training_loss_is_equation_3():
     torch.testing.assert_close(method.objective(tensors, padded)[0], loss)  # a mean over real rows
 
 
+def test_self_training_is_a_mean_over_real_rows_with_the_labels_that_the_step_renewed():
+    """Unlike rows; half of a label is old (eq. 4) before the loss reads it."""
+    whole, old = torch.tensor([[1.0, 0.0], [0.6, 0.8]]), torch.tensor([[0.5, 0.5], [0.9, 0.1]])
+    tensors = {"weight": torch.eye(2), "bias": torch.zeros(2), "soft_labels": old, "sigma": torch.tensor(0.02)}
+    method = two_class_method(sampling="none", beta=0.5)
+    batch = batch_of(whole, torch.tensor([0, 1]), whole, {"normal": torch.zeros(1, 2)})
+    each = []
+    for (a, b), (x, y) in zip(whole.tolist(), old.tolist(), strict=True):
+        first = 1 / (1 + math.exp(b - a))
+        each.append(-(0.5 * x + 0.5 * first) * math.log(first) - (0.5 * y + 0.5 * (1 - first)) * math.log(1 - first))
+    assert abs(each[0] - each[1]) > 0.03
+    for mask, expected in (([1.0, 1.0], sum(each) / 2), ([1.0, 0.0], each[0]), ([0.0, 1.0], each[1])):
+        loss, _ = method.objective(tensors, batch._replace(mask=torch.tensor(mask)))
+        torch.testing.assert_close(loss, torch.tensor(expected))
+
+
 @pytest.mark.parametrize("gamma, expected", [(0.0, [0, 2, 1, 3]), (1.0, [3, 5, 4, 6])])
 def test_rare_classes_get_more_synthetic_features_by_equation_7(gamma, expected):
     method = small_method("fst-cbdg", gamma=gamma)
@@ -114,6 +130,18 @@ def test_the_sum_of_equation_6_is_over_the_features_of_all_classes():
     tensors = {"weight": torch.zeros(4, 6), "bias": torch.zeros(4), "sigma": torch.tensor(0.1)}
     noise = {"normal": torch.randn(5, 6), "place": torch.tensor(0.3)}
     torch.testing.assert_close(method.sampling_loss(tensors, soft, noise), torch.tensor(6 * math.log(4)))
+
+
+def test_the_loss_is_self_training_and_lambda_times_sampling_by_equation_8():
+    whole, noise = torch.tensor([[1.0, 0.0], [0.6, 0.8]]), {"normal": torch.randn(3, 2), "place": torch.tensor(0.4)}
+    tensors = {"weight": torch.eye(2), "bias": torch.zeros(2), "sigma": torch.tensor(0.5)}
+    tensors["soft_labels"] = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    batch = batch_of(whole, torch.tensor([0, 1]), whole, noise)
+    alone, _ = two_class_method(sampling="none").objective(tensors, batch)
+    method = two_class_method(trade_off=2.5, synthetic=3)
+    sampled = method.sampling_loss(tensors, method.renewed(tensors, batch), noise)
+    assert sampled > 0.1
+    torch.testing.assert_close(method.objective(tensors, batch)[0], alone + 2.5 * sampled)
 
 
 @pytest.mark.parametrize("place", [0.0, 0.37, 0.999])

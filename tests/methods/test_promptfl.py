@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.prompts import settings
 from helpers.real import accuracy
-from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
+from helpers.small import RAGGED, batch_of, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
@@ -41,6 +41,22 @@ def test_promptfl_averages_what_plain_loops_learn_and_counts_clients_equally():
     assert len(learned) == 4
     torch.testing.assert_close(found, sum(learned) / 4, rtol=0, atol=1e-6)
     assert (found - learned[-1]).abs().max() > 1e-3  # the released code's "mean" is the last client's
+
+
+def test_the_loss_of_labels_and_of_candidate_sets_is_a_mean_over_real_rows():
+    """Independent code: -log of the label's share, or of the sum of the candidates' shares, of all classes."""
+    method = small_method("promptfl", context=5)
+    samples = small_samples(method, 5)
+    tensors = method.start(torch.Generator().manual_seed(0))
+    shares = plain_scores(method, tensors["context"], samples.inputs["features"]).softmax(-1)
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
+    batch = batch_of(samples)._replace(mask=mask)
+    by_label = -shares[torch.arange(5), samples.labels].log()
+    torch.testing.assert_close(method.objective(tensors, batch)[0], by_label[[0, 2, 3]].mean(), rtol=1e-4, atol=1e-5)
+    candidates = torch.tensor([[1.0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 1], [1, 0, 0, 0]])
+    batch = batch._replace(inputs=batch.inputs | {"candidates": candidates})
+    by_set = -(shares * candidates).sum(-1).log()
+    torch.testing.assert_close(method.objective(tensors, batch)[0], by_set[[0, 2, 3]].mean(), rtol=1e-4, atol=1e-5)
 
 
 def test_presets_are_the_published_settings():
