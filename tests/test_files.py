@@ -3,6 +3,7 @@
 import hashlib
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from fedvl.files import (
     running,
     same_lengths,
     square,
+    validated,
     write_whole,
 )
 
@@ -208,3 +210,10 @@ def test_a_hash_is_64_hexadecimal_digits(value, good):
         digest: Hash
 
     assert fits(Hashed, {"digest": value}) is good
+
+
+def test_a_validated_content_is_written_with_the_keys_that_were_set():
+    row = validated(Row, {"name": "one", "number": 3, "further": [1]}, Path("row.json"))
+    assert (row.number, row.name) == (3, "one")
+    assert row.to_json() == '{"number": 3, "name": "one", "further": [1]}'
+    assert Row(number=2).to_json() == '{"number": 2}'

@@ -34,6 +34,10 @@ class Content(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
+    def to_json(self) -> str:
+        """Return the content as it is written: the keys that were set, in the order of the model's fields."""
+        return json.dumps(self.model_dump(exclude_unset=True))
+
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file aside, sync it, rename it and sync its folder."""
@@ -147,14 +151,19 @@ def fits(kind: type[ContentModel], content: object) -> bool:
     return True
 
 
-def checked(kind: type[ContentModel], content: Any, path: Path) -> dict[str, Any]:
-    """Return the content of a file as it is; refuse one that is not of this kind."""
+def validated(kind: type[ContentModel], content: Any, path: Path) -> ContentModel:
+    """Return the content of a file as a model; refuse one that is not of this kind."""
     try:
-        kind.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         location = ".".join(str(part) for part in problem["loc"])[:100]
         found = f"its '{location}' is {SHORTENED.repr(problem['input'])}" if location else "what it holds"
         reason = problem["msg"][0].lower() + problem["msg"][1:]
         raise FedVLError(f"{path} is not as FedVL writes it ({found}: {reason}); get a whole copy of it.") from None
+
+
+def checked(kind: type[ContentModel], content: Any, path: Path) -> dict[str, Any]:
+    """Return the content of a file as it is; refuse one that is not of this kind."""
+    validated(kind, content, path)
     return dict(content)
