@@ -173,6 +173,11 @@ class TrainingConfig(Section):
     step_factor: float = Field(0.99, gt=0, le=1)
     """Factor on the learning rate after each round under step."""
 
+    start_from: str | None = None
+    """Folder of a finished run, such as one of ridge, whose class weights training starts from in
+    place of the class texts; in a simulation only.
+    """
+
     def steps(self, samples: int) -> int:
         """Return the steps of a round of a client that trains on so many samples."""
         return self.local_epochs * -(-samples // self.batch_size)

@@ -72,3 +72,10 @@ def test_a_refused_reference_row_is_a_sentence_and_no_failure() -> None:
     assert found.grid.note.endswith(
         "The reference row ridge is missing in disjoint: No classes. The reference row zero-shot is missing: No texts."
     )
+
+
+def test_they_do_not_start_from_a_run() -> None:
+    base = {"training": {"start_from": "runs/ridge"}}
+    found = with_references(flags_grid(["linear"], [], [], 1, base))
+    starts = {case.row: resolve_experiment(case.settings).training.start_from for case in found.cases()}
+    assert starts == {"linear": "runs/ridge", "zero-shot": None, "ridge": None}

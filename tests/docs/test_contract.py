@@ -39,7 +39,7 @@ def test_every_hook_is_there():
 def test_every_declaration_is_there():
     declared = inspect.get_annotations(Method).keys() - {"options_type"}
     assert rows("Declarations").keys() == declared
-    assert len(declared) == 11
+    assert len(declared) == 12
 
 
 @pytest.mark.parametrize("name", CHOICES)

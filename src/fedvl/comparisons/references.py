@@ -39,7 +39,7 @@ def with_references(grid: Grid, names: Sequence[str] = (ZERO_SHOT, RIDGE), *, gi
 
 
 def reference_row(name: str) -> GridEntry:
-    return GridEntry(reference=True, tune={}, **{"method": {"name": name}})
+    return GridEntry(reference=True, tune={}, **{"method": {"name": name}, "training": {"start_from": None}})
 
 
 def uses_labels(name: str) -> bool:

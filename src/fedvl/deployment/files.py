@@ -110,6 +110,11 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
         raise FedVLError("Newcomers are simulated in one process, by fedvl run; leave data.newcomers out.")
     if experiment.data.label_noise is not None:
         raise FedVLError("Wrong labels are simulated in one process, by fedvl run; leave data.label_noise out.")
+    if experiment.training.start_from is not None:
+        raise FedVLError(
+            "A start from a finished run is of one machine, by fedvl run, and parties do not have it; leave "
+            "training.start_from out."
+        )
     if experiment.federation.robust == "root":
         raise FedVLError("Between machines the server has no training images for --robust root; use another rule.")
     if experiment.data.labels == "cps":

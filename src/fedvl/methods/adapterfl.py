@@ -7,6 +7,8 @@ from torch.nn.functional import normalize
 
 from fedvl.methods.base import Method, Options
 from fedvl.methods.parts.adapters import bottleneck, bottleneck_start
+from fedvl.methods.parts.heads import class_scores, head_roles, head_start
+from fedvl.methods.roles import Role
 from fedvl.tensors import Tensors
 
 
@@ -22,6 +24,7 @@ class AdapterOptions(Options):
 class AdapterFL(Method):
     options: AdapterOptions
     scope = "row"
+    starts_from_head = True
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},
@@ -30,13 +33,16 @@ class AdapterFL(Method):
         }
     }
 
+    def roles(self) -> dict[str, Role]:
+        return head_roles(self.task)
+
     def start(self, generator: torch.Generator) -> Tensors:
         text = self.task.text_features
         adapter = bottleneck_start(text.shape[1], self.options.reduction, generator)
-        return {name: tensor.to(text) for name, tensor in adapter.items()}
+        return {**{name: tensor.to(text) for name, tensor in adapter.items()}, **head_start(self.task)}
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Score unit features: without biases, a longer embedding only scales the output."""
         ratio, features = self.options.ratio, inputs["features"]
         mixed = ratio * bottleneck(tensors, features) + (1 - ratio) * features
-        return self.scale * normalize(mixed, dim=-1) @ self.task.text_features.T
+        return class_scores(self, tensors, normalize(mixed, dim=-1))

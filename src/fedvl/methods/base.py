@@ -6,7 +6,7 @@ client and ONE batch, as its paper is; the engine trains all clients of a round 
 numbers from :meth:`Method.noise`.
 
 The smallest method is ``start`` and ``predict``, trained with cross-entropy and averaged. The rest
-has defaults: eleven declarations and nineteen hooks, all in :class:`Method`.
+has defaults: twelve declarations and nineteen hooks, all in :class:`Method`.
 """
 
 import inspect
@@ -29,6 +29,7 @@ from fedvl.tensors import Tensors, weighted_mean
 
 if TYPE_CHECKING:
     from fedvl.data.imported import ImportedEncoder
+    from fedvl.methods.parts.heads import Head
     from fedvl.models.clip import DualEncoder
     from fedvl.models.vilt import FusedEncoder
 
@@ -93,6 +94,7 @@ class Task:
     )  # learning rate, epochs, optimiser ..., which are read only
     noise: SumNoise | None = None  # on the sums of statistics, under --privacy
     public: Callable[[], Tensor] = no_public_images  # features of images of other classes, for the server
+    head: "Callable[[], Head] | None" = None  # class weights of a finished run, to start from
 
     # The encoder as the kind that a method was written for; preparation refuses a model of the other kind.
 
@@ -230,6 +232,9 @@ class Method:
     weighting: str = "samples"  # of clients in the mean: by size, or equally
     through_encoder: ClassVar[bool] = False  # whether a step runs through the encoder: bfloat16 then pays on a GPU
     requires: ClassVar[Mapping[str, str | float]] = {}  # values of settings of [training] that it is derived for
+    starts_from_head: ClassVar[bool] = (
+        False  # whether training can start from the class weights of a run (``task.head``)
+    )
     # how many exchanges of sums a training-free method needs, each with every client; None: as many as there are rounds
     exchanges: ClassVar[int | None] = None
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.parts.heads import class_scores, head_roles, head_start
 from fedvl.methods.parts.synthetic import (
     HELD_OUT,
     PIPELINE,
@@ -51,6 +52,7 @@ class CacheOptions(Options):
 class CacheFL(Method):
     options: CacheOptions
     scope = "row"
+    starts_from_head = True
     presets = {
         "paper": {
             "data": {"shots": 16, "minimum": 0},
@@ -72,15 +74,18 @@ class CacheFL(Method):
     }
 
     def roles(self) -> dict[str, Role]:
-        return {"keys": Shared(features=True)}
+        return {"keys": Shared(features=True), **head_roles(self.task)}
 
     def start(self, generator: torch.Generator) -> Tensors:
+        return {"keys": self.first_keys(generator), **head_start(self.task)}
+
+    def first_keys(self, generator: torch.Generator) -> Tensor:
         """Return W1 of eq. 3 as unit rows, class by class, which makes W2 of eq. 4 implicit."""
         options, task = self.options, self.task
         if options.synthetic is None:
-            return {"keys": features_around(task.text_features, options.cache_shots, options.sigma, generator)}
+            return features_around(task.text_features, options.cache_shots, options.sigma, generator)
         if options.synthetic == HELD_OUT:
-            return {"keys": features_held_out(task.held_out(), task.class_names, options.cache_shots, task.seed)}
+            return features_held_out(task.held_out(), task.class_names, options.cache_shots, task.seed)
         folder = Path(options.synthetic).expanduser()
         if options.synthetic.startswith(PIPELINE):
             folder = generate_pictures(
@@ -94,7 +99,7 @@ class CacheFL(Method):
         keys = features_of_pictures(
             folder, task.class_names, options.cache_shots, task.clip, task.stage("Encode synthetic images")
         )
-        return {"keys": keys.to(task.text_features)}
+        return keys.to(task.text_features)
 
     def notes(self) -> list[str]:
         options = self.options
@@ -110,7 +115,7 @@ class CacheFL(Method):
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         features = inputs["features"]
-        zero_shot = self.scale * (features @ self.task.text_features.T)  # eq. 5
+        zero_shot = class_scores(self, tensors, features)  # eq. 5
         return zero_shot + self.options.alpha * self.retrieved(features @ tensors["keys"].T, self.options.beta)  # eq. 7
 
     def retrieved(self, affinity: Tensor, beta: float) -> Tensor:
@@ -124,7 +129,7 @@ def search(
 ) -> tuple[float, float]:
     """Return the best alpha and beta on ``validation`` (never the test); the first of equals."""
     features = validation.inputs["features"]
-    zero_shot = method.scale * (features @ method.task.text_features.T)
+    zero_shot = class_scores(method, tensors, features)
     affinity = features @ tensors["keys"].T
     best = (-1, 0.0, 0.0)
     for beta in betas:

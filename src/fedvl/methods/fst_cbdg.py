@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, Samples
+from fedvl.methods.parts.heads import linear_start
 from fedvl.methods.parts.losses import masked_mean
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import Draw, Normal, Uniform
@@ -57,6 +58,7 @@ class FSTCBDG(Method):
     labels = "none"
     scope = "client"  # eq. 4 renews the pseudo-label of every image
     weighting = "clients"
+    starts_from_head = True
     options: FSTOptions
     presets = {"paper": {"training": TRAINING}}
 
@@ -68,8 +70,7 @@ class FSTCBDG(Method):
         }
 
     def start(self, generator: torch.Generator) -> Tensors:
-        text = self.task.text_features
-        return {"weight": text.clone(), "bias": text.new_zeros(len(text))}
+        return linear_start(self.task, self.task.text_features.clone(), self.options.scale)
 
     def zero_shot(self, samples: Samples) -> Tensor:
         """Return q^0 = p, the zero-shot prediction (eq. 2)."""

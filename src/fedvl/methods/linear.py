@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedvl.methods.base import Batch, Method, Options, closed_form
+from fedvl.methods.parts.heads import linear_start
 from fedvl.methods.parts.losses import on_class_list
 from fedvl.methods.roles import Role, Shared
 from fedvl.tensors import Tensors
@@ -25,6 +26,7 @@ class LinearOptions(Options):
 class Linear(Method):
     options: LinearOptions
     scope = "row"
+    starts_from_head = True
     presets = {"paper": {"training": {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 50}}}
 
     def roles(self) -> dict[str, Role]:
@@ -33,7 +35,7 @@ class Linear(Method):
     def start(self, generator: torch.Generator) -> Tensors:
         zeros = self.options.initial == "zeros"
         weight = torch.zeros_like(self.task.text_embeddings) if zeros else self.task.text_features.clone()
-        return {"weight": weight, "bias": weight.new_zeros(len(weight))}
+        return linear_start(self.task, weight, self.scale)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         return self.scale * (inputs["features"] @ tensors["weight"].T) + tensors["bias"]

@@ -56,6 +56,10 @@ def check_coalitions(folder: RunFolder) -> None:
         raise FedVLError("Contributions are shares of one accuracy on one test; use --protocol closed with a test.")
     if experiment.privacy.unit != "none":
         raise FedVLError("Each coalition would spend the privacy budget again; run without --privacy.")
+    if experiment.training.start_from:
+        raise FedVLError(
+            "A start from another run has the images of its clients in it; run without training.start_from."
+        )
     per_round = experiment.federation.per_round
     if per_round and per_round < experiment.data.clients:
         raise FedVLError(

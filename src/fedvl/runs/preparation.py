@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ from fedvl.runs.requirements import (
     check_united,
     check_withdrawn,
 )
+from fedvl.runs.starting import check_start, head_of_run, start_note
 from fedvl.tensors import IntArray, pick_device
 
 SPLITS = ("train", "test")
@@ -179,6 +181,7 @@ def prepare(
     began = time.perf_counter()
     simulated = set(splits) >= set(SPLITS)
     check_settings(experiment, simulated)
+    check_start(experiment)
     sources = open_sources(experiment, opener)
     encoded = encode(sources, experiment, splits, display)
     encode_seconds = time.perf_counter() - began
@@ -200,6 +203,7 @@ def prepare(
             *sources.dataset.notes,
             *(note for read in encoded.read.values() for note in read.notes),
             *withdrawal_note(experiment),
+            *start_note(experiment),
         ],
         encode_seconds=encode_seconds,
         sources=sources,
@@ -341,8 +345,11 @@ def make_methods(
             training=experiment.training,
             noise=noise_on_statistics(sources, encoded, assignment, experiment),
             public=lambda: public_features(sources, experiment, display, opener),
-            **({"held_out": held_out} if encoded.read.keys() >= {"train", "test"} else {}),
         )
+        if encoded.read.keys() >= {"train", "test"}:
+            task = replace(task, held_out=held_out)
+        if path := experiment.training.start_from:
+            task = replace(task, head=cache(lambda: head_of_run(path, replace(task, head=None))))
         return sources.method(sources.options, task)
 
     new = assignment.new

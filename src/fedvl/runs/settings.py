@@ -89,7 +89,12 @@ def resume_key(experiment: Experiment) -> str:
         settings[section][key] = Path(settings[section][key]).name
     del settings["data"]["root"]
     # runs from before these were settings go on
-    for section, later in (("data", ("unit", "additions", "asked_classes")), ("privacy", ("images", "public"))):
+    later_settings = {
+        "data": ("unit", "additions", "asked_classes"),
+        "privacy": ("images", "public"),
+        "training": ("start_from",),
+    }
+    for section, later in later_settings.items():
         for key in later:
             if section in settings and not settings[section][key]:
                 del settings[section][key]

@@ -48,6 +48,11 @@ def without_client(experiment: Experiment, client: int) -> Experiment:
     """Return the experiment in which this client takes no part either."""
     if client in experiment.federation.withdrawn:
         raise FedVLError(f"Client {client} takes no part in this run; it has withdrawn already.")
+    if experiment.training.start_from:
+        raise FedVLError(
+            f"The run started from {experiment.training.start_from}, in which the client counts too; withdraw it there, and run "
+            "this experiment again from the result."
+        )
     return with_withdrawn(experiment, {*experiment.federation.withdrawn, client})
 
 
