@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import planted
 
+from fedvl.data.check import DataCheck
 from fedvl.methods import method_names
 from fedvl.runs.method_checks import CHECKS
 
@@ -53,3 +55,16 @@ def test_a_broken_file_fails_with_one_line_per_check(call: Any, tmp_path: Path) 
 
 def test_a_sound_method_exits_with_0(call: Any) -> None:
     assert call("methods", "check", "linear").exit_code == 0
+
+
+def test_a_check_of_images_fails_on_a_fault_and_passes_without(call: Any, tmp_path: Path) -> None:
+    planted.write_sites(tmp_path, ("site",))
+    done = call("data", "check", "site", "--model", "none", "--quiet")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-2:] == ["No fault was found.", "The page: site-check.html"]
+    planted.unreadable(tmp_path / "site")
+    done = call("data", "check", "site", "--model", "none", "--json", "--quiet", "--out", "page.html")
+    assert done.exit_code == 1
+    (fault,) = DataCheck.model_validate_json(done.stdout).faults
+    assert fault.kind == "unreadable"
+    assert fault.files[0] in (tmp_path / "page.html").read_text()

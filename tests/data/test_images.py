@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from fedvl.data.images import _QUIET, MAX_PIXELS, BadImage, decode
+from fedvl.data.images import _QUIET, MAX_PIXELS, BadImage, decode, decode_fully
 
 
 @pytest.fixture(autouse=True)
@@ -285,3 +285,17 @@ def test_warnings_are_silent_until_the_last_thread_has_opened_its_image() -> Non
         warnings.warn("outside", stacklevel=1)
         assert warnings.filters == before
     assert [str(warning.message) for warning in told] == ["outside"]
+
+
+def test_what_a_file_says_of_its_image() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = decode_fully(saved(photo(), "JPEG", exif=exif))
+    assert (turned.image.size, turned.orientation, turned.mode, turned.highest) == ((30, 40), 6, "RGB", None)
+    wide = np.full((9, 12), 4095, np.uint16)
+    wide[0, 0] = 0
+    found = decode_fully(saved(Image.fromarray(wide), "PNG"))
+    assert (found.orientation, found.highest) == (1, 4095)
+    assert found.mode.startswith("I")
+    exif[0x0112] = 9  # of no meaning
+    assert decode_fully(saved(photo(), "JPEG", exif=exif)).orientation == 1

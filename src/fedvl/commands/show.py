@@ -7,10 +7,18 @@ import typer
 from click import Command, Context
 from typer.core import TyperGroup
 
-from fedvl.commands.run import Json
+from fedvl.commands.run import Json, Quiet
 
 features_app = typer.Typer(no_args_is_help=True, help="Vectors of encoders that FedVL does not run.")
-data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download and show them.")
+data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download, show and check them.")
+
+CHECK_EXAMPLES = """
+Examples:
+
+  fedvl data check images/hospital-a                    what to mend before training
+
+  fedvl data check images/hospital-a --json > check.json
+"""
 
 Root = Annotated[Path | None, typer.Option(help="Folder of datasets; the user's cache folder by default.")]
 
@@ -125,6 +133,32 @@ def data_show(
     from fedvl.data.show import show_dataset
 
     show_dataset(name, root)
+
+
+@data_app.command("check", epilog=CHECK_EXAMPLES)
+def data_check(
+    name: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder, parquet file, manifest or name of a dataset.")],
+    model: Annotated[
+        str, typer.Option(help="Pretrained model that labels and orientation are compared with; none: do not compare.")
+    ] = "fedvl-tiny",
+    out: Annotated[Path | None, typer.Option(help="The page; NAME-check.html in this folder if absent.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check images before training; the exit code is 1 if a fault is found."""
+    from fedvl.data.check import check
+    from fedvl.display import TerminalDisplay, visible
+    from fedvl.report.data_page import check_lines, write_check_page
+
+    with TerminalDisplay(quiet) as display:
+        found, _ = check(name, display, None if model == "none" else model)
+    page = write_check_page(found, out or Path(f"{Path(name).stem or 'data'}-check.html"))
+    if as_json:
+        print(found.model_dump_json())
+    else:
+        for line in [*check_lines(found), f"The page: {page}"]:
+            typer.echo(visible(line))
+    raise typer.Exit(0 if found.clean else 1)
 
 
 def doctor(

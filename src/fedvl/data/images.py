@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -69,6 +70,15 @@ class BadImage(FedVLError):  # noqa: N818 (a public name)
         self.name = name
 
 
+class Decoded(NamedTuple):
+    """An image as models see it, and what its file said."""
+
+    image: Image.Image  # upright 8-bit RGB
+    mode: str = "RGB"  # of the file, as Pillow names it
+    orientation: int = 1  # of EXIF; 1: upright as it is
+    highest: int | None = None  # the largest value, of pixels with more than 8 bits
+
+
 class _Pieces(io.BytesIO):
     """A file in memory that can be read in a limited number of pieces."""
 
@@ -86,6 +96,11 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
 
     The content decides the format, not the file name.
     """
+    return decode_fully(source, name).image
+
+
+def decode_fully(source: bytes | Path, name: str = "") -> Decoded:
+    """Return the first frame as :func:`decode` does, with what the file said of it."""
     try:
         data = source if isinstance(source, bytes) else read_file(source, MAX_BYTES)
     except OSError as error:
@@ -104,7 +119,9 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
     try:
         _check_time(image, data)
         image.load()
-        return _upright(_to_rgb(image), image)
+        orientation = _orientation(image)
+        highest = int(np.asarray(image).max()) if _has_wide_pixels(image) else None
+        return Decoded(_turned(_to_rgb(image), orientation), image.mode, orientation, highest)
     except BadImage as error:
         error.name = name
         raise
@@ -192,10 +209,14 @@ def _check_jpeg(data: bytes) -> None:
     raise BadImage(f"it has more than {MAX_SCANS} scans or {MAX_SEGMENTS:,} segments; save it again as JPEG.")
 
 
+def _has_wide_pixels(image: Image.Image) -> bool:
+    return image.mode == "I" or image.mode.startswith("I;16")
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadImage("its pixels are floating-point numbers of unknown range; convert it to 8 or 16 bits.")
-    if image.mode == "I" or image.mode.startswith("I;16"):
+    if _has_wide_pixels(image):
         return _in_bands(image, _from_sixteen_bits)
     if image.has_transparency_data:
         return _in_bands(image, _over_white)
@@ -225,13 +246,17 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.round(values / 257).astype(np.uint8)).convert("RGB")
 
 
-def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
+def _orientation(original: Image.Image) -> int:
     try:
         with _QUIET:
             orientation = original.getexif().get(_ORIENTATION_TAG)
     except Exception:  # The pixels are valid even if the EXIF block is not.
-        return rgb
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+        return 1
+    return orientation if isinstance(orientation, int) and orientation in _UPRIGHT else 1
+
+
+def _turned(rgb: Image.Image, orientation: int) -> Image.Image:
+    turn = _UPRIGHT.get(orientation)
     return rgb if turn is None else rgb.transpose(turn)
 
 

@@ -119,10 +119,11 @@ def how_to_get(entry: CatalogueEntry, root: Path) -> str:
     )
 
 
-def read_path(path: Path, data_root: Path | None = None) -> Table:
+def read_path(path: Path, data_root: Path | None = None, empty: list[Path] | None = None) -> Table:
     """Read a file or folder in any supported layout.
 
-    Images are below it (a manifest: below its folder) or below the folder of the datasets.
+    Images are below it (a manifest: below its folder) or below the folder of the datasets. Class
+    folders without images are added to ``empty``, or refused if there is no such list.
     """
     home = Home(path if path.is_dir() else path.parent, data_root)
     if path.is_dir():
@@ -139,7 +140,7 @@ def read_path(path: Path, data_root: Path | None = None) -> Table:
         if any(tables_in(path)):
             return read_tables(path)
         try:
-            return read_folder(path)
+            return read_folder(path, empty)
         except OSError as error:
             raise FedVLError(f"{error.filename} cannot be read ({error.strerror}).") from error
     if path.suffix.lower() == ".parquet":
@@ -196,8 +197,11 @@ def links_in(folder: Path) -> Iterator[Path]:
                     waiting.append(entry.path)
 
 
-def read_folder(root: Path) -> Table:
-    """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images."""
+def read_folder(root: Path, empty: list[Path] | None = None) -> Table:
+    """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images.
+
+    Class folders without images are added to ``empty``, or refused if there is no such list.
+    """
     folders = _folders(root)
     split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
         SPLIT_NAMES.get(folder.name.casefold()) in ("train", "val", "test") and _folders(folder) for folder in folders
@@ -213,7 +217,9 @@ def read_folder(root: Path) -> Table:
             files = sorted(_files(class_folder))
             images = list(filter(_is_image, files))
             others = _unread(files)
-            if not images:
+            if not images and empty is not None:
+                empty.append(class_folder)
+            elif not images:
                 why = f" that FedVL reads ({_formats(others)}); {how_to_read(others)}" if others else "; add some"
                 raise FedVLError(f"The class folder {class_folder} has no images{why}, or delete the folder.")
             paths += images
@@ -307,6 +313,17 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, children, files in os.walk(folder):
         children[:] = [child for child in children if not child.startswith(".")]
         yield from (Path(parent, file) for file in files)
+
+
+def unnamed(root: Path) -> list[Path]:
+    """Return images that are not read because their names have no extension."""
+    found = []
+    for path in _files(root):
+        if not path.name.startswith(".") and (not path.suffix or path.suffix[1:].isdecimal()) and path.is_file():
+            with suppress(BadImage):
+                decode(path)
+                found.append(path)
+    return sorted(found)
 
 
 def _is_image(path: Path) -> bool:

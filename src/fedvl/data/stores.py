@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedvl.data.catalogue import general_templates
-from fedvl.data.images import MAX_BYTES, BadImage, decode
+from fedvl.data.images import MAX_BYTES, BadImage, Decoded, decode, decode_fully
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
 from fedvl.tensors import IntArray
@@ -25,6 +25,9 @@ class ImageStore(Protocol):
     """Images by row number, in the order of their source."""
 
     def read(self, row: int) -> Image.Image: ...
+
+    def decoded(self, row: int) -> Decoded:
+        """Return an image with what its file said of it."""
 
     def describe(self, row: int) -> str: ...
 
@@ -100,7 +103,10 @@ class FileStore:
     _contents: dict[int, str] = field(default_factory=dict)  # each file is hashed once
 
     def read(self, row: int) -> Image.Image:
-        return decode(self.paths[row], self.names[row])
+        return self.decoded(row).image
+
+    def decoded(self, row: int) -> Decoded:
+        return decode_fully(self.paths[row], self.names[row])
 
     def describe(self, row: int) -> str:
         return self.names[row]
@@ -169,6 +175,9 @@ class SheetStore:
         sheet, tile = self._find(row)
         return Image.fromarray(sheet.tiles[tile])
 
+    def decoded(self, row: int) -> Decoded:
+        return Decoded(self.read(row))
+
     def describe(self, row: int) -> str:
         sheet, tile = self._find(row)
         return f"{sheet.path.name} image {tile}"
@@ -204,7 +213,10 @@ class ParquetStore:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, row: int) -> Image.Image:
-        return decode(self._bytes(row), self.describe(row))
+        return self.decoded(row).image
+
+    def decoded(self, row: int) -> Decoded:
+        return decode_fully(self._bytes(row), self.describe(row))
 
     def describe(self, row: int) -> str:
         return f"{self.path.name} row {row}"
@@ -238,7 +250,10 @@ class ArrowStore:
     images: Any  # pyarrow.ChunkedArray
 
     def read(self, row: int) -> Image.Image:
-        return decode(self._bytes(row), self.describe(row))
+        return self.decoded(row).image
+
+    def decoded(self, row: int) -> Decoded:
+        return decode_fully(self._bytes(row), self.describe(row))
 
     def describe(self, row: int) -> str:
         return f"{self.path.name} row {row}"
@@ -268,6 +283,10 @@ class JoinedStore:
     def read(self, row: int) -> Image.Image:
         store, own = self._find(row)
         return store.read(own)
+
+    def decoded(self, row: int) -> Decoded:
+        store, own = self._find(row)
+        return store.decoded(own)
 
     def describe(self, row: int) -> str:
         store, own = self._find(row)

@@ -1,0 +1,28 @@
+"""The page of a check of images in a real browser: whole on a desk and on a phone, in both colour schemes."""
+
+import pytest
+from helpers.browser import Browser
+from report.test_data_page import made_up_check
+
+from fedvl.report.data_page import write_check_page
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_fits_and_fetches_nothing(browser, tmp_path, width, dark):
+    browser.screen(width, 900, dark=dark, phone=width == 390)
+    page = write_check_page(made_up_check(faults=not dark), tmp_path / "check.html")
+    before = len(browser.requests)
+    browser.open(page.as_uri())
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.requests[before:] == [page.as_uri()]
+    longest = "Math.max(...[...document.querySelectorAll('.bars i')].map(bar => bar.getBoundingClientRect().width))"
+    assert browser.evaluate(longest) > width / 4
+    assert browser.errors == []
+    browser.screenshot(tmp_path / "page.png", whole=True)
