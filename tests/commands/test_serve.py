@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -211,18 +212,11 @@ def test_names_are_inert_in_a_terminal_and_in_a_spreadsheet(capsys):
 
 
 def test_serve_says_that_a_port_is_taken(folder_of):
-    """In a process of its own: the service's set-up of logging can close the streams of the process it runs in."""
-    import socket
-    import subprocess
-    import sys
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = ["serve", str(folder_of("linear")), "--port", str(taken.getsockname()[1])]
-        ended = subprocess.run([sys.executable, "-m", "fedvl.cli", *words], capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "choose another --host or --port" in ended.stderr
+        with pytest.raises(FedVLError, match="choose another --host or --port"):
+            fedvl("serve", folder_of("linear"), "--port", taken.getsockname()[1])
 
 
 def test_export_writes_a_folder(folder_of, tmp_path):

@@ -1,6 +1,7 @@
 """The server of the service: connections that are idle, slow, malformed or too many are ended, over TLS too."""
 
 import contextlib
+import logging
 import resource
 import socket
 import ssl
@@ -186,3 +187,17 @@ def test_only_a_service_with_a_token_believes_a_proxy():
     assert config.proxy_headers
     assert config.forwarded_allow_ips == ["127.0.0.1", "::1"]
     assert not config.server_header
+
+
+def test_a_server_closes_no_log_handler_of_its_process():
+    """absl, which the accountant imports, closes the stream of its handler with it: pytest's own, in a test."""
+    closed: list[bool] = []
+
+    class Handler(logging.NullHandler):
+        def close(self) -> None:
+            closed.append(True)
+
+    handler = Handler()
+    make_server(service())
+    assert closed == []
+    del handler

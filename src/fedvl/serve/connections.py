@@ -174,6 +174,7 @@ def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Serv
             http=Connection,
             ws="none",
             backlog=BACKLOG,
+            log_config=None,  # it would close the handlers of the process it runs in, and absl's closes the stream too
             log_level="error",
             access_log=False,
             proxy_headers=app.state.token is not None,
