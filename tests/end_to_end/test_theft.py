@@ -178,12 +178,10 @@ class Server:
         for asked in questions:
             [ticket] = self.transport.send({asked.victim.client: self.message(asked)}, LATEST)
             tickets.append(ticket)
-        last = {asked.victim.client: ticket for asked, ticket in zip(questions, tickets, strict=True)}
         came: dict[str, Message | FedVLError] = {}
-        while waiting := set(last.values()) - came.keys():
+        while waiting := set(tickets) - came.keys():
             time.sleep(0.5)
             came |= {ticket: message for ticket, _, message in self.transport.collect(waiting)}
-        came |= {ticket: message for ticket, _, message in self.transport.collect(set(tickets) - came.keys())}
         answers = [came[ticket] for ticket in tickets]
         self.answers += zip(questions, answers, strict=True)
         return answers
