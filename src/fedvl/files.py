@@ -35,7 +35,7 @@ class Content(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     def to_json(self) -> str:
-        """Return the content as it is written: the keys that were set, in the order of the model's fields."""
+        """Return the JSON to write: the keys that were set, in the order of the fields."""
         return json.dumps(self.model_dump(exclude_unset=True))
 
 
