@@ -128,6 +128,23 @@ def test_updates_in_a_stack_are_judged_as_one_by_one(declared, misshapen):
         assert stacked[1] == single[1]
 
 
+@pytest.mark.parametrize("stack", [list, Updates.of])
+def test_updates_of_a_stack_are_refused_client_by_client_where_forms_differ(stack):
+    """One of another shape, one that was handed nothing in this round, and two of whom nothing is wrong."""
+    updates = [good(0), good(1, bias=torch.zeros(3)), good(2), good(3)]
+    handed = {0: SHARED, 1: SHARED, 3: dict(SHARED)}
+    accepted, refusals = sort_out(stack(updates), dict.fromkeys(range(4), 9), handed, PLAIN, LIMITS)
+    assert accepted.clients == [0, 3]
+    assert [(refusal.client, refusal.reason.split()[0]) for refusal in refusals] == [(1, "'bias'"), (2, "was")]
+
+
+def test_a_sound_update_after_a_refused_one_of_the_same_client_counts_and_a_third_does_not():
+    updates = [good(0, weight=99.0), good(0, weight=2.0), good(0, weight=3.0)]
+    accepted, refusals = sort_out(updates, {0: 9}, {0: SHARED}, PLAIN, LIMITS)
+    assert accepted.weights == [2.0]
+    assert [refusal.reason.split()[0] for refusal in refusals] == ["weight", "answered"]
+
+
 def refused(moves, examples=None, before=0.0):
     """The clients that are refused when clients move by so much."""
     examples = dict(enumerate(examples or [10] * len(moves)))

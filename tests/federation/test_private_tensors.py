@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvl.federation.private_tensors import PrivateTensors
-from fedvl.federation.stacks import Shelf
+from fedvl.federation.stacks import Stack
 from fedvl.tensors import digest
 
 
@@ -17,7 +17,7 @@ class Model:
 
     def put(self, clients, size, value):
         tensors = {"t": torch.full((len(clients), size), float(value)), "n": torch.arange(len(clients)) + value}
-        self.store.put(Shelf(clients, tensors))
+        self.store.put(Stack(clients, tensors))
         self.plain |= {
             c: {name: tensor[row].clone() for name, tensor in tensors.items()} for row, c in enumerate(clients)
         }
@@ -46,7 +46,7 @@ def test_private_tensors_are_a_dictionary(actions):
     assert {c: digest(own) for c, own in model.store.items()} == {c: digest(own) for c, own in model.plain.items()}
     found = {
         c: {n: t[row] for n, t in s.tensors.items()}
-        for s in model.store.shelves(range(7))
+        for s in model.store.stacks(range(7))
         for row, c in enumerate(s.clients)
     }
     assert {c: digest(own) for c, own in found.items()} == {c: digest(own) for c, own in model.plain.items()}

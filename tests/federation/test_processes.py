@@ -13,7 +13,7 @@ from helpers.spread import CHUNKS, finished
 
 from fedvl.federation.chunks import Chunk, Done
 from fedvl.federation.processes import pack_chunks, pack_results, unpack_chunks, unpack_results
-from fedvl.federation.stacks import Shelf
+from fedvl.federation.stacks import Stack
 from fedvl.tensors import digest
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_results_come_out_as_they_were_packed():
     ragged = [torch.ones(2), torch.zeros(0)]
     results = [
         Done(
-            [3], {"w": torch.tensor([[0.1, math.inf]])}, [Shelf([3], {"kept": torch.ones(1, 2)})], torch.tensor([0.1])
+            [3], {"w": torch.tensor([[0.1, math.inf]])}, [Stack([3], {"kept": torch.ones(1, 2)})], torch.tensor([0.1])
         ),
         Done([0, 1], {"w": ragged, "b": torch.arange(2)}, [], torch.tensor([math.nan, 0.2])),
     ]
@@ -58,8 +58,8 @@ def test_results_come_out_as_they_were_packed():
         for name, column in here.sent.items():
             assert type(there.sent[name]) is type(column)
             assert all(torch.equal(left, right) for left, right in zip(there.sent[name], column, strict=True))
-        assert [shelf.clients for shelf in there.private] == [shelf.clients for shelf in here.private]
-        assert [digest(shelf.tensors) for shelf in there.private] == [digest(shelf.tensors) for shelf in here.private]
+        assert [stack.clients for stack in there.private] == [stack.clients for stack in here.private]
+        assert [digest(stack.tensors) for stack in there.private] == [digest(stack.tensors) for stack in here.private]
         torch.testing.assert_close(there.losses, here.losses, rtol=0, atol=0, equal_nan=True)
 
 

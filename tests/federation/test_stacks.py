@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import (
-    Cohort,
+    Answers,
     Folded,
     Rows,
+    Trained,
     Updates,
     columns_of,
-    shelved,
+    stacks_of,
 )
 from fedvl.methods import method_names
 from fedvl.methods.base import Update
@@ -94,17 +95,41 @@ def test_the_mean_is_the_same_bits_whoever_sends_first_and_as_a_plain_sum_says()
     torch.testing.assert_close(mean, plain.float(), rtol=1e-6, atol=1e-7)
 
 
-def test_a_cohort_is_a_list_of_what_each_client_trained():
-    updates = updates_of(3, 3, 3)
-    shelves = shelved([(0, {"p": torch.zeros(1)}), (2, {"p": torch.ones(1)}), (1, {"p": torch.ones(2)})])
-    cohort = Cohort(Updates.of(updates), shelves, [0.1, 0.2, 0.3], [4, 5, 6])
-    assert [result.private["p"].tolist() for result in cohort] == [[0], [1, 1], [1]]
-    some = cohort.counted(cohort.stack.take([1, 2]))
+def test_answers_are_a_list_of_what_each_client_trained():
+    updates = Updates.of(updates_of(3, 3, 3))
+    stacks = stacks_of([(0, {"p": torch.zeros(1)}), (2, {"p": torch.ones(1)}), (1, {"p": torch.ones(2)})])
+    answers = Answers(updates, stacks, [0.1, 0.2, 0.3], [4, 5, 6])
+    assert [result.private["p"].tolist() for result in answers] == [[0], [1, 1], [1]]
+    some = answers.counted(updates.take([1, 2]))
     assert [(r.update.client, r.loss, r.examples, r.private["p"].tolist()) for r in some] == [
         (1, 0.2, 5, [1, 1]),
         (2, 0.3, 6, [1]),
     ]
-    assert cohort.counted(cohort.stack) is cohort
+    assert answers.counted(updates) is answers
+
+
+def test_answers_that_come_one_by_one_are_those_of_a_stack():
+    """A client without tensors of its own, and an update that is refused, change nothing for the others."""
+    updates = updates_of(3, 2, 3)
+    private = [{"p": torch.zeros(1)}, {}, {"p": torch.ones(1)}]
+    trained = [Trained(u, own, u.client / 10, u.client + 4) for u, own in zip(updates, private, strict=True)]
+    answers = Answers.of(trained)
+    assert Answers.of(answers) is answers
+    assert (answers.clients, answers.weights, answers.bytes) == ([0, 1, 2], [1.0, 2.0, 3.0], 4 * (8 + 6))
+    for there, here in zip(answers, trained, strict=True):
+        assert there[2:] == here[2:]
+        assert digest(there.private) == digest(here.private)
+        assert digest(there.update.tensors) == digest(here.update.tensors)
+    some = answers.counted(Updates.of([updates[2], updates[1]]))
+    assert [(r.update.client, r.loss, r.examples, len(r.private)) for r in some] == [(1, 0.1, 5, 0), (2, 0.2, 6, 1)]
+
+
+def test_as_many_updates_in_another_order_are_taken_in_that_order():
+    stacked = Updates.of(updates_of(3, 3, 3))
+    assert stacked.take([0, 1, 2]) is stacked
+    turned = stacked.take([2, 0, 1])
+    assert turned.clients == [2, 0, 1]
+    assert torch.equal(turned[0].tensors["w"], stacked[2].tensors["w"])
 
 
 def test_columns_stay_apart_where_shapes_differ():

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedvl.federation.checks import Refusal, Report, sum_of_reports
 from fedvl.federation.fixed_point import SumOfUpdates, decode_updates
 from fedvl.federation.local import LocalEngine, Summed
-from fedvl.federation.stacks import Answers, Trained, Updates
+from fedvl.federation.stacks import Answers, Trained
 from fedvl.federation.statistics import Statistics
 from fedvl.methods.base import Update
 from fedvl.tensors import ByClient, Tensors
@@ -141,7 +141,7 @@ class Recorder:
         answers = Answers.of(train(round_index, cohort, shared, own))
         if not self.engine.federation.sequential:  # else clients train one by one
             self.weights = {}
-        self.weights |= weights_of(answers)
+        self.weights |= zip(answers.clients, answers.weights, strict=True)
         self.tailored = own is not None
         for place, client in enumerate(answers.clients):
             if client in self.messages or len(self.messages) < self.most:
@@ -182,10 +182,3 @@ class Recorder:
     def _adopt(self, adopt: Callable[[Settlements], None], settlements: Settlements) -> None:
         self.settlements = settlements
         adopt(settlements)
-
-
-def weights_of(answers: Answers) -> dict[int, float]:
-    """Return the weights of updates by client, without cutting their tensors out."""
-    updates = answers.updates
-    weights = updates.weights if isinstance(updates, Updates) else [update.weight for update in updates]
-    return dict(zip(answers.clients, weights, strict=True))

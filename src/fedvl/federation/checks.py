@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedvl.config import FederationConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.fixed_point import SumOfUpdates
-from fedvl.federation.stacks import Updates
+from fedvl.federation.stacks import Answers, Updates
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Roles, Shape, Shapes
 from fedvl.tensors import Tensors
@@ -120,77 +120,40 @@ def sort_out(
     method: Method,
     limits: FederationConfig,
 ) -> tuple[Updates, list[Refusal]]:
-    """The updates fit to be merged, by client, and the refusals.
+    """Return the updates fit to be merged, by client, and the refusals.
 
     ``asked`` has the clients that were asked, and how many examples each has declared; ``handed``
-    what each began with, from which it moves.
+    what each began with, from which it moves. Stacked updates of one form are looked at once.
     """
-    if isinstance(updates, Updates) and of_one_form(updates, asked, handed):
-        formed, refusals = all_at_once(updates, asked, handed, method, limits)
-    else:
-        formed, refusals = one_by_one(updates, asked, handed, method, limits)
+    stacked, role = updates if isinstance(updates, Updates) else None, method.role
+    malformed: str | None = None
+    of_one_form = bool(stacked and stacked.alike and all_same(handed.values()))
+    if stacked and of_one_form:
+        malformed = ill_formed(stacked.outline(0), returned(next(iter(handed.values())), role), role.sent_shapes)
+    good: dict[int, int] = {}  # places by client
+    refusals = []
+    answers = Answers(updates)
+    for place, (client, weight) in enumerate(zip(answers.clients, answers.weights, strict=True)):
+        if client not in asked or client not in handed:
+            reason: str | None = "was not asked this round"
+        elif client in good:
+            reason = "answered twice"
+        else:
+            reason = unfounded(weight, asked[client], method.weighting, limits) or malformed
+            if reason is None and not of_one_form:
+                update = stacked.outline(place) if stacked else updates[place]
+                reason = ill_formed(update, returned(handed[client], role), role.sent_shapes)
+        if reason is None:
+            good[client] = place
+        else:
+            refusals.append(refusal(client, reason))
+    places = [good[client] for client in sorted(good)]
+    formed = stacked.take(places) if stacked else Updates.of([updates[place] for place in places])
     strayed = astray(formed, handed, limits)
     if not strayed:
         return formed, refusals
     refusals += [refusal(client, why) for client, why in strayed.items()]
     return formed.take([place for place, client in enumerate(formed.clients) if client not in strayed]), refusals
-
-
-def of_one_form(updates: Updates, asked: Mapping[int, int], handed: Mapping[int, Tensors]) -> bool:
-    """Whether these are updates of different clients that were asked, all of one form."""
-    clients, different = updates.clients, set(updates.clients)
-    known = asked.keys() >= different and handed.keys() >= different
-    in_order = bool((np.diff(np.asarray(clients)) > 0).all())
-    return bool(clients) and updates.alike and known and in_order and all_same(handed.values())
-
-
-def all_at_once(
-    updates: Updates,
-    asked: Mapping[int, int],
-    handed: Mapping[int, Tensors],
-    method: Method,
-    limits: FederationConfig,
-) -> tuple[Updates, list[Refusal]]:
-    """Judge updates of one form as :func:`one_by_one` does, with one look at their form."""
-    clients, role = updates.clients, method.role
-    examples = np.fromiter(map(asked.__getitem__, clients), dtype=np.float64, count=len(clients))
-    weights = np.asarray(updates.weights)
-    most = 1 if method.weighting == "clients" else examples
-    founded = (examples > 0) & (examples <= limits.max_examples) & (weights > 0) & (weights <= most)
-    reasons = {
-        place: unfounded(updates.weights[place], asked[clients[place]], method.weighting, limits)
-        for place in np.flatnonzero(~founded).tolist()
-    }
-    if malformed := ill_formed(updates.outline(0), returned(handed[clients[0]], role), role.sent_shapes):
-        reasons = {place: reasons.get(place) or malformed for place in range(len(clients))}
-    good = [place for place in range(len(clients)) if place not in reasons] if reasons else range(len(clients))
-    return updates.take(good), [refusal(clients[place], str(reason)) for place, reason in reasons.items()]
-
-
-def one_by_one(
-    updates: Sequence[Update],
-    asked: Mapping[int, int],
-    handed: Mapping[int, Tensors],
-    method: Method,
-    limits: FederationConfig,
-) -> tuple[Updates, list[Refusal]]:
-    """Return the updates of the right form and weight, by client, and the refusals."""
-    good: dict[int, Update] = {}
-    refusals = []
-    for update in updates:
-        client = update.client
-        if client not in asked:
-            reason: str | None = "was not asked this round"
-        elif client in good:
-            reason = "answered twice"
-        else:
-            reason = unfounded(update.weight, asked[client], method.weighting, limits)
-            reason = reason or ill_formed(update, returned(handed[client], method.role), method.role.sent_shapes)
-        if reason is None:
-            good[client] = update
-        else:
-            refusals.append(refusal(client, reason))
-    return Updates.of(good.values()), refusals
 
 
 def all_same(states: Iterable[Tensors]) -> bool:

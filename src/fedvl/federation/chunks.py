@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvl.federation.stacks import Folded, Held, Rows, Shelf
+from fedvl.federation.stacks import Column, Folded, Rows, Stack
 from fedvl.methods.roles import Roles
 from fedvl.tensors import Tensors
 
 Integers = NDArray[np.int64]
-Places = Integers  # client, samples it trains on, number of its shelf, row in it: one column each
+Places = Integers  # client, samples it trains on, number of its stack, row in it: one column each
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 
@@ -36,13 +36,13 @@ class Done(NamedTuple):
     """What training leaves of a chunk, in its order of clients."""
 
     clients: list[int]
-    sent: dict[str, Held]
-    private: list[Shelf]
+    sent: dict[str, Column]
+    private: list[Stack]
     losses: Tensor
 
 
 def share_out(
-    shelves: Sequence[Shelf],
+    stacks: Sequence[Stack],
     rows: Rows,
     role: Roles,
     size: int,
@@ -51,8 +51,8 @@ def share_out(
 ) -> list[Chunk]:
     """Share clients out to chunks; all begin from the shared tensors, or each from its ``own``."""
     groups: dict[object, list[Places]] = {}
-    for number, shelf in enumerate(shelves):
-        for shapes, places in places_of(number, shelf, rows, role, own):
+    for number, stack in enumerate(stacks):
+        for shapes, places in places_of(number, stack, rows, role, own):
             groups.setdefault(shapes, []).append(places)
     chunks = []
     for group in groups.values():
@@ -62,21 +62,21 @@ def share_out(
             some = slice(first, first + size)
             members = client[some].tolist()
             largest = int(rows.sizes_known[members].max())
-            private = stacked_private(number[some], row[some], shelves, role.per_sample, largest)
+            private = stacked_private(number[some], row[some], stacks, role.per_sample, largest)
             begins = [own[member] for member in members] if own else [shared]
             chunks.append(Chunk(members, used[some].tolist(), private, begins))
     return chunks
 
 
 def places_of(
-    number: int, shelf: Shelf, rows: Rows, role: Roles, own: Mapping[int, Tensors] | None
+    number: int, stack: Stack, rows: Rows, role: Roles, own: Mapping[int, Tensors] | None
 ) -> Iterable[tuple[object, Places]]:
     """Return the places of clients that have samples, by the shapes of their tensors."""
-    shapes = frozenset((name, t.shape[1:]) for name, t in shelf.tensors.items() if name not in role.per_sample)
-    clients = np.array(shelf.clients, dtype=np.int64)
+    shapes = frozenset((name, t.shape[1:]) for name, t in stack.tensors.items() if name not in role.per_sample)
+    clients = np.array(stack.clients, dtype=np.int64)
     used = rows.sizes_known[clients]
-    if LABELS in shelf.tensors:
-        used = (shelf.tensors[LABELS] >= 0).sum(1).cpu().numpy()
+    if LABELS in stack.tensors:
+        used = (stack.tensors[LABELS] >= 0).sum(1).cpu().numpy()
     places = np.stack([clients, used, np.full_like(clients, number), np.arange(len(clients))])[:, used > 0]
     if own is None:
         return [(shapes, places)] if places.size else []
@@ -85,13 +85,13 @@ def places_of(
 
 
 def stacked_private(
-    numbers: Integers, rows: Integers, shelves: Sequence[Shelf], per_sample: Collection[str], largest: int
+    numbers: Integers, rows: Integers, stacks: Sequence[Stack], per_sample: Collection[str], largest: int
 ) -> Tensors:
     """Stack private tensors; pad those with a row per sample to one more than the largest."""
     stacked: Tensors = {}
     for number in np.unique(numbers).tolist():
         places = np.flatnonzero(numbers == number)
-        for name, tensor in shelves[number].tensors.items():
+        for name, tensor in stacks[number].tensors.items():
             shape = tensor.shape[1:]
             long = (largest + 1, *shape[1:]) if name in per_sample else shape
             if name not in stacked:
@@ -107,7 +107,7 @@ def alike(known: Tensor, column: Tensor) -> bool:
 
 
 def add_columns(
-    whole: dict[str, Held | Folded], part: Mapping[str, Held], rows: Tensor, weights: Tensor, count: int
+    whole: dict[str, Column | Folded], part: Mapping[str, Column], rows: Tensor, weights: Tensor, count: int
 ) -> None:
     """Write a chunk's columns to their rows of the whole: one tensor, while shapes agree."""
     for name, column in part.items():

@@ -30,15 +30,14 @@ from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
 from fedvl.federation.stacks import (
     Answers,
-    Cohort,
+    Column,
     Folded,
-    Held,
-    Shelf,
+    Stack,
     Trained,
     Updates,
     in_turn,
     order_of_mean,
-    shelved,
+    stacks_of,
 )
 from fedvl.federation.statistics import Statistics, added, clipped, statistics_over
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy
@@ -107,7 +106,7 @@ class LocalEngine(ChunkTraining):
 
     def _trained(
         self, round_index: int, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None = None
-    ) -> Cohort:
+    ) -> Answers:
         for handed in own.values() if own else [shared]:
             self.check_received(handed)
         chunks = self._chunks(cohort, shared, own)
@@ -115,7 +114,7 @@ class LocalEngine(ChunkTraining):
         folds = own is None and self._can_fold(chunks)
 
         def again(some: list[int]) -> Updates:
-            return self._trained(round_index, some, shared).stack
+            return Updates.of(self._trained(round_index, some, shared).updates)
 
         clients = sum(len(chunk.clients) for chunk in chunks)
         folded = {name: Folded(shared[name], clients) for name in summed if folds}
@@ -123,8 +122,8 @@ class LocalEngine(ChunkTraining):
 
     def _chunks(self, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
         with_data = list(filter(self.rows.counts.__getitem__, cohort))
-        shelves = self._begun(with_data, shared, own)
-        return share_out(shelves, self.rows, self.method.role, self.chunk, shared, own)
+        stacks = self._begun(with_data, shared, own)
+        return share_out(stacks, self.rows, self.method.role, self.chunk, shared, own)
 
     def _can_fold(self, chunks: Sequence[Chunk]) -> bool:
         """Whether updates may be summed chunk by chunk, of which a cohort takes no more memory.
@@ -153,7 +152,7 @@ class LocalEngine(ChunkTraining):
         chunks: Sequence[Chunk],
         folded: Mapping[str, Folded],
         again: Callable[[list[int]], Updates],
-    ) -> Cohort:
+    ) -> Answers:
         """Train the chunks; put what they leave into the order of clients."""
         self._steps_done, self._steps_planned = 0, sum(self._steps(chunk.used[0]) for chunk in chunks)
         if self.processes and chunks:
@@ -163,20 +162,20 @@ class LocalEngine(ChunkTraining):
         trained = set[int]().union(*(chunk.clients for chunk in chunks))
         clients = list(filter(trained.__contains__, cohort))
         place = dict(zip(clients, range(len(clients)), strict=True))
-        sent: dict[str, Held | Folded] = {**folded}
+        sent: dict[str, Column | Folded] = {**folded}
         weights = torch.zeros(len(clients), dtype=torch.float64)
         # there until all are trained: what is read of a GPU waits for it
         losses = torch.zeros_like(weights, device=self.data.labels.device)
-        shelves: list[Shelf] = []
+        stacks: list[Stack] = []
         for chunk, done in zip(chunks, results, strict=True):
             rows = torch.tensor(list(map(place.__getitem__, done.clients)))
             own = torch.tensor(self._weights(chunk), dtype=torch.float64)
             add_columns(sent, done.sent, rows, own, len(clients))
             weights[rows], losses[rows.to(losses.device)] = own, done.losses
-            shelves += done.private
+            stacks += done.private
         examples = [1] * len(clients) if self._alike else list(map(self.rows.counts.__getitem__, clients))
         told = losses.tolist() if self.privacy.unit == "none" else [0.0] * len(clients)
-        return Cohort(Updates(clients, sent, weights.tolist(), again), shelves, told, examples)
+        return Answers(Updates(clients, sent, weights.tolist(), again), stacks, told, examples)
 
     def check_received(self, tensors: Tensors) -> None:
         """Refuse what the method does not declare: a server could name private tensors."""
@@ -185,8 +184,8 @@ class LocalEngine(ChunkTraining):
 
     def keep(self, trained: Sequence[Trained]) -> None:
         """Adopt the private tensors of clients whose round was committed."""
-        for shelf in Answers.of(trained).shelves():
-            self.private.put(shelf)
+        for stack in Answers.of(trained).private:
+            self.private.put(stack)
 
     def refused(self) -> list[Refusal]:
         """Return the messages that could not be read: none, since nothing travels."""
@@ -339,20 +338,20 @@ class LocalEngine(ChunkTraining):
         with torch.no_grad():
             return {**private, **{name: make(name, tensors, received, samples) for name, make in begins.items()}}
 
-    def _begun(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Shelf]:
+    def _begun(self, clients: list[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Stack]:
         """Return the private tensors that training begins with, of clients that have data."""
         role = self.method.role
         if self._joins or role.has_begins or role.renews_private:
-            return shelved((client, self.begun(client, own[client] if own else shared)) for client in clients)
+            return stacks_of((client, self.begun(client, own[client] if own else shared)) for client in clients)
         new = [client for client in clients if client not in self.private] if self.private else clients
-        return [*self.private.shelves(clients), *(self._first_shelves(new) if role.firsts else [Shelf(new, {})])]
+        return [*self.private.stacks(clients), *(self._first_stacks(new) if role.firsts else [Stack(new, {})])]
 
-    def _first_shelves(self, clients: list[int]) -> list[Shelf]:
+    def _first_stacks(self, clients: list[int]) -> list[Stack]:
         """Make the first private tensors of clients, all of a size in one kernel."""
         by_size: dict[int, list[int]] = {}
         for client in clients:
             by_size.setdefault(self.rows.counts[client], []).append(client)
-        return [Shelf(members, self._first(members)) for members in by_size.values()]
+        return [Stack(members, self._first(members)) for members in by_size.values()]
 
     def _first(self, clients: list[int]) -> Tensors:
         """Make the first private tensors of clients of the same size, stacked."""

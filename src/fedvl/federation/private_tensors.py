@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 
 import torch
 
-from fedvl.federation.stacks import Shelf
+from fedvl.federation.stacks import Stack
 from fedvl.tensors import Tensors
 
 MOST_ROWS = 2**40  # of a store
@@ -28,7 +28,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         return {name: tensor[row].clone() for name, tensor in self._numbered[number].tensors.items()}
 
     def __setitem__(self, client: int, tensors: Tensors) -> None:
-        self.put(Shelf([client], {name: tensor[None] for name, tensor in tensors.items()}))
+        self.put(Stack([client], {name: tensor[None] for name, tensor in tensors.items()}))
 
     def __delitem__(self, client: int) -> None:
         self._leave(client)
@@ -57,22 +57,22 @@ class PrivateTensors(MutableMapping[int, Tensors]):
     def _numbered(self) -> "list[Store]":
         return list(self._stores.values())
 
-    def put(self, shelf: Shelf) -> None:
+    def put(self, stack: Stack) -> None:
         """Keep the tensors of clients, in place of those they had."""
-        if not shelf.tensors:
+        if not stack.tensors:
             return
         # as a set: what was restored from a journal comes in another order
-        shapes = frozenset((name, tensor.shape[1:], tensor.dtype) for name, tensor in shelf.tensors.items())
+        shapes = frozenset((name, tensor.shape[1:], tensor.dtype) for name, tensor in stack.tensors.items())
         store = self._stores.setdefault(shapes, Store())
         first = self._numbered.index(store) * MOST_ROWS
         if self._changed is not None:
-            self._changed.update(shelf.clients)
-        for client in self._elsewhere(shelf.clients, first):
+            self._changed.update(stack.clients)
+        for client in self._elsewhere(stack.clients, first):
             self._leave(client)
-        new = [client for client in shelf.clients if client not in self._places]
-        self._places.update(zip(new, (first + row for row in store.room(len(new), shelf.tensors)), strict=True))
-        places = torch.tensor([self._places[client] - first for client in shelf.clients])
-        for name, tensor in shelf.tensors.items():
+        new = [client for client in stack.clients if client not in self._places]
+        self._places.update(zip(new, (first + row for row in store.room(len(new), stack.tensors)), strict=True))
+        places = torch.tensor([self._places[client] - first for client in stack.clients])
+        for name, tensor in stack.tensors.items():
             store.tensors[name][places.to(tensor.device)] = tensor
 
     def _elsewhere(self, clients: Iterable[int], first: int) -> list[int]:
@@ -80,7 +80,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         places = ((client, self._places.get(client, first)) for client in clients)
         return [client for client, place in places if not first <= place < first + MOST_ROWS]
 
-    def shelves(self, clients: Sequence[int]) -> Iterator[Shelf]:
+    def stacks(self, clients: Sequence[int]) -> Iterator[Stack]:
         """Return the tensors of clients, stacked by their shapes; who has none is left out."""
         if not self._places:
             return
@@ -91,7 +91,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
             if bool(here.any()):
                 rows = places[here] % MOST_ROWS
                 tensors = {name: tensor[rows.to(tensor.device)] for name, tensor in store.tensors.items()}
-                yield Shelf(members[here].tolist(), tensors)
+                yield Stack(members[here].tolist(), tensors)
 
 
 class Store:

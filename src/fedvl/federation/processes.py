@@ -20,7 +20,7 @@ from torch import distributed
 from fedvl.errors import FedVLError
 from fedvl.federation.chunks import Chunk, Done
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.stacks import Held, Shelf
+from fedvl.federation.stacks import Column, Stack
 from fedvl.tensors import Tensors, to_bytes
 
 HELD = timedelta(days=30)  # others wait as long as the first encodes, or evaluates
@@ -145,22 +145,22 @@ def pack_results(results: Sequence[Done]) -> Letter:
         for name, column in done.sent.items():
             parts: Sequence[torch.Tensor] = column if isinstance(column, list) else [column]
             tensors |= {f"sent/{number}/{place}/{name}": part for place, part in enumerate(parts)}
-        for place, shelf in enumerate(done.private):
-            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in shelf.tensors.items()}
-        headers.append([done.clients, list(done.sent), apart, [shelf.clients for shelf in done.private]])
+        for place, stack in enumerate(done.private):
+            tensors |= {f"private/{number}/{place}/{name}": tensor for name, tensor in stack.tensors.items()}
+        headers.append([done.clients, list(done.sent), apart, [stack.clients for stack in done.private]])
     return Letter({"what": "trained", "chunks": headers}, tensors)
 
 
 def unpack_results(letter: Letter, device: torch.device) -> list[Done]:
     parts, results = sorted_out(letter.tensors, device), []
-    for number, (clients, names, apart, shelves) in enumerate(letter.header["chunks"]):
-        sent: dict[str, Held] = {}
+    for number, (clients, names, apart, stacks) in enumerate(letter.header["chunks"]):
+        sent: dict[str, Column] = {}
         for name in names:
-            column: Held = parts["sent", number, 0][name]
+            column: Column = parts["sent", number, 0][name]
             if name in apart:
                 column = [parts["sent", number, place][name] for place in range(apart[name])]
             sent[name] = column
-        private = [Shelf(held, parts.get(("private", number, place), {})) for place, held in enumerate(shelves)]
+        private = [Stack(held, parts.get(("private", number, place), {})) for place, held in enumerate(stacks)]
         results.append(Done(clients, sent, private, parts["losses", number, 0][""]))
     return results
 

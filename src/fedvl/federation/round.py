@@ -215,7 +215,7 @@ class Federation:
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(found.clients)),
-            counted=Answers([]),
+            counted=Answers(),
             refusals=[],
             handed=dict.fromkeys(cohort, self.shared),
             merged=found.merged,
@@ -253,7 +253,7 @@ class Federation:
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(found.clients)),
-            counted=Answers([]),
+            counted=Answers(),
             refusals=refusals,
             handed=dict.fromkeys(cohort, self.shared),
             merged=solved,
@@ -355,7 +355,7 @@ class Federation:
         return Outcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),
-            counted=Answers(summed.trained),
+            counted=Answers.of(summed.trained),
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=moved(self.shared, total),
@@ -371,7 +371,7 @@ class Federation:
         return Outcome(
             cohort=cohort,
             dropped=cohort,
-            counted=Answers([]),
+            counted=Answers(),
             refusals=self.engine.refused(),
             handed=dict.fromkeys(cohort, self.shared),
             merged=self.shared,

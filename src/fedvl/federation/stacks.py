@@ -2,8 +2,9 @@
 for each in Python.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -28,28 +29,70 @@ class Folded:
         self.mean.add(rows, weights)
 
 
-Held = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
-Columns = Mapping[str, Held | Folded]
+Column = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
+Item = TypeVar("Item")
 
 
-def columns_of(items: Sequence[Tensors]) -> dict[str, Held]:
+def columns_of(items: Sequence[Tensors]) -> dict[str, Column]:
     """Stack tensors of the same names, as far as their shapes agree."""
-    found: dict[str, Held] = {}
+    columns: dict[str, Column] = {}
     for name in items[0] if items else ():
         parts = [item[name] for item in items]
         alike = len({(part.shape, part.dtype) for part in parts}) == 1
-        found[name] = torch.stack(parts) if alike else parts
-    return found
+        columns[name] = torch.stack(parts) if alike else parts
+    return columns
 
 
-def rows_of(column: Held | Folded, places: Sequence[int]) -> Held:
-    assert not isinstance(column, Folded), "it has no rows"
-    if isinstance(column, list):
-        return [column[place] for place in places]
-    return column[torch.tensor(places, dtype=torch.long, device=column.device)]
+class Stack(NamedTuple):
+    """Tensors of clients with the same shapes: a row of each tensor for each client."""
+
+    clients: list[int]
+    tensors: Tensors
+
+    def row(self, place: int) -> Tensors:
+        return {name: tensor[place] for name, tensor in self.tensors.items()}
+
+    def take(self, places: Sequence[int]) -> Self:
+        """Return the rows at these places."""
+        tensors = {name: rows_at(tensor, places) for name, tensor in self.tensors.items()}
+        return self._replace(clients=[self.clients[place] for place in places], tensors=tensors)
 
 
-class Rows(Sequence[Tensor]):
+def stacks_of(pairs: Iterable[tuple[int, Tensors]]) -> list[Stack]:
+    """Stack the tensors of clients, one stack for each combination of shapes."""
+    groups: dict[object, list[tuple[int, Tensors]]] = {}
+    for client, tensors in pairs:
+        # as a set: what was restored from a journal comes in another order
+        shapes = frozenset((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
+        groups.setdefault(shapes, []).append((client, tensors))
+    return [
+        Stack(
+            [client for client, _ in group],
+            {name: torch.stack([tensors[name] for _, tensors in group]) for name in group[0][1]},
+        )
+        for group in groups.values()
+    ]
+
+
+def rows_at(tensor: Tensor, places: Sequence[int]) -> Tensor:
+    return tensor[torch.tensor(places, dtype=torch.long, device=tensor.device)]
+
+
+class Cut(Sequence[Item]):
+    """A sequence whose items are cut out of stacked tensors when they are asked for."""
+
+    @abstractmethod
+    def one(self, place: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | list[Item]:
+        return [self.one(each) for each in range(len(self))[place]] if isinstance(place, slice) else self.one(place)
+
+
+class Rows(Cut[Tensor]):
     """Which samples each client holds, in one tensor."""
 
     def __init__(self, samples: Tensor, sizes: Tensor) -> None:
@@ -69,13 +112,7 @@ class Rows(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self.counts)
 
-    @overload
-    def __getitem__(self, client: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[Tensor]: ...
-    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
-        if isinstance(client, slice):
-            return [self[number] for number in range(len(self))[client]]
+    def one(self, client: int) -> Tensor:
         end = self._ends[client]
         return self.samples[end - self.counts[client] : end]
 
@@ -86,7 +123,7 @@ class Rows(Sequence[Tensor]):
         return self.samples[places.clamp_(max=len(self.samples) - 1)]
 
 
-class Updates(Sequence[Update]):
+class Updates(Cut[Update]):
     """Updates of one round in the order of clients; one is cut out when it is asked for.
 
     Where tensors are folded, ``again`` trains some of the clients once more, which gives the same
@@ -96,7 +133,7 @@ class Updates(Sequence[Update]):
     def __init__(
         self,
         clients: list[int],
-        columns: Columns,
+        columns: Mapping[str, Column | Folded],
         weights: list[float],
         again: "Callable[[list[int]], Updates] | None" = None,
     ) -> None:
@@ -115,16 +152,8 @@ class Updates(Sequence[Update]):
     def __len__(self) -> int:
         return len(self.clients)
 
-    @overload
-    def __getitem__(self, place: int) -> Update: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Update]: ...
-    def __getitem__(self, place: int | slice) -> Update | list[Update]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(len(self))[place]]
-        if self._folded:
-            return self._trained_again([place])[0]
-        return self.outline(place)
+    def one(self, place: int) -> Update:
+        return self._trained_again([place])[0] if self._folded else self.outline(place)
 
     def outline(self, place: int) -> Update:
         """Return an update in which a folded tensor has a shape and a type alone."""
@@ -154,15 +183,18 @@ class Updates(Sequence[Update]):
 
     def take(self, places: Sequence[int]) -> "Updates":
         """Return the updates at these places."""
-        if len(places) == len(self):
+        if places == list(range(len(self))):
             return self
         if self._folded:
             return self._trained_again(places)
-        columns = {name: rows_of(column, places) for name, column in self.columns.items()}
-        found = Updates([self.clients[place] for place in places], columns, [self.weights[place] for place in places])
-        rows = torch.tensor(places, dtype=torch.long)
-        found._distances = {name: distance[rows] for name, distance in self._distances.items()}
-        return found
+        columns = {
+            name: [column[place] for place in places] if isinstance(column, list) else rows_at(column, places)
+            for name, column in self.columns.items()
+            if not isinstance(column, Folded)
+        }
+        taken = Updates([self.clients[place] for place in places], columns, [self.weights[place] for place in places])
+        taken._distances = {name: rows_at(distance, places) for name, distance in self._distances.items()}
+        return taken
 
     def only(self, names: Iterable[str]) -> "Updates":
         """Return the updates with these tensors alone."""
@@ -258,102 +290,57 @@ class Trained(NamedTuple):
     examples: int  # that the client declares; what it trained on may be fewer
 
 
-class Shelf(NamedTuple):
-    """Private tensors of some clients, stacked."""
+class Answers(Cut[Trained]):
+    """What the clients of a round answer: updates, which may have any form before they are checked,
+    and what stays with the clients.
+    """
 
-    clients: list[int]
-    tensors: Tensors
-
-
-def shelved(pairs: Iterable[tuple[int, Tensors]]) -> list[Shelf]:
-    """Stack the tensors of clients, as far as their shapes agree."""
-    groups: dict[object, list[tuple[int, Tensors]]] = {}
-    for client, tensors in pairs:
-        # as a set: what was restored from a journal comes in another order
-        shapes = frozenset((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
-        groups.setdefault(shapes, []).append((client, tensors))
-    return [
-        Shelf(
-            [client for client, _ in group],
-            {name: torch.stack([own[name] for _, own in group]) for name in group[0][1]},
-        )
-        for group in groups.values()
-    ]
-
-
-class Answers(Sequence[Trained]):
-    """What the clients of a round answer, each by itself: nothing is known of its form."""
-
-    def __init__(self, results: Sequence[Trained]) -> None:
-        self.results = results
-        self.clients = [result.update.client for result in results]
-        self.updates: Sequence[Update] = [result.update for result in results]
-        self.losses = [result.loss for result in results]
-        self.examples = [result.examples for result in results]
+    def __init__(
+        self,
+        updates: Sequence[Update] = (),
+        private: Sequence[Stack] = (),
+        losses: Sequence[float] = (),
+        examples: Sequence[int] = (),
+    ) -> None:
+        self.updates, self.private, self.losses, self.examples = updates, private, losses, examples
+        if isinstance(updates, Updates):
+            self.clients, self.weights = updates.clients, updates.weights
+        else:
+            self.clients, self.weights = [u.client for u in updates], [u.weight for u in updates]
+        self._places: dict[int, tuple[Stack, int]] | None = None
 
     @staticmethod
     def of(trained: Sequence[Trained]) -> "Answers":
-        return trained if isinstance(trained, Answers) else Answers(trained)
+        if isinstance(trained, Answers):
+            return trained
+        return Answers(
+            [result.update for result in trained],
+            stacks_of((result.update.client, result.private) for result in trained),
+            [result.loss for result in trained],
+            [result.examples for result in trained],
+        )
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    @overload
-    def __getitem__(self, place: int) -> Trained: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Trained]: ...
-    def __getitem__(self, place: int | slice) -> Trained | list[Trained]:
-        return [self.one(each) for each in range(len(self))[place]] if isinstance(place, slice) else self.one(place)
-
     def one(self, place: int) -> Trained:
-        return self.results[place]
+        if self._places is None:
+            self._places = {client: (stack, row) for stack in self.private for row, client in enumerate(stack.clients)}
+        stack, row = self._places.get(self.clients[place], (Stack([], {}), 0))
+        return Trained(self.updates[place], stack.row(row), self.losses[place], self.examples[place])
 
     @property
     def bytes(self) -> int:
+        if isinstance(self.updates, Updates):
+            return self.updates.bytes
         return sum(count_bytes(update.tensors) for update in self.updates)
 
     def counted(self, good: Updates) -> "Answers":
         """Return the answers of which the updates count."""
-        clients = set(good.clients)
-        return Answers([result for result in self.results if result.update.client in clients])
-
-    def shelves(self) -> list[Shelf]:
-        """Return what stays with the clients."""
-        return shelved((result.update.client, result.private) for result in self.results)
-
-
-class Cohort(Answers):
-    """What local training leaves of a round's clients, in the order of clients."""
-
-    def __init__(self, updates: Updates, private: list[Shelf], losses: list[float], examples: list[int]) -> None:
-        self.stack, self.private, self.losses, self.examples = updates, private, losses, examples
-        self.updates, self.clients = updates, updates.clients
-        self._places: dict[int, tuple[Shelf, int]] | None = None
-
-    def one(self, place: int) -> Trained:
-        if self._places is None:
-            self._places = {c: (shelf, row) for shelf in self.private for row, c in enumerate(shelf.clients)}
-        update = self.updates[place]
-        shelf, row = self._places.get(update.client, (Shelf([], {}), 0))
-        private = {name: tensor[row] for name, tensor in shelf.tensors.items()}
-        return Trained(update, private, self.losses[place], self.examples[place])
-
-    @property
-    def bytes(self) -> int:
-        return self.stack.bytes
-
-    def shelves(self) -> list[Shelf]:
-        return self.private
-
-    def counted(self, good: Updates) -> "Cohort":
-        if len(good) == len(self):
+        if good is self.updates:
             return self
         clients, place_of = set(good.clients), {client: place for place, client in enumerate(self.clients)}
+        rows = [[row for row, client in enumerate(stack.clients) if client in clients] for stack in self.private]
+        private = [stack.take(places) for stack, places in zip(self.private, rows, strict=True) if places]
         places = [place_of[client] for client in good.clients]
-        shelves = []
-        for members, tensors in self.private:
-            rows = [row for row, client in enumerate(members) if client in clients]
-            if rows:
-                cut = {name: tensor[torch.tensor(rows, device=tensor.device)] for name, tensor in tensors.items()}
-                shelves.append(Shelf([members[row] for row in rows], cut))
-        return Cohort(good, shelves, [self.losses[p] for p in places], [self.examples[p] for p in places])
+        return Answers(good, private, [self.losses[p] for p in places], [self.examples[p] for p in places])

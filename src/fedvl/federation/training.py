@@ -15,7 +15,7 @@ from fedvl.federation.fixed_point import rounding_error
 from fedvl.federation.optimisers import Optimiser
 from fedvl.federation.orders import Orders, draw_orders, draw_private_orders, rates_of_steps
 from fedvl.federation.privacy import RecordPrivacy, clipped
-from fedvl.federation.stacks import Held, Rows, Shelf, columns_of, shelved
+from fedvl.federation.stacks import Column, Rows, Stack, columns_of, stacks_of
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
 from fedvl.methods.base import Batch, Method, Samples
@@ -199,16 +199,16 @@ class ChunkTraining:
         role = self.method.role
         names = [name for name in tensors if name not in received]
         lasting = [name for name in names if role.private(name).lasts]
-        sent: dict[str, Held] = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
+        sent: dict[str, Column] = {name: tensors[name] for name in [*self.start, *role.sent] if name in tensors}
         if role.has_ends:
             ended = [
                 self._ended(client, row, tensors, received if same else {n: t[row] for n, t in received.items()})
                 for row, client in enumerate(clients)
             ]
             sent = columns_of([{name: own[name] for name in [*self.start, *role.sent]} for own in ended])
-            kept = shelved((c, {name: own[name] for name in lasting}) for c, own in zip(clients, ended, strict=True))
+            kept = stacks_of((c, {name: own[name] for name in lasting}) for c, own in zip(clients, ended, strict=True))
         else:
-            kept = self._shelves(clients, {name: tensors[name] for name in lasting})
+            kept = self._stacks(clients, {name: tensors[name] for name in lasting})
         if self.privacy.unit == "client" and self.federation.secure_sum:  # else the server cuts, which knows the norms
             assert self.privacy.clip is not None, "requirements.py asks for it"
             assert same, "a secure sum has no tensors for single clients"
@@ -225,11 +225,11 @@ class ChunkTraining:
         ends = role.ends(received, (name for name in tensors if name not in received))
         return own | {name: make(name, own, received, samples) for name, make in ends.items()}
 
-    def _shelves(self, clients: list[int], tensors: Tensors) -> list[Shelf]:
+    def _stacks(self, clients: list[int], tensors: Tensors) -> list[Stack]:
         """Sort private tensors by the sizes of clients, where they have a row per sample."""
         per_sample = self.method.role.per_sample & tensors.keys()
         if not per_sample:
-            return [Shelf(clients, tensors)] if tensors else []
+            return [Stack(clients, tensors)] if tensors else []
         by_size: dict[int, list[int]] = {}
         for row, client in enumerate(clients):
             by_size.setdefault(self.rows.counts[client], []).append(row)
@@ -237,7 +237,7 @@ class ChunkTraining:
         for size, rows in by_size.items():
             here = torch.tensor(rows, device=next(iter(tensors.values())).device)
             cut = {name: t[here, :size] if name in per_sample else t[here] for name, t in tensors.items()}
-            found.append(Shelf([clients[row] for row in rows], cut))
+            found.append(Stack([clients[row] for row in rows], cut))
         return found
 
     def _hidden(
