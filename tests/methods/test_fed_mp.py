@@ -105,6 +105,20 @@ def test_a_client_sends_unit_vectors_of_its_own_classes_or_their_mean():
     torch.testing.assert_close(sent, torch.tensor([[0.3, 0.9]]))
 
 
+def test_a_class_without_examples_is_levelled_by_hand():
+    """Eq. 12 with an even gate: cosines with the texts are (.6, .8, 0), with both examples .8; class 2 has none.
+
+    Its text counts twice, plus the mean of what the examples add to the texts of the others: (.2 + 0) / 2.
+    """
+    method = method_for(torch.eye(3).tolist(), scale=2.0)
+    session = {
+        "sums": torch.tensor([[0.0, 5.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
+        "counts": torch.tensor([5.0, 1, 0]),
+    }
+    answer = method.answer(gate_of([0.0, 0.0, 0.0]), session, {"embeddings": torch.tensor([[1.2, 1.6, 0.0]])})
+    torch.testing.assert_close(answer.scores, 2 * torch.tensor([[0.6 + 0.8, 0.8 + 0.8, 0.1]]))
+
+
 def test_weights_and_merge_by_hand():
     """Eq. 7 to 9: a user asks about (1, 0) and (0, 1), of mean (.5, .5); clients tell (1, 0) twice and (0.6, -0.8)."""
     kept = kept_of([[1.0, 0.0], [1.0, 0.0]], [[0.6, -0.8]])

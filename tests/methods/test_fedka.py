@@ -1,5 +1,6 @@
 """fedka: its two parts, which way each moves, and the images that it is told of."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,28 @@ def test_fedka_is_the_cross_entropy_plus_its_two_parts():
     assert "bn1.running_mean" in changed
 
 
+def test_both_distances_by_hand():
+    """Own features 0 and 3 and one target feature 1, in one dimension; the mask leaves out the 3 in the second case.
+
+    Squared distances are 9, 1 and 4, of mean 14/3, and the kernel of a distance is summed over five widths.
+    """
+    own, target = torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0]])
+
+    def kernel(squared, mean):
+        return sum(math.exp(-squared / (mean * width)) for width in (0.25, 0.5, 1, 2, 4))
+
+    apart = (5 + kernel(9, 14 / 3)) / 2 + 5 - (kernel(1, 14 / 3) + kernel(4, 14 / 3))
+    torch.testing.assert_close(kernel_discrepancy(own, target, torch.ones(2)), torch.tensor(apart))
+    alone = 10 - 2 * kernel(1, 1)
+    torch.testing.assert_close(kernel_discrepancy(own, target, torch.tensor([1.0, 0.0])), torch.tensor(alone))
+    scores = torch.tensor([0.0, 2.0]), torch.tensor([1.0])  # own ones should be below 0, the target's above
+    costs = math.log(2), math.log(1 + math.exp(2)), math.log(1 + math.exp(-1))
+    together = ((costs[0] + costs[1]) / 2 + costs[2]) / 2
+    torch.testing.assert_close(domain_loss(*scores, torch.ones(2)), torch.tensor(together))
+    masked = (costs[0] + costs[2]) / 2
+    torch.testing.assert_close(domain_loss(*scores, torch.tensor([1.0, 0.0])), torch.tensor(masked))
+
+
 def test_the_discriminator_learns_while_the_network_unlearns():
     """With nothing but the adversarial part, the head's gradient goes down the loss and the network's goes up."""
     method = small_method("fedka", alignment=0.0, adversarial=1.0, ramp=1)
@@ -70,6 +93,10 @@ def test_the_discriminator_learns_while_the_network_unlearns():
     true = torch.func.grad(honest)(
         {"conv1.weight": start["conv1.weight"], "domain.0.weight": private["domain.0.weight"]}
     )
+    (plain,) = torch.func.grad(lambda stem: method.learn({**start, **private, "conv1.weight": stem[0]}, batch)[0])(
+        (start["conv1.weight"],)
+    )
+    torch.testing.assert_close(untold["conv1.weight"], plain)  # nothing is reversed before the first step
     torch.testing.assert_close(full["domain.0.weight"], true["domain.0.weight"])
     torch.testing.assert_close(full["conv1.weight"] - untold["conv1.weight"], -true["conv1.weight"])
     assert true["conv1.weight"].abs().max() > 1e-6

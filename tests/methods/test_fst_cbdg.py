@@ -90,6 +90,17 @@ def test_self_training_is_a_mean_over_real_rows_with_the_labels_that_the_step_re
         torch.testing.assert_close(loss, torch.tensor(expected))
 
 
+def test_pseudo_labels_are_constants_of_the_loss():
+    """With beta 0 the labels are the head's own predictions, at which the cross-entropy has no slope."""
+    method = two_class_method(beta=0.0, sampling="none")
+    features, weight = torch.tensor([[0.8, 0.6]]), torch.tensor([[1.0, 0.2], [0.1, 0.9]])
+    tensors = {"bias": torch.zeros(2), "soft_labels": torch.tensor([[0.5, 0.5]]), "sigma": torch.tensor(0.1)}
+    noise = {"normal": torch.zeros(1, 2), "place": torch.tensor(0.5)}
+    batch = batch_of(features, torch.tensor([0]), features, noise)
+    slope = torch.func.grad(lambda head: method.objective({**tensors, "weight": head}, batch)[0])(weight)
+    torch.testing.assert_close(slope, torch.zeros(2, 2), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("gamma, expected", [(0.0, [0, 2, 1, 3]), (1.0, [3, 5, 4, 6])])
 def test_rare_classes_get_more_synthetic_features_by_equation_7(gamma, expected):
     method = small_method("fst-cbdg", gamma=gamma)
