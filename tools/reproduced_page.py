@@ -20,7 +20,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.comparisons.claims import Figures, findings, quoted, shown
+from fedvl.comparisons.contents import TunedCell
 from fedvl.comparisons.grid import Grid, Settings, layered, read_recipe, recipe_names
+from fedvl.comparisons.tuning import sentences
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduced.md"
@@ -77,6 +79,7 @@ class Table(Model):
     columns: list[str]
     cells: list[Cell] = []
     series: list[Series] = []
+    told: list[str] = []  # how rows were tuned, and which differ beyond chance
 
     @property
     def figures(self) -> Figures:
@@ -115,6 +118,8 @@ def one_table(name: str, parts: Sequence[dict[str, Any]], commit: str) -> Table:
     for part in parts:
         rows |= part["settings"]["rows"]
     other = {key: parts[0]["settings"][key] for key in ("columns", "base", "cells")}
+    if parts[0]["tuned"]:
+        other["cells"] = recipe.cells  # without what was chosen
     return Table(
         recipe=name,
         command=f"fedvl reproduce {name} --on embedded",
@@ -126,8 +131,16 @@ def one_table(name: str, parts: Sequence[dict[str, Any]], commit: str) -> Table:
         rows=[row for row in recipe.rows if any(row in part["rows"] for part in parts)],
         columns=parts[0]["columns"],
         cells=[Cell(**{key: cell[key] for key in Cell.model_fields if key in cell}) for cell in cells.values()],
+        told=[sentence for part in parts for sentence in told(part, recipe)],
         series=[Series(row=one["row"], column=one["column"], values=rounded(one["values"])) for one in series.values()],
     )
+
+
+def told(part: dict[str, Any], recipe: Grid) -> list[str]:
+    """Return what a comparison says of its tuning, and of differences beyond chance from one row."""
+    tuned = sentences([TunedCell.model_validate(cell) for cell in part["tuned"]], recipe.validation)
+    start = f", against {recipe.against}, beyond chance"
+    return [*tuned, *(sentence for sentence in part["findings"] if recipe.against and start in sentence)]
 
 
 def rounded(values: Sequence[float]) -> list[float]:
@@ -166,11 +179,12 @@ def section(table: Table) -> str:
         f"{'' if ours else 'The paper: '}{recipe.shows} {recipe.on_embedded().note}"
     )
     parts = [f"## {recipe.title}", about.rstrip(), markdown(table, recipe).rstrip()]
-    for words, sentences in (
+    for words, lines in (
         ("", difference(table, recipe.on_embedded())),
+        ("", table.told),
         (FOUND, findings(recipe.claims, table.figures)),
     ):
-        parts += [words + " ".join(sentences)] if sentences else []
+        parts += [words + " ".join(lines)] if lines else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -26,6 +26,8 @@ def comparison(rows: list[str], means: dict[tuple[str, str], float], **changes: 
         "columns": list(recipe.columns),
         "cells": [{**cell, "row": row, "column": column, "mean": mean} for (row, column), mean in means.items()],
         "series": [],
+        "tuned": [],
+        "findings": [],
         "settings": {
             "base": layered(recipe.base, {"federation": {"threads": 4}}),  # as --jobs has it
             "rows": {name: recipe.rows[name].settings for name in rows},
@@ -57,6 +59,36 @@ def test_parts_of_a_recipe_become_one_table_with_rows_in_the_recipes_order(tmp_p
     }
     assert (table.commit, table.seeds, table.command) == ("c" * 40, 3, f"fedvl reproduce {NAME} --on embedded")
     assert table.settings_sha256 == asked_sha256(read_recipe(NAME).on_embedded())  # threads do not matter
+
+
+def test_a_tuned_table_states_its_tuning_and_only_differences_beyond_chance(tmp_path: Path) -> None:
+    recipe = read_recipe("bench/tuned").on_embedded()
+    row, other, column = "Linear (FedAvg)", "zero-shot", "one model"
+    chosen = {row: {column: {"training": {"learning_rate": 0.1}}}}
+    cell = {"row": row, "column": column, "tried": ["0.01", "0.1"], "validation": [60.0, 70.0], "chosen": "0.1"}
+    beyond = "one model, against zero-shot, beyond chance in 1 comparisons: above it: Linear (FedAvg)."
+    part = comparison([], {(other, column): 53.8, (row, column): 67.0}) | {
+        "recipe": "bench/tuned",
+        "rows": [other, row],
+        "columns": list(recipe.columns),
+        "tuned": [{**cell, "images": 40, "seeds": 3, "untrained": 50.0, "at_edge": ["learning_rate"], "ties": []}],
+        "findings": ["Linear (FedAvg) is higher than zero-shot in 1 of 1 columns.", beyond],
+        "settings": {
+            "base": recipe.base,
+            "rows": {name: entry.settings for name, entry in recipe.rows.items()},
+            "columns": {name: entry.settings for name, entry in recipe.columns.items()},
+            "cells": chosen,
+        },
+    }
+    write(tmp_path / "tuned" / "comparison.json", part)
+    (table,) = taken_in(tmp_path, "c" * 40)
+    tuning, edge, difference = table.told
+    assert tuning.startswith("Tuned: 2 settings tried for each of 1 rows")
+    assert "Linear (FedAvg) (one model)" in edge
+    assert difference == beyond
+    assert table.settings_sha256 == asked_sha256(recipe)  # what was chosen is no change of the recipe
+    assert " ".join(table.told) in section(table)
+    assert "1 of 1" not in section(table)
 
 
 def test_a_stored_table_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
