@@ -10,6 +10,7 @@ Where the paper leaves a choice:
   values are near 1/d, so bare products hardly differ: at the paper's rate the loss stays at chance.
 - Eq. 6 has no alpha. We send what was trained (eq. 4, and the released code).
 - No query is known in training: a round starts from the mean gate; only predictions are tailored.
+- The preset's AdamW has no weight decay; the paper names none, and PyTorch's default is 0.01.
 - Of 10 images a class, 2 are for validation, which nothing here needs: 8 are kept (``data.shots``).
 - A client sends the mean of its unit vectors, all that eq. 8 needs; one per class reveals names.
   The mean reveals less, without guarantee: names near the mean of few can be guessed.

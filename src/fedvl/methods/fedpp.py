@@ -15,7 +15,8 @@ Where the paper leaves a choice, or the code of its successor FedCoPL differs:
 - Clients draw a text context each; the code gives all the same (``contexts = "same"``). With
   ``"averaged"`` the server averages contexts too: the paper's prompts without partial aggregation.
 - The images of a class are chosen among those whose likeliest class it is: no image has two labels.
-- Weight decay is the code's. Its one optimiser leaks momentum between clients; ours is fresh.
+- Weight decay is the code's, and so are the restarts of the cosine every 5 rounds, of which the
+  paper says nothing. The code's one optimiser leaks momentum between clients; ours is fresh.
 - Prompts go to all layers but the last, 11 of 12 in the code, whatever the model.
 """
 
