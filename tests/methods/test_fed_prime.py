@@ -321,6 +321,27 @@ def test_rounds_of_sums_alone_learn_and_keep_the_size_of_the_pool(name):
     assert not any("received" in kept for private in runs[1].engine.private.values() for kept in private)
 
 
+def test_without_matching_the_pool_is_averaged_position_by_position():
+    method = small_method("fed-prime", matching="none")
+    shared = method.start(torch.Generator())
+    assert "uses" not in shared
+    assert len(shared["inter"]) == 20
+    shift = torch.arange(20.0)[:, None].expand(20, 8)
+    updates = [
+        Update(c, {**shared, "inter": shared["inter"] + k * shift}, w) for c, (k, w) in enumerate([(1, 3), (5, 1)])
+    ]
+    torch.testing.assert_close(
+        merge(method, shared, updates)["inter"], shared["inter"] + 2 * shift
+    )  # (3 * 1 + 1 * 5) / 4
+    batch = small_batch(method, torch.arange(5, 12))
+    loss, changed = method.objective(shared, batch)
+    aligning = small_method("fed-prime")
+    torch.testing.assert_close(loss, aligning.objective(aligning.start(torch.Generator()), batch)[0])
+    assert not changed
+    federation = run_quietly(small_federation(method, {"learning_rate": 0.3, "batch_size": 4}, rounds=3))
+    assert federation.records[-1]["loss"] < federation.records[0]["loss"]
+
+
 def test_the_server_that_matches_needs_each_client_and_says_what_does_not():
     experiment = resolve_experiment({"method": {"name": "fed-prime"}, "federation": {"secure_sum": True}})
     with pytest.raises(FedVLError, match=r"needs inter, uses of each client.*--set method\.matching=client"):

@@ -26,7 +26,8 @@ Where the slides leave a choice, or the released code differs:
   differ by more than half a deviation of the prompts. What is not joined makes the pool grow;
   ``most_prompts`` keeps those of most clients.
 - With ``matching = "client"`` each client sends its prompts in the places of the received ones that
-  are nearest, and which places it fills. The server needs sums alone; the pool keeps its size.
+  are nearest, and which places it fills. The server needs sums alone; the pool keeps its size. With
+  ``"none"`` nothing is matched: this shows what the server's step contributes.
 - The slides give no rate, batch size or rounds. SGD at 0.05 without momentum is of the authors'
   notes; batches of 8 suit ten rounds. ``released``: 250 rounds, batches of 64, hours on a CPU.
 """
@@ -71,8 +72,10 @@ class FedPrimeOptions(FusedOptions):
     """Intra pools are averaged, or stay with their clients."""
     alignment: Literal["cosine", "likelihood"] = "cosine"
     """How the server groups prompts: by cosine, or by the released code's probabilistic model."""
-    matching: Literal["server", "client"] = "server"
-    """Who matches prompts; with client, the server needs sums only."""
+    matching: Literal["server", "client", "none"] = "server"
+    """Who matches prompts; with client, the server needs sums only. With none, prompts of one position
+    are averaged as other tensors are.
+    """
     most_prompts: int | None = Field(None, ge=1)
     """Maximum size of the inter pool, which keeps the prompts that most clients share; unlimited if
     absent.
@@ -113,6 +116,7 @@ class FedPrime(FusedMethod):
     def __init__(self, options: FedPrimeOptions, task: Task) -> None:
         super().__init__(options, task)
         self.local = options.intra == "local" and "intra" in self.pools
+        self.matches = options.matching != "none"
         self.places_itself = options.matching == "client" and "inter" in self.pools
         self.frozen = {}
         if options.projections == "frozen":
@@ -122,6 +126,8 @@ class FedPrime(FusedMethod):
         """Align all clients' inter prompts, counting their uses; average the rest."""
         rate = self.options.prompt_rate
         intra: Role = Private(trained=True, rate=rate) if self.local else Shared(rate=rate)
+        if not self.matches:
+            return {"inter": Shared(rate=rate), "intra": intra}
         if self.places_itself:
             return {
                 "inter": Shared(rate=rate, end=self.placed_prompts),
@@ -140,7 +146,7 @@ class FedPrime(FusedMethod):
             tensors |= self.placed(self.draw_projections())
         shared = [name for name in self.pools if not (name == "intra" and self.local)]
         drawn = {name: self.draw_pool(torch_generator(self.task.seed, "pool", name)) for name in shared}
-        if "inter" in drawn:
+        if "inter" in drawn and self.matches:
             drawn["uses"] = torch.zeros(self.options.prompts)
         return tensors | self.placed(drawn)
 
@@ -191,7 +197,7 @@ class FedPrime(FusedMethod):
         loss = label_loss(classify(tensors, self.state(tensors, seen, choices)), batch)
         if self.options.key_loss != "none":
             loss = loss + self.options.key_weight * sum(self.relevance(c, batch.mask) for c in choices.values())
-        if "inter" not in choices:
+        if "uses" not in tensors:
             return loss, {}
         taken = choices["inter"].chosen * batch.mask[:, None]
         return loss, {"uses": tensors["uses"] + taken.sum(0) / batch.mask.sum().clamp(min=1)}
