@@ -51,6 +51,13 @@ def test_the_evaluation_as_json_and_a_page_elsewhere(run, others, tmp_path):
     assert not (run / "evaluation.html").exists()
 
 
+def test_two_runs_are_compared_on_the_same_images(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    shown = RUNNER.invoke(app, ["evaluate", str(run), "--against", str(other), "--quiet"], catch_exceptions=False)
+    assert "0 images are right with this model only, 0 with other only" in shown.output
+    assert "Compared with another model" in (run / "evaluation.html").read_text()
+
+
 @pytest.mark.parametrize(
     "words, said",
     [(("clinic", "RUN", "RUN"), "Give a run, after its federation's folder"), (("clinic", "RUN"), "leave it out")],
@@ -73,7 +80,7 @@ def sites(run, tmp_path, monkeypatch):
         names = folder.result["class_names"]
         counts = count(*drawn(200, classes=len(names)))
         return Evaluation(
-            **facts_of(folder),
+            **facts_of(folder, folder.result),
             images_from="the sites' own test images",
             thresholds_from="made up",
             secure_sum=False,

@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +10,12 @@ import pytest
 import torch
 
 from fedvl.deployment import evaluation
-from fedvl.deployment.evaluation import CHOSEN, SITES_TEST, evaluate_sites, thresholds_at_server
+from fedvl.deployment.evaluation import SITES_TEST, evaluate_sites
 from fedvl.deployment.own_counts import request_of
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count
-from fedvl.evaluation.figures import choose_thresholds, half
-from fedvl.runs.evaluation import AT_HALF, shares_of
+from fedvl.runs.evaluation import AT_HALF, ON_TEST
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import prepare
 
@@ -92,7 +90,7 @@ def test_counts_of_sites_are_added_up_and_each_has_its_figures(folder, connect, 
         ["west"],
         ["west: it has no such model."],
     )
-    assert (found.images_from, found.thresholds_from, found.secure_sum) == (SITES_TEST, CHOSEN, False)
+    assert (found.images_from, found.thresholds_from, found.secure_sum) == (SITES_TEST, ON_TEST, False)
 
 
 def test_a_secure_sum_has_no_figures_of_a_site(folder, connect, prepared):
@@ -130,10 +128,10 @@ def test_a_run_that_is_unfinished_or_private_is_refused(folder, connect):
         evaluate_sites(RunFolder(folder.path), 1, Silent())
 
 
-def test_thresholds_are_chosen_on_the_servers_own_test_images_if_it_has_some(folder, prepared):
-    tensors, last = folder.tensors()
-    labels, shares = shares_of(prepared, tensors, last, folder)
-    assert thresholds_at_server(folder, prepared) == (choose_thresholds(count(labels, shares)), CHOSEN)
-    none = prepared.test.samples.take(torch.zeros(0, dtype=torch.long))
-    untested = replace(prepared, test=replace(prepared.test, samples=none))
-    assert thresholds_at_server(folder, untested) == ([half()] * len(prepared.class_names), AT_HALF)
+def test_thresholds_are_those_that_go_with_the_model_or_one_half(folder, connect, prepared):
+    classes = len(prepared.class_names)
+    connect(Engine({0: counts_of(5, 1, classes)}, [0], []))
+    (folder.path / "thresholds.json").unlink()
+    found: Any = evaluate_sites(folder, 1, Silent())
+    assert found.thresholds_from == AT_HALF
+    assert found.pooled.classes[0].threshold is None, "all images are of class 0"

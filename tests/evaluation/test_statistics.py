@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from sklearn import metrics
 from sklearn.metrics import f1_score, precision_score, recall_score
 
 from fedvl.evaluation.statistics import (
@@ -19,6 +21,7 @@ from fedvl.evaluation.statistics import (
     bootstrap_mean,
     bootstrap_right,
     bootstrap_seeds,
+    delong,
     mcnemar,
     mean_of_shares,
     near_chance,
@@ -221,3 +224,34 @@ def test_the_mean_of_shares_of_different_images():
     assert mean_of_shares([75.0], [40]) == pytest.approx(wilson(75.0, 40))
     low, high = mean_of_shares([50.0, 50.0], [400, 400])
     assert (low, high) == pytest.approx(wilson(50.0, 800), abs=0.02)  # as sure as the pooled share
+
+
+def test_delong_by_hand():
+    """Two images of the class and two others: V10 = (1, 1/2) and (1, 1), V01 = (1, 1/2) and (1, 1)."""
+    truth = np.array([True, True, False, False])
+    found = delong(truth, np.array([4.0, 2.0, 3.0, 1.0]), np.array([4.0, 3.0, 2.0, 1.0]))
+    assert (found.first, found.second) == (0.75, 1.0)
+    error = math.sqrt(0.125 / 2 + 0.125 / 2)
+    assert found.interval == pytest.approx((0.25 - 1.959964 * error, min(1, 0.25 + 1.959964 * error)), abs=1e-6)
+    assert found.p == pytest.approx(2 * (1 - NormalDist().cdf(0.25 / error)))
+
+
+def test_delongs_areas_are_those_of_scikit_learn_and_its_p_is_uniform_without_a_difference():
+    generator, values = np.random.default_rng(0), []
+    for _ in range(300):
+        truth = generator.random(120) < 0.3
+        first, second = (np.round(truth + generator.normal(0, 1, 120), 1) for _ in range(2))  # with ties
+        found = delong(truth, first, second)
+        values.append(found.p)
+        assert found.first == pytest.approx(metrics.roc_auc_score(truth, first))
+        assert found.second == pytest.approx(metrics.roc_auc_score(truth, second))
+        back = delong(truth, second, first)
+        assert (back.p, back.interval.low) == pytest.approx((found.p, -found.interval.high))
+    assert 0.02 < np.mean(np.array(values) < 0.05) < 0.09
+
+
+def test_delong_of_equal_scores():
+    truth = np.array([True, True, False, False])
+    scores = np.array([0.9, 0.4, 0.5, 0.1])
+    assert delong(truth, scores, scores).p == 1.0
+    assert delong(truth, scores, 2 * scores).interval == (0.0, 0.0)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,3 +214,23 @@ def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tm
     assert [r.ranked[0][0] for r in plain] == [r.ranked[0][0] for r in replies]
     for reply in replies:
         assert reply.entropy == pytest.approx(-sum(share * np.log(share) for _, share in reply.ranked), abs=1e-4)
+
+
+def test_names_above_their_thresholds_are_told_for_the_classes_of_the_run(folder_of, tmp_path):
+    path = shutil.copytree(folder_of("linear"), tmp_path / "run")
+    names = RunFolder(path).result["class_names"]
+    run = TrainedModel(RunFolder(path))
+    image: Any = run.encode([run.encoder.preprocess(picture(0))])
+    shares = dict(run.user().ask(image, len(names))[0].ranked)
+    likeliest, second = sorted(shares, key=shares.__getitem__)[:-3:-1]
+    limits = dict.fromkeys(names, 1.0) | {likeliest: shares[likeliest] + 1e-4, second: shares[second] - 1e-4}
+    (path / "thresholds.json").write_text(json.dumps({"chosen": "by hand", "shares": limits}))
+    (reply,) = TrainedModel(RunFolder(path)).user().ask(image, 1)
+    assert reply.as_json()["above_threshold"] == [second]
+    (path / "thresholds.json").unlink()
+    assert "above_threshold" not in TrainedModel(RunFolder(path)).user().ask(image, 1)[0].as_json()
+
+
+def test_other_names_have_no_thresholds(fed_mp):
+    assert fed_mp.user().thresholds is not None
+    assert fed_mp.user(["cat", "dog"]).thresholds is None

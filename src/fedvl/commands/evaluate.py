@@ -18,6 +18,10 @@ Between machines: the clients run with --stay, or are started again.
 On this machine, on images that were not there when the run was made:
 
   fedvl evaluate runs/linear --dataset labelled/
+
+The models of two runs on the same images:
+
+  fedvl evaluate runs/linear --against runs/zero-shot
 """
 
 
@@ -27,6 +31,9 @@ def evaluate(
     ],
     dataset: Annotated[
         str | None, typer.Option(help="Labelled images on this machine: folder, parquet file, manifest or name.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another finished run, to compare both models on the same images.")
     ] = None,
     number: Annotated[
         int, typer.Option(min=1, help="Which evaluation of the run by its sites; their policies limit how many.")
@@ -50,7 +57,9 @@ def evaluate(
             raise FedVLError("A federation's folder is for runs between machines, without --dataset; leave it out.")
         folder = RunFolder.open(words[-1], trust_method)
         with TerminalDisplay(quiet) as display:
-            found = evaluate_run(folder, dataset, display)
+            found = evaluate_run(
+                folder, dataset, display, None if against is None else RunFolder.open(against, trust_method)
+            )
     else:
         from fedvl.commands.federation import end_on_termination
         from fedvl.deployment.evaluation import evaluate_sites

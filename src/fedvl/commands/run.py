@@ -134,12 +134,16 @@ def finish(
 
     from fedvl.display import Console
     from fedvl.report.ending import ending
+    from fedvl.report.evaluation_page import headline
     from fedvl.report.tables import result_table
+    from fedvl.runs.evaluation import read_evaluation
 
     console = Console()
     console.print(result_table(result))
     for line in ending(result):
         console.print(Text(line), soft_wrap=True)
+    if found := read_evaluation(folder):
+        console.print(Text(headline(found)), soft_wrap=True)
     console.print(f"Report: {folder.path / 'report.html'}", soft_wrap=True, highlight=False)
 
 
@@ -152,7 +156,9 @@ def complete_run(
 ) -> dict[str, Any]:
     """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
+    from fedvl.report.evaluation_page import write_evaluation_page
     from fedvl.report.page import write_report
+    from fedvl.runs.evaluation import read_evaluation
 
     with saying_how_to_go_on(folder), ExitStack() as stack:
         if metrics is not None:
@@ -171,6 +177,8 @@ def complete_run(
             result = complete(folder, display, processes=processes, known=known)
         if not (folder.path / "report.html").is_file():
             write_report(folder.path)
+        if (found := read_evaluation(folder)) and not (folder.path / "evaluation.html").is_file():
+            write_evaluation_page(found, folder.path / "evaluation.html")
     return result
 
 

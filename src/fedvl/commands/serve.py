@@ -162,7 +162,17 @@ def address(host: str, port: int, encrypted: bool) -> str:
 def write_csv(lines: list[dict[str, Any]]) -> None:
     from fedvl.report.tables import csv_cell
 
-    columns = ["image", "name", "score", "entropy", "prototype_of", "zero_shot_name", "zero_shot_score", "refused"]
+    columns = [
+        "image",
+        "name",
+        "score",
+        "entropy",
+        "prototype_of",
+        "zero_shot_name",
+        "zero_shot_score",
+        "above_threshold",
+        "refused",
+    ]
     writer = csv.DictWriter(sys.stdout, columns, restval="")
     writer.writeheader()
     for line in lines:
@@ -170,6 +180,8 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
                 row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
+        if "above_threshold" in line:
+            row["above_threshold"] = "; ".join(line["above_threshold"])
         writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
@@ -181,12 +193,14 @@ def print_table(lines: list[dict[str, Any]]) -> None:
 
     most = max((len(line.get("ranked", [])) for line in lines), default=0)
     table = Table(box=None, pad_edge=False)
-    for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot"):
+    limited = any("above_threshold" in line for line in lines)
+    for title in ("image", "prediction", *["then"] * (most - 1), "zero-shot", *["above threshold"] * limited):
         table.add_column(title, overflow="fold")
     for line in lines:
         if "refused" in line:
             table.add_row(line["image"], Text(f"refused: {line['refused']}", "red"))
             continue
         ranked = [f"{each['name']} {each['score']:.0%}" for each in line["ranked"]]
-        table.add_row(line["image"], Text(ranked[0], "bold"), *ranked[1:], line["zero_shot"][0]["name"])
+        above = [", ".join(line["above_threshold"]) or "none"] if limited else []
+        table.add_row(line["image"], Text(ranked[0], "bold"), *ranked[1:], line["zero_shot"][0]["name"], *above)
     Console().print(table)

@@ -22,6 +22,7 @@ from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all, represent_all
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
+from fedvl.runs.evaluation import read_evaluation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.seeding import numpy_generator
@@ -114,6 +115,15 @@ def partition(run: MeasuredRun) -> dict[str, Any]:
         "value": held,
         "value_is": "classes that a client holds, mean",
     }
+
+
+def area(run: MeasuredRun, figure: str) -> float:
+    """Return the mean area under a curve of one class against all others, in percent."""
+    found = read_evaluation(run.folder)
+    estimate = None if found is None else getattr(found.pooled, figure)
+    if estimate is None:
+        raise FedVLError(f"This run has no '{figure}' to measure; evaluate it: fedvl evaluate {run.folder.path}.")
+    return 100 * float(estimate.value)
 
 
 def classes(run: MeasuredRun) -> float:
@@ -217,6 +227,8 @@ def some(test: Samples, run: MeasuredRun, most: int) -> Samples:
 
 MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "curve": curve,
+    "auroc": lambda run: area(run, "auroc"),
+    "average_precision": lambda run: area(run, "average_precision"),
     "uploaded_parameters": uploaded_parameters,
     "trained_percent": trained_percent,
     "encoder_flops": encoder_flops,

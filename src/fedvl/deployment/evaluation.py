@@ -7,14 +7,12 @@ from fedvl.deployment.own_counts import request_of
 from fedvl.deployment.server import connected, wait_for_all
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import add, count
-from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures, half
-from fedvl.runs.evaluation import AT_HALF, facts_of, shares_of
+from fedvl.evaluation.counts import add
+from fedvl.evaluation.figures import Evaluation, figures, half
+from fedvl.runs.evaluation import AT_HALF, facts_of, read_thresholds
 from fedvl.runs.folder import RunFolder
-from fedvl.runs.preparation import Prepared
 
 NOTES = "evaluation-sums.json"
-CHOSEN = "chosen on the server's test images, by Youden's index"
 SITES_TEST = "the sites' own test images"
 
 
@@ -30,8 +28,9 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
         )
     place = Path(folder.federation["federation"])
     names = [str(name) for name in folder.result["class_names"]]
-    with connected(folder, display, NOTES) as (engine, prepared):
-        thresholds, source = thresholds_at_server(folder, prepared)
+    chosen = read_thresholds(folder)
+    thresholds = chosen.bins(names) if chosen else [half()] * len(names)
+    with connected(folder, display, NOTES) as (engine, _):
         wait_for_all(engine, read_federation(place), display)
         found = engine.evaluate(number, request_of(folder.tensors()[0]), len(names))
         refusals = engine.refused()
@@ -41,9 +40,9 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
         raise FedVLError(f"No site sent counts. {' '.join(refused) or 'None was connected, or none has test images.'}")
     tables = {sites[client]: counts for client, counts in found.items() if client is not None}
     return Evaluation(
-        **facts_of(folder),
+        **facts_of(folder, folder.result),
         images_from=SITES_TEST,
-        thresholds_from=source,
+        thresholds_from=chosen.chosen if chosen else AT_HALF,
         secure_sum=folder.experiment.federation.secure_sum,
         sites=list(sites.values()),
         missing=[name for name in engine.names if name not in sites.values()],
@@ -51,11 +50,3 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
         pooled=figures(add(list(found.values())), names, thresholds),
         by_site={site: figures(counts, names, thresholds) for site, counts in tables.items()},
     )
-
-
-def thresholds_at_server(folder: RunFolder, prepared: Prepared) -> tuple[list[int], str]:
-    """Choose thresholds on the server's test images; a share of one half if it has none."""
-    labels, shares = shares_of(prepared, *folder.tensors(), folder)
-    if not len(labels):
-        return [half()] * len(prepared.class_names), AT_HALF
-    return choose_thresholds(count(labels, shares)), CHOSEN

@@ -12,10 +12,13 @@ from fedvl.federation.round import Federation
 from fedvl.report.page import write_report
 from fedvl.report.reading import images_tested
 from fedvl.report.tables import sure
+from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.experiment import make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared
 from fedvl.runs.result import describe
+
+OWN_IMAGES = "this client's own test images"
 
 
 def finish_run(
@@ -53,6 +56,8 @@ def finish_run(
         "command": shlex.join(["fedvl", "client", str(folder), *option]),
     }
     run.write_rounds(records)
+    if judged:
+        evaluate_test(run, result, judge, None, (tensors, {}), OWN_IMAGES)
     run.finish({**result, **of_client}, {}, tensors, {})
     write_report(run.path)
     say(f"The run is over; the model, with what is this client's own, is in {run.path}.")

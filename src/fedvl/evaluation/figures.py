@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedvl.evaluation.counts import GROUPS, MERGED, PARTS, Counts, edges, given
-from fedvl.evaluation.statistics import SEED, Interval, Z, wilson
+from fedvl.evaluation.statistics import SEED, Interval, Z, delong, mcnemar_of_counts, wilson
 from fedvl.files import Content, Count, Finite, Names
 from fedvl.tensors import IntArray
 
@@ -77,6 +77,28 @@ class Figures(Content):
     classes: Annotated[list[ClassFigures], Field(max_length=100_000)]
 
 
+class PairedClass(Content):
+    """Two models on one class: the second area under the ROC curve less the first (DeLong)."""
+
+    name: str
+    first: Finite
+    second: Finite
+    difference: Estimate
+    p: Finite
+
+
+class PairedModels(Content):
+    """Two models on the same images; differences are this model less the other, in points."""
+
+    other: str
+    images: Count
+    gained: Count  # images that only this model has right
+    lost: Count
+    difference: Estimate
+    p: Finite  # of McNemar's exact test
+    classes: list[PairedClass]  # none where only counts are known
+
+
 class Evaluation(Content):
     """evaluation.json of a run: figures on labelled images, of all sites and of each."""
 
@@ -94,6 +116,7 @@ class Evaluation(Content):
     refused: Names
     pooled: Figures
     by_site: dict[str, Figures]
+    against: PairedModels | None = None
 
 
 class Curve(NamedTuple):
@@ -275,6 +298,40 @@ def net_benefits(curve: Curve) -> list[NetBenefit]:
                 all=float(positives - weight * (images - positives)) / images,
             )
     return list(found.values())
+
+
+# --- two models
+
+
+def paired_models(other: str, names: Sequence[str], labels: IntArray, first: Numbers, second: Numbers) -> PairedModels:
+    """Compare the shares that two models give on the same images: ``first`` of the other model."""
+    right = [scores.argmax(1) == labels for scores in (first, second)]
+    gained, lost = int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())
+    classes = []
+    for number, name in enumerate(names):
+        truth = labels == number
+        if 1 < truth.sum() < len(truth) - 1:
+            test = delong(truth, first[:, number], second[:, number])
+            low, high = test.interval
+            difference = Estimate(value=test.second - test.first, low=low, high=high)
+            classes.append(
+                PairedClass(name=name, first=test.first, second=test.second, difference=difference, p=test.p)
+            )
+    return paired_counts(other, gained, lost, len(labels), classes)
+
+
+def paired_counts(other: str, gained: int, lost: int, images: int, classes: Sequence[PairedClass] = ()) -> PairedModels:
+    """Compare two models by how many images only one of them has right."""
+    test = mcnemar_of_counts(gained, lost, images)
+    return PairedModels(
+        other=other,
+        images=images,
+        gained=gained,
+        lost=lost,
+        difference=Estimate(value=test.difference, low=test.interval.low, high=test.interval.high),
+        p=test.p,
+        classes=list(classes),
+    )
 
 
 # --- calibration

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvl.evaluation.base_to_new import Hits, all_right
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
-from fedvl.evaluation.predict import predict_classes
+from fedvl.evaluation.predict import predict_classes, predict_shares
 from fedvl.evaluation.statistics import bootstrap_macro
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.zero_shot import ZeroShot
@@ -51,6 +52,26 @@ class Judge:
     def judge_models(self, tensors_of: Callable[[int], Tensors]) -> Judged:
         """Judge each client's part of the test by a model of its own."""
         return self._judge(self.method, tensors_of, {})
+
+    def shares(
+        self, shared: Tensors, last: ByClient, temperature: float = 1.0
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return labels of labelled rows, and the shares of all classes by their models."""
+        labelled = self.test.labels >= 0
+        tensors = self.method.tailor(shared, last)
+        groups: list[tuple[Tensors, Tensor]] = [({}, torch.nonzero(labelled).flatten())]
+        if self.parts:
+            groups = [(self.private_of(client), rows[labelled[rows]]) for client, rows in enumerate(self.parts)]
+        samples = [(own, self.test.take(rows)) for own, rows in groups]
+        return (
+            np.concatenate([part.labels.cpu().numpy() for _, part in samples]),
+            np.concatenate(
+                [
+                    predict_shares(self.method, {**tensors, **own}, part, self.batch_size, temperature)
+                    for own, part in samples
+                ]
+            ),
+        )
 
     def judge_zero_shot(self) -> Judged | None:
         """Judge the pretrained model; None for a fused one, or one without texts of the classes."""

@@ -66,6 +66,19 @@ def score_batches(method: Method, tensors: Tensors, samples: Samples, batch_size
         yield scores
 
 
+def predict_shares(
+    method: Method, tensors: Tensors, samples: Samples, batch_size: int, temperature: float = 1.0
+) -> NDArray[np.float64]:
+    """Return the softmax of each row's scores over all classes, divided by a temperature."""
+    parts = [
+        (scores.double() / temperature).softmax(-1).cpu()
+        for scores in score_batches(method, tensors, samples, batch_size)
+    ]
+    shares = torch.cat(parts) if parts else torch.zeros(0, len(method.task.class_names), dtype=torch.float64)
+    found: NDArray[np.float64] = shares.numpy()
+    return found
+
+
 def answer_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
     """Predict the class of each row in one session, among all classes."""
     return predict_all(method, tensors, samples, batch_size).classes

@@ -22,6 +22,15 @@ class Interval(NamedTuple):
     high: float
 
 
+class Areas(NamedTuple):
+    """Areas under the ROC curves of two models on the same images, and of their difference."""
+
+    first: float
+    second: float
+    interval: Interval  # of the second less the first
+    p: float
+
+
 class Paired(NamedTuple):
     """Two models on the same images: the second less the first, in points."""
 
@@ -183,14 +192,42 @@ def mcnemar(first: str, second: str) -> Paired | None:
 
     A text has one letter for each test image: 1 right, 0 wrong, - not asked.
     """
-    from scipy.special import bdtr  # the binomial distribution function; scipy.stats takes half a second to import
-
     pairs = [(one, other) for one, other in zip(first, second, strict=True) if "-" not in (one, other)]
     if not pairs:
         return None
-    count, gained, lost = len(pairs), pairs.count(("0", "1")), pairs.count(("1", "0"))
+    return mcnemar_of_counts(pairs.count(("0", "1")), pairs.count(("1", "0")), len(pairs))
+
+
+def mcnemar_of_counts(gained: int, lost: int, count: int) -> Paired:
+    """Test the same of ``count`` images, by those that only one of the models has right."""
+    from scipy.special import bdtr  # the binomial distribution function; scipy.stats takes half a second to import
+
     p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
     return Paired(count, gained, lost, 100 * (gained - lost) / count, paired_difference(gained, lost, count), p)
+
+
+def delong(truth: NDArray[np.bool_], first: NDArray[np.float64], second: NDArray[np.float64]) -> Areas:
+    """Compare the areas under the ROC curves of two scores of the same images (DeLong, 1988).
+
+    Two images at least must be of the class, and two of others.
+    """
+    of_class = [below(scores[~truth], scores[truth]) for scores in (first, second)]
+    of_others = [1 - below(scores[truth], scores[~truth]) for scores in (first, second)]
+    one, other = (float(shares.mean()) for shares in of_class)
+    variance = sum(float(np.var(two - before, ddof=1)) / len(before) for before, two in (of_class, of_others))
+    if variance == 0:
+        return Areas(one, other, Interval(other - one, other - one), 1.0 if one == other else 0.0)
+    error = math.sqrt(variance)
+    bounds = Interval(max(-1.0, other - one - Z * error), min(1.0, other - one + Z * error))
+    return Areas(one, other, bounds, math.erfc(abs(other - one) / error / math.sqrt(2)))
+
+
+def below(scores: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of scores below each value; equal ones count half."""
+    ordered = np.sort(scores)
+    places = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    found: NDArray[np.float64] = places / (2 * len(scores))
+    return found
 
 
 def bootstrap_lead(first: Sequence[str], second: Sequence[str]) -> Interval:

@@ -6,9 +6,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedvl.evaluation.figures import ClassFigures, Estimate, Evaluation, Figures
+from fedvl.evaluation.figures import ClassFigures, Estimate, Evaluation, Figures, PairedModels
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.page import write_page
+from fedvl.report.tables import p_value
 
 NOT_KNOWN = "withheld"
 OVERALL = (
@@ -57,7 +58,32 @@ def evaluation_lines(found: Evaluation) -> list[str]:
         f"{label}: {written(getattr(pooled, key), digits)} {binned(getattr(pooled, key), digits)}".rstrip()
         for key, label, digits in OVERALL
     ]
+    lines += paired_lines(found.against) if found.against else []
     return [*lines, f"Intervals are of 95 %. Thresholds of classes: {found.thresholds_from}."]
+
+
+def headline(found: Evaluation) -> str:
+    """Return the figures that do not depend on a threshold, in one sentence."""
+    parts = [
+        f"{label.partition(',')[0]} {written(estimate, digits)}"
+        for key, label, digits in OVERALL
+        if key in ("auroc", "average_precision", "balanced_accuracy") and (estimate := getattr(found.pooled, key))
+    ]
+    return f"{', '.join(parts)}; of each class in evaluation.html."
+
+
+def paired_lines(found: PairedModels) -> list[str]:
+    """Say by how much two models differ on the same images, with intervals and p values."""
+    first = f"{found.gained:,} images are right with this model only, {found.lost:,} with {found.other} only"
+    lines = [
+        f"Against {found.other} on the same {found.images:,} images: {first}; difference in accuracy "
+        f"{written(found.difference, 1)} points, McNemar's exact test {p_value(found.p)}."
+    ]
+    return lines + [
+        f"AUROC of {each.name}: {each.second:.3f}, with {found.other} {each.first:.3f}; difference "
+        f"{written(each.difference, 3)}, DeLong's test {p_value(each.p)}."
+        for each in found.classes
+    ]
 
 
 def write_evaluation_page(found: Evaluation, path: Path) -> Path:
@@ -80,6 +106,7 @@ def describe(found: Evaluation) -> dict[str, Any]:
         "site_heads": [label for _, label, _ in OVERALL],
         "calibration": charts(calibration_series(pooled), "right, %", "mean share, %"),
         "benefit": charts(benefit_series(pooled), "net benefit per 100 images", "threshold, %"),
+        "paired": paired_lines(found.against) if found.against else [],
         "benefit_of": benefits.name if benefits else "",
     }
 

@@ -25,6 +25,7 @@ from fedvl.federation.statistics_privacy import statistics_privacy
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
+from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, Training, prepare
 from fedvl.runs.result import describe, example_images, memory_figures, pseudo_label_figures
@@ -279,5 +280,7 @@ def run_rounds(
         **told(),
     }
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
+    if tested:
+        evaluate_test(folder, result, judge, validator, (federation.shared, federation.last))
     folder.finish(result, examples, federation.shared, federation.last, federation.server)
     return result

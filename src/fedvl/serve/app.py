@@ -46,7 +46,8 @@ UPLOAD = {
 RESULTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One line of JSON per file, in order: number, image, and either ranked (name and score, "
-        "most likely first), entropy, prototype_of and zero_shot, or refused with the reason.",
+        "most likely first), entropy, prototype_of, zero_shot and, if the run has thresholds, above_threshold, "
+        "or refused with the reason.",
         "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
     }
 }
@@ -226,6 +227,8 @@ def make_app(
             "classes": run.class_names,
             "new_classes": run.answers_new_classes,
             "temperature": run.temperature,
+            "thresholds": run.thresholds and run.thresholds.shares,
+            "thresholds_chosen": run.thresholds and run.thresholds.chosen,
             "personal": run.experiment.evaluation.protocol == "personal",
             "limits": {**vars(limits), "pixels": MAX_PIXELS},
         }

@@ -63,6 +63,9 @@ def open_rgb(path):
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
 '''
+THRESHOLDS = """
+`thresholds.json` has the share of each class (the softmax of the scores{divided}) from which an image counts as of it, {chosen}.
+"""
 MEMORY = """
 The run keeps images with confident predictions as examples for later ones; this folder does not, and scores each image by
 its class texts alone.
@@ -102,6 +105,11 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         "MODEL_CARD.md": card_text(folder.name, found),
         "model_card.json": json.dumps(found, ensure_ascii=False, indent=1),
     }
+    if user.thresholds is not None and run.thresholds is not None:
+        texts["thresholds.json"] = run.thresholds.model_dump_json(indent=1)
+        texts["README.md"] += THRESHOLDS.format(
+            chosen=run.thresholds.chosen, divided=f" divided by {user.temperature:g}" if run.temperature else ""
+        )
     for name, text in texts.items():
         write_whole(folder / name, text.encode())
 

@@ -4,7 +4,7 @@ Queries go through ``evaluation/predict.py``, as in a test: the same images in t
 the same predictions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from fedvl.methods.base import Method, Options, Task
 from fedvl.methods.parts.losses import entropy
 from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.clip import DualEncoder
+from fedvl.runs.evaluation import read_thresholds
 from fedvl.runs.folder import RunFolder
 from fedvl.serve.images import ImageSource
 from fedvl.tensors import Tensors, pick_device
@@ -39,6 +40,7 @@ class Reply(NamedTuple):
     entropy: float  # of the shares of all names
     example_of: str | None  # class that it is remembered as an example of
     zero_shot: list[tuple[str, float]]  # the pretrained model's prediction
+    above: list[str] | None = None  # names whose share reaches their threshold, if the run has thresholds
 
     def as_json(self) -> dict[str, Any]:
         """Return the prediction as JSON, for the service and the command line."""
@@ -46,6 +48,7 @@ class Reply(NamedTuple):
             "ranked": [{"name": name, "score": score} for name, score in self.ranked],
             "entropy": self.entropy,
             "prototype_of": self.example_of,
+            **({} if self.above is None else {"above_threshold": self.above}),
             "zero_shot": [{"name": name, "score": score} for name, score in self.zero_shot],
         }
 
@@ -54,11 +57,17 @@ class User:
     """A user who queries some class names: the model for them, and what it remembers."""
 
     def __init__(
-        self, method: Method, tensors: Tensors, client_weights: dict[int, float], temperature: float = 1.0
+        self,
+        method: Method,
+        tensors: Tensors,
+        client_weights: dict[int, float],
+        temperature: float = 1.0,
+        thresholds: Mapping[str, float] | None = None,
     ) -> None:
         self.names = method.task.class_names
         self.client_weights = client_weights
         self.temperature = temperature
+        self.thresholds = thresholds if thresholds and thresholds.keys() == set(self.names) else None
         self.remembers = method.role.remembers
         self.conversation = Conversation(method, tensors)
         self._zero_shot = Conversation(ZeroShot(Options(), method.task), {})
@@ -73,8 +82,17 @@ class User:
             entropy(scores).tolist(),
             [self.names[c] if c >= 0 else None for c in answer.example_of.tolist()],
             self._ranked(self._zero_shot.ask(inputs).scores, top),
+            self._above(scores),
         )
         return [Reply(*row) for row in zip(*columns, strict=True)]
+
+    def _above(self, scores: Tensor) -> list[list[str]] | list[None]:
+        """Return the names whose shares reach their thresholds, image by image."""
+        if self.thresholds is None:
+            return [None] * len(scores)
+        least = torch.tensor([self.thresholds[name] for name in self.names], dtype=torch.float64)
+        reached = scores.double().softmax(-1).cpu() >= least
+        return [[name for name, above in zip(self.names, row, strict=True) if above] for row in reached.tolist()]
 
     def _ranked(self, scores: Tensor, top: int) -> list[list[tuple[str, float]]]:
         """Rank the classes; the first wins a tie, as in evaluation."""
@@ -110,6 +128,7 @@ class TrainedModel:
                 f"The model '{encoder.name}' is not the one that this run was trained with; put that one back."
             )
         self.encoder = encoder
+        self.thresholds = read_thresholds(folder)
         self._type = load_method(self.experiment.method.name)
         self._options = self._type.options_type.model_validate(self.experiment.method.options)
         self._shared = self._placed(shared)
@@ -168,7 +187,9 @@ class TrainedModel:
         tensors = method.tailor(self._shared, self._last)
         if client is not None:
             tensors = {**tensors, **self._private(client)}
-        return User(method, tensors, method.client_weights(self._last) if self._last else {}, self.temperature or 1.0)
+        weights = method.client_weights(self._last) if self._last else {}
+        thresholds = self.thresholds.shares if self.thresholds else None
+        return User(method, tensors, weights, self.temperature or 1.0, thresholds)
 
     def read(self, image: bytes | Path, name: str = "") -> Tensor:
         """Return an image file as the encoder's input; raise `BadImage` if it cannot be used."""

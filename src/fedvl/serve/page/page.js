@@ -162,6 +162,9 @@ function show(line) {
     const mark = card.querySelector(".mark");
     mark.append(span("entropy", `entropy ${line.entropy.toFixed(2)}`));
     mark.title = `Entropy of the shares of all names, in nats: 0 is certain, ${Math.log(session.classes.length).toFixed(2)} is even.`;
+    if (line.above_threshold) {
+      mark.prepend(span("above", line.above_threshold.length ? `above threshold: ${line.above_threshold.join(", ")}` : "no class above its threshold"));
+    }
     if (line.prototype_of !== null) {
       mark.prepend(span("remembered", `prototype of ${line.prototype_of}`));
       remember(line.prototype_of, url);
