@@ -280,6 +280,23 @@ class Shared:
         self.logged.append(text)
 
 
+def test_no_time_is_given_for_what_is_waited_for(capsys):
+    """A terminal's bar has no remaining time until rounds go on; each display says whom it waits for."""
+    display = TerminalDisplay()
+    display.show("Rounds", 2, 4)
+    (task,) = display.progress.tasks
+    column: Any = display.progress.columns[-1]
+    display.waiting("Waiting for north.")
+    assert "Waiting for north." in capsys.readouterr().err
+    assert column(task).plain == ""
+    display.show("Rounds", 3, 4)
+    assert column(task).plain != ""
+    shared = Shared()
+    grid = GridDisplay(shared)
+    grid.waiting("Waiting for north.")
+    assert shared.shown[-1][-1].endswith("Waiting for north.")
+
+
 def test_a_grid_shows_each_run_and_logs_it_when_it_ends():
     shared = Shared()
     grid = GridDisplay(shared)

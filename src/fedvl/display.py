@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from rich import console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.text import Text
 
 A_WHILE = 2.0  # seconds of work after which it is worth a bar of its own
 BESIDE = 46  # columns of a line of progress that its detail leaves to the name, the bar, the count and the time
@@ -43,6 +44,9 @@ class Display(Protocol):
 
     def stage(self, name: str) -> Callable[[int, int], None]: ...
 
+    def waiting(self, text: str) -> None:
+        """Say what is waited for; how long it will take is not known."""
+
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
     ) -> Callable[[dict[str, Any]], None]: ...
@@ -53,6 +57,9 @@ class Silent:
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: None
+
+    def waiting(self, text: str) -> None:
+        return
 
     def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
         return lambda record: None
@@ -68,6 +75,15 @@ class LineDisplay(Protocol):
         """Note a finished piece of work, where nothing else would stay of it."""
 
 
+class Remaining(TimeRemainingColumn):
+    """The time that is left by the pace so far; nothing while somebody is waited for."""
+
+    max_refresh = 0.0
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields.get("waiting") else super().render(task)
+
+
 class TerminalDisplay:
     """A bar for each stage; lines of plain text where there is no terminal."""
 
@@ -78,7 +94,7 @@ class TerminalDisplay:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[detail]}", markup=False),
-            TimeRemainingColumn(),
+            Remaining(),
             console=self.console,
             disable=not self.console.is_terminal or quiet,
         )
@@ -95,7 +111,12 @@ class TerminalDisplay:
         if name not in self._tasks:
             self._tasks[name] = self.progress.add_task(name, total=total, detail="")
         shown = shortened(detail, self.console.width - BESIDE)
-        self.progress.update(self._tasks[name], completed=done, total=total, detail=shown)
+        self.progress.update(self._tasks[name], completed=done, total=total, detail=shown, waiting=False)
+
+    def waiting(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+        for task in self._tasks.values():
+            self.progress.update(task, waiting=True)
 
     def log(self, text: str) -> None:
         if not self.console.is_terminal:
@@ -169,6 +190,9 @@ class NotebookDisplay:
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self.show(name, done, total)
+
+    def waiting(self, text: str) -> None:
+        self.show(text, 0, None)
 
     def rounds(
         self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
@@ -265,6 +289,9 @@ class GridDisplay:
 
     def stage(self, name: str) -> Callable[[int, int], None]:
         return lambda done, total: self._detail(f"{name.lower()} {done}/{total}")
+
+    def waiting(self, text: str) -> None:
+        self._detail(text)
 
     def rounds(self, total: int, records: list[dict[str, Any]], *figures: Any) -> Callable[[dict[str, Any]], None]:
         return lambda record: self._detail(f"round {record['round']}/{total}")

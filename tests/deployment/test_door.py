@@ -121,4 +121,5 @@ def test_the_control_interface_needs_the_secret(secret, status):
 
 @pytest.mark.parametrize(("client", "status"), [("127.0.0.1", 200), ("::1", 200), ("10.0.0.7", 403)])
 def test_the_tasks_interface_is_for_this_machine(client, status):
-    assert Behind().status("/v1/runtime/pull", {}, client=client) == status
+    assert Behind().status("/v1/runtime/pull", {b"fedvl-secret": SECRET.encode()}, client=client) == status
+    assert Behind().status("/v1/runtime/pull", {}, client=client) == 403

@@ -66,7 +66,7 @@ def connect(monkeypatch, prepared):
 
         monkeypatch.setattr(evaluation, "connected", connected)
         monkeypatch.setattr(evaluation, "read_federation", lambda place: place)
-        monkeypatch.setattr(evaluation, "wait_for_all", lambda engine, place, display: engine.asked.append(place.name))
+        monkeypatch.setattr(evaluation, "wait_for_all", lambda engine, place: engine.asked.append(place.name))
         return engine
 
     return with_

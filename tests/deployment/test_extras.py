@@ -107,7 +107,7 @@ class Telling:
     def __init__(self, folder, data, display, say):
         self.say, self.rehearsal, self.file = say, False, SimpleNamespace(name="north", server="127.0.0.1:1")
 
-    def serve(self, stay, metrics):
+    def serve(self, *ignored):
         self.say('Refused: install it with pip install "fedvl[privacy]".')
 
 

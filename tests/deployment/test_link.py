@@ -128,6 +128,28 @@ def test_a_port_that_is_taken_is_told_before_anything_is_started(clinic, registe
     assert Started.running == 0
 
 
+def test_an_expired_certificate_is_told_before_anything_is_started(clinic, registered, monkeypatch):
+    monkeypatch.setattr(link, "days_left", lambda path: -1)
+    told = f"The server's certificate has expired; make it anew with fedvl federation renew {clinic}"
+    with pytest.raises(FedVLError, match=told), link.opened_link(clinic, read_federation(clinic)):
+        raise AssertionError
+    assert Started.running == 0
+
+
+def test_behind_a_reverse_proxy_the_server_listens_elsewhere_than_clients_are_told(tmp_path, registered):
+    port = free_port()
+    folder, experiment = tmp_path / "clinic", resolve_for_parties({"method": {"name": "linear"}}, 1)
+    create(folder, ["east"], "fed.example.org", 443, experiment, f"127.0.0.1:{port}")
+    federation = read_federation(folder)
+    assert '"server":"fed.example.org:443"' in (folder / "parties/east/party.json").read_text().replace(" ", "")
+    assert (federation.listen, federation.listen_port) == ("127.0.0.1", port)
+    with link.opened_link(folder, federation) as found:
+        assert found.address == f"127.0.0.1:{port}"
+    everywhere = federation.model_copy(update={"listens": str(port)})
+    assert (everywhere.listen, everywhere.listen_port) == ("0.0.0.0", port)
+    assert federation.model_copy(update={"listens": ""}).listen_port == 443
+
+
 def test_a_superlink_that_ended_names_its_log():
     process: Any = SimpleNamespace(ended=True, log="clinic/flower/superlink.log")
     with pytest.raises(FedVLError, match=r"did not start; clinic/flower/superlink\.log says why"):

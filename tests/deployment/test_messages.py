@@ -4,15 +4,18 @@ import json
 import random
 import tracemalloc
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedvl.deployment.messages import MOST_HEADER_BYTES, pack_tensors, unpack_tensors
+from fedvl.deployment.messages import FORMAT, MOST_HEADER_BYTES, Header, pack_tensors, read_header, unpack_tensors
 from fedvl.errors import FedVLError
 
+FROZEN = Path(__file__).with_name(f"messages_{FORMAT}.json")  # as this format is, for machines of other versions
 TENSORS = {
     "weight": torch.arange(12.0).view(3, 4).T,  # not contiguous
     "bias": torch.tensor(2.5),
@@ -156,3 +159,43 @@ def test_a_header_full_of_empty_tensors_takes_bounded_memory():
     assert peak < 32 * MOST_HEADER_BYTES
     reason = attempt(payload_of(header * 2), 4 * MOST_HEADER_BYTES)
     assert "claims a header" in reason
+
+
+# --- the format that machines of several versions share
+
+
+def frozen():
+    """Two messages of this format, and every name in it, as they were when it was frozen."""
+    header: dict[str, Any] = {
+        "run": "a" * 32,
+        "experiment": "b" * 64,
+        "round": 3,
+        "attempt": 17,
+        "kind": "train",
+        "client": 2,
+    }
+    request = Header(**header, state="c" * 64, log="d" * 64, sum_attempt=1)
+    reply = request.model_copy(update={"examples": 600, "weight": 600.0, "loss": 1.25, "state": "e" * 64})
+    payload = pack_tensors({"weight": torch.tensor([[1.5, -2.0]]), "counts": torch.arange(2)})
+    return {
+        "format": FORMAT,
+        "request": request.model_dump_json(),
+        "reply": reply.model_dump_json(),
+        "payload": payload.hex(),
+        "header": Header.model_json_schema()["properties"],
+    }
+
+
+def test_messages_have_the_bytes_of_their_format():
+    """A machine with the version before or after writes and reads the same; else FORMAT tells both that they do not."""
+    sentence = "The format of messages changed: raise FORMAT in messages.py, and write frozen() of this file into its new file."
+    assert frozen() == json.loads(FROZEN.read_bytes()), sentence
+
+
+def test_frozen_messages_are_read():
+    written = json.loads(FROZEN.read_bytes())
+    request, reply = read_header(written["request"]), read_header(written["reply"])
+    assert reply.answers(request)
+    assert (request.kind, request.round, reply.examples, reply.loss) == ("train", 3, 600, 1.25)
+    tensors = unpack_tensors(bytes.fromhex(written["payload"]), LIMIT)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"weight": [[1.5, -2.0]], "counts": [0, 1]}

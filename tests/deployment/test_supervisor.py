@@ -1,5 +1,6 @@
 """A client's SuperNode that ends: what is tried again, and what is said."""
 
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,13 +9,33 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
+from fedvl.deployment import supervisor
+from fedvl.deployment.connection import Reached, UnreachableError
 from fedvl.deployment.supervisor import Supervised
 from fedvl.errors import FedVLError
 
 
+class Server:
+    """A server as a client's watch sees it: reached, or not for a reason that a test sets."""
+
+    def __init__(self):
+        self.problem, self.asked = None, 0
+
+    def reach(self, address, authorities, key):
+        self.asked += 1
+        if self.problem:
+            raise self.problem
+        return Reached("0.1.0", "")
+
+
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr("fedvl.deployment.supervisor.LONGEST_PAUSE_SECONDS", 0.0)
+def server(monkeypatch):
+    found = Server()
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "reach", found.reach)
+    monkeypatch.setattr(supervisor, "read_authorities", lambda path: f"<{path.name}>")
+    return found
 
 
 class Ending:
@@ -22,49 +43,92 @@ class Ending:
 
     def __init__(self, command, options, folder, **environment):
         folder.mkdir(exist_ok=True)
-        self.log, self.ended = folder / "supernode.log", True
+        self.log, self.ended, self.options = folder / "supernode.log", True, options
         self.log.write_text(Path(folder.parent / "says").read_text())
 
-
-@pytest.mark.parametrize(
-    ("says", "sentence"),
-    [
-        ("[code: 401] The server does not know this party's key.", "ask its operator to admit"),
-        (
-            "[code: 401] This party's clock is 400 seconds behind the server's.",
-            "400 seconds behind .* Set this machine",
-        ),
-        ("ssl.SSLCertVerificationError: CERTIFICATE_VERIFY_FAILED", "not one of this federation"),
-    ],
-)
-def test_a_refused_client_says_why_after_a_second_try(says, sentence, tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text(says)
-    monkeypatch.setattr("fedvl.deployment.supervisor.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
-    assert node.check()
-    with pytest.raises(FedVLError, match=sentence):
-        node.check()
+    def stop(self):
+        self.ended = True
 
 
-def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(tmp_path, monkeypatch):
+def until(condition):
+    while not condition():
+        time.sleep(0.001)
+
+
+class Start:
+    def __init__(self, folder):
+        self.folder, self.nodes, self.said = folder, [], []
+
+    def __call__(self, **named):
+        self.nodes.append(Supervised(self.folder, "fed:1", 1, self.folder / "secret", 2**16, self.said.append, **named))
+        return self.nodes[-1]
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """A function that starts a SuperNode which ends at once; what it says is in ``said``."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "says").write_text("Traceback")
-    monkeypatch.setattr("fedvl.deployment.supervisor.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
+    monkeypatch.setattr(supervisor, "Process", Ending)
+    start = Start(tmp_path)
+    yield start
+    for node in start.nodes:
+        node.stop()
+
+
+def test_a_problem_that_waiting_does_not_mend_ends_the_client_at_once(server, started):
+    server.problem = UnreachableError("key", "The server does not know this client's key.", lasting=True)
+    node = started()
+    until(lambda: node.watch.lasting)
+    with pytest.raises(FedVLError, match="does not know this client's key"):
+        node.check()
+    node.watch.join()
+    assert (server.asked, started.said) == (1, ["The server does not know this client's key."])
+
+
+def test_a_problem_that_may_pass_is_told_once_and_tried_again_until_it_has_passed(server, started):
+    server.problem = UnreachableError("port", "No connection to fed:1.")
+    node = started()
+    until(lambda: server.asked > 3)
+    assert node.check()
+    assert started.said == ["No connection to fed:1. Trying again."]
+    server.problem = None
+    until(lambda: len(started.said) == 2)
+    assert (started.said[1], node.watch.version) == ("Connected.", "0.1.0")
+    server.problem = UnreachableError("name", "The name is not known here.")
+    until(lambda: len(started.said) == 3)
+    assert started.said[2] == "The name is not known here. Trying again."
+
+
+def test_nothing_is_told_after_the_end(server, started):
+    node = started()
+    until(lambda: started.said)
+    node.stop()
+    server.problem = UnreachableError("port", "No connection to fed:1.")
+    node.watch.join()
+    assert started.said == ["Connected."]
+
+
+def test_the_authorities_of_a_bundle_are_trusted_beside_the_federations(server, started, tmp_path):
+    assert str(tmp_path / "ca.crt") in started().process.options
+    node = started(bundle=tmp_path / "firewall.pem")
+    path = tmp_path / "state" / "authorities.crt"
+    assert node.process.options[node.process.options.index("--root-certificates") + 1] == str(path)
+    assert path.read_text() == "<ca.crt><firewall.pem>"
+
+
+def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(started):
+    node = started()
     assert all(node.check() for _ in range(9))
     with pytest.raises(FedVLError, match="cannot stay connected"):
         node.check()
 
 
-def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text("Traceback")
+def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(started, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("fedvl.deployment.supervisor.Process", Ending)
     monkeypatch.setattr("fedvl.deployment.supervisor.LONGEST_PAUSE_SECONDS", 40.0)
     monkeypatch.setattr("fedvl.deployment.supervisor.time.monotonic", lambda: clock[0])
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
+    node = started()
     starts = []
     for second in range(100):
         clock[0] = float(second)
@@ -74,11 +138,8 @@ def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(
     assert starts == [0, 2, 6, 14, 30, 62]
 
 
-def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(tmp_path, monkeypatch):
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "says").write_text("The SuperLink ended")
-    monkeypatch.setattr("fedvl.deployment.supervisor.Process", Ending)
-    node = Supervised(tmp_path, "127.0.0.1:1", 1, tmp_path / "secret", 2**16)
+def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(started):
+    node = started()
     for _ in range(30):  # a message comes in each of its short lives
         node.connected()
         assert node.check()

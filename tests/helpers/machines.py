@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -196,7 +196,7 @@ class Wire:
         self.whole = asyncio.Event()
         self.loop = asyncio.new_event_loop()
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> Self:
         self.whole.set()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         started = asyncio.start_server(self._carry, HOST, self.port, ssl=self.outer)

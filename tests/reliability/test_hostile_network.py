@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from helpers.lazy import lazily
 
+from fedvl import __version__
 from fedvl.deployment import door
 from fedvl.deployment.door import Door, Signed
 from fedvl.deployment.keys import make_key, public_key_of, write_private
+from fedvl.deployment.messages import FORMAT
 
 flower = lazily("fedvl.deployment.flower")
 fleet = lazily("flwr.proto.fleet_pb2")
@@ -178,13 +180,16 @@ CASES = {
     "a path that is nowhere": lambda: (("/", {}, [b""]), 403, "server's own"),
     "the fleet by another spelling": lambda: (("/v1//fleet/push-object", PARTY.headers(), [b""]), 403, "server's own"),
     "tasks from another machine": lambda: (("/v1/runtime/acquire-task", {}, [b""]), 403, "own machine"),
+    "tasks through a proxy of the server's machine": lambda: (("/v1/runtime/acquire-task", {}, [b""], "127.0.0.1"), 403, "own"),
+    "the version without a key": lambda: (("/v1/fleet/fedvl", {}, [b""]), 401, "not signed"),
+    "the version with a stranger's key": lambda: (("/v1/fleet/fedvl", Someone().headers(0), [b""]), 401, "does not know"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_may_not_come_in_does_not_reach_flower(case):
-    (path, headers, pieces), status, words = CASES[case]()
-    visit = Visit(KEYS, path, headers, pieces)
+    request, status, words = CASES[case]()
+    visit = Visit(KEYS, *request)
     assert visit.status() == status
     assert visit.inside.bodies == []
     assert visit.taken_over == []
@@ -209,8 +214,17 @@ def test_a_party_comes_in_with_a_whole_body_and_in_its_own_name():
 
 def test_the_server_comes_in_with_its_secret_and_from_its_own_machine():
     assert Visit({}, "/v1/control/start-run", {b"fedvl-secret": SECRET.encode()}).status() == 200
-    assert Visit({}, "/v1/runtime/acquire-task", {}, client="127.0.0.1").status() == 200
+    secret = {b"fedvl-secret": SECRET.encode()}
+    assert Visit({}, "/v1/runtime/acquire-task", secret, client="127.0.0.1").status() == 200
+    assert Visit({}, "/v1/runtime/acquire-task", secret).status() == 403
     assert Visit({}, "/health", {}).status() == 200
+
+
+def test_a_party_learns_the_version_and_nothing_reaches_flower():
+    visit = Visit(KEYS, "/v1/fleet/fedvl", PARTY.headers(0))
+    assert visit.status() == 200
+    assert visit.inside.bodies == []
+    assert json.loads(visit.answer[1]["body"]) == {"fedvl": __version__, "messages": FORMAT}
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):

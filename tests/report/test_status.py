@@ -58,6 +58,16 @@ def test_everything_is_told(run):
     assert (found["bytes_up"], found["bytes_down"]) == (2000, 3000)
 
 
+def test_a_waiting_server_names_whom_it_waits_for(run):
+    status = json.loads((run / "status.json").read_bytes())
+    (run / "status.json").write_text(
+        json.dumps({**status, "phase": "waiting for clients", "waiting_for": [1, 2], "connected": [0]})
+    )
+    found = read_status(run)
+    assert found["phase"] == "round 2 of 5: waiting for south, west"
+    assert [party["state"] for party in found["parties"]] == ["connected", "not connected", "not connected"]
+
+
 def test_the_last_accuracy_has_its_interval(run, capsys):
     """Of 800 images 490 are right: 61.25 %."""
     assert read_status(run)["accuracy"] == ""  # how many there are is not known

@@ -6,6 +6,7 @@ import inspect
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,10 @@ FENCE: dict[str, tuple[str, set[str]]] = {
     "flwr.supercore.interceptors.RuntimeVersionHttpInterceptor": ("name the version", {"intercept"}),
     "flwr.supercore.interceptors.SuperExecAuthHttpInterceptor": ("take tasks with the secret", {"intercept"}),
     "flwr.supercore.primitives.asymmetric.public_key_to_bytes": ("write keys as Flower does", {"public_key"}),
+    "flwr.supercore.primitives.asymmetric.sign_message": (
+        "sign a request as a SuperNode does",
+        {"private_key", "message"},
+    ),
     "flwr.supercore.runtime.RuntimeHttpClient": (
         "take, begin and end tasks",
         {"from_server_address", "AcquireTask", "PullTaskInput", "PushTaskOutput", "close"},
@@ -117,6 +122,15 @@ def test_the_link_state_lets_a_node_be_found_by_its_key_and_deactivated():
     assert {"get_node_id_by_public_key", "deactivate_node"} <= found, (
         f"Flower {version('flwr')} changed its LinkState; flower.py uses it so that a crashed SuperNode can come back."
     )
+
+
+def test_a_client_of_flowers_takes_another_interceptor_and_leaves_idle_connections():
+    """The server's grid gets the secret of its door; a firewall that forgets idle connections cuts no request."""
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    client: Any = RuntimeHttpClient.from_server_address("127.0.0.1:1", True, None, [])
+    assert client._interceptors == ()
+    assert client._client._transport._pool._keepalive_expiry <= 5.0  # seconds
 
 
 def test_another_version_of_flower_is_refused_with_a_sentence(monkeypatch):

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,13 +20,17 @@ SOON_DAYS = 60  # before a certificate expires
 Check = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
-def examine(folder: Path | None = None) -> bool:
-    """Print all findings; return whether everything that a run, or a federation, needs works."""
+def examine(folder: Path | None = None, address: str | None = None) -> bool:
+    """Print all findings; return whether everything that a run, or a federation, needs works.
+
+    With an address, the connection to that server is one of them.
+    """
     console = Console()
     marks = {"good": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("bad ", "red")}
     sound = True
     checks: list[Callable[[], list[Check]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
     checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
+    checks += [partial(connection, address, folder)] if address else []
     for check in checks:
         for kind, sentence in guarded(check):
             console.print(Text.assemble(marks[kind], f" {sentence}"), soft_wrap=True)
@@ -135,3 +140,30 @@ def federation_folder(folder: Path) -> list[Check]:
         check_key(folder)
         findings.append(("good", "this party's key is there and readable by its owner only"))
     return findings
+
+
+def connection(address: str, folder: Path | None) -> list[Check]:
+    """Say how far a connection to a server gets, as a client's: name, port, TLS and so on."""
+    from fedvl.deployment.connection import HOPS, UnreachableError, reach, read_authorities
+    from fedvl.deployment.membership import KEY
+    from fedvl.deployment.state import state_of
+
+    if not re.fullmatch(r".+:[0-9]{1,5}", address):
+        raise FedVLError(f"{address} has no port; give --connect HOST:PORT, such as fed.example.org:9443.")
+    authorities = read_authorities(folder / "ca.crt") if folder else ""
+    key = state_of(folder) / KEY if folder and (state_of(folder) / KEY).exists() else None
+    try:
+        reached = reach(address, authorities, key)
+    except UnreachableError as error:
+        passed = [hop for hop in HOPS[: HOPS.index(error.hop)] if hop != "proxy" or error.proxy]
+        fine: list[Check] = [("good", f"connection to {address}: {', '.join(passed)}")] if passed else []
+        return [*fine, ("bad", f"connection to {address} fails at: {error.hop}. {error}")]
+    examined = HOPS[: HOPS.index("key")] if folder else HOPS[: HOPS.index("authority")]
+    passed = [hop for hop in (HOPS if key else examined) if hop != "proxy" or reached.proxy]
+    through = f" through the proxy {reached.proxy}" if reached.proxy else ""
+    version = f"; the server runs FedVL {reached.version}" if reached.version else ""
+    found: list[Check] = [("good", f"connection to {address}{through}: {', '.join(passed)}{version}")]
+    if key is None:
+        missing = ", ".join(hop for hop in HOPS if hop not in passed and hop != "proxy")
+        found.append(("note", f"not examined: {missing}; give the folder of a client that has joined"))
+    return found

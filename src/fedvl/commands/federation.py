@@ -61,6 +61,9 @@ def init(
     clients: Annotated[str, typer.Option(help="Names of the parties, comma-separated.")] = "",
     host: Annotated[str, typer.Option(help="Name or address under which clients reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the server.", min=1, max=65535)] = 9443,
+    listen: Annotated[
+        str, typer.Option(help="[127.0.0.1:]PORT to listen on, if a reverse proxy passes connections on from --port.")
+    ] = "",
     settings: Assignments = None,
     **flags: Any,
 ) -> None:
@@ -77,12 +80,16 @@ def init(
         raise FedVLError(
             "--clients takes different names of letters, digits, - and _, for example hospital-a,hospital-b."
         )
+    if listen and not re.fullmatch(r"(127\.0\.0\.1:)?[0-9]{1,5}", listen):
+        raise FedVLError(
+            f"--listen {listen} is not a port; give PORT, or 127.0.0.1:PORT behind a proxy on this machine."
+        )
     if folder.exists():
         raise FedVLError(f"{folder} exists already; choose another folder.")
     given = gather_settings(experiment, flags, settings or [])
     resolved = resolve_for_parties(given, len(names))
     check_extras(resolved, resolved.data.dataset)
-    create(folder, names, host, port, resolved)
+    create(folder, names, host, port, resolved, listen)
     print(f"{folder} is the server's; the fingerprint of its authority is\n  {authority_fingerprint(folder)}")
     print("Hand each party its folder:")
     for name in names:
@@ -340,6 +347,13 @@ def client(
         bool, typer.Option("--dry-run", help="Show what would be sent and what it gives away, and exit; no network.")
     ] = False,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
+    ca_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of further certificate authorities, for a firewall that inspects TLS: their owners can read what "
+            "is sent."
+        ),
+    ] = None,
     metrics: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -364,7 +378,7 @@ def client(
         print("This is a rehearsal with the experiment's own dataset; --data names your images.", file=sys.stderr)
     if not quiet:
         print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
-    found.serve(stay, metrics)
+    found.serve(stay, metrics, ca_bundle)
 
 
 def status(

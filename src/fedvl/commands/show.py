@@ -163,8 +163,12 @@ def data_check(
 
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of a federation or of a party, to check too.")] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="HOST:PORT of a server: say at which hop a connection to it fails."),
+    ] = None,
 ) -> None:
     """Check this installation and say how to fix what is wrong."""
     from fedvl.commands.doctor import examine
 
-    raise typer.Exit(0 if examine(folder) else 1)
+    raise typer.Exit(0 if examine(folder, connect) else 1)

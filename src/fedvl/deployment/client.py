@@ -43,6 +43,7 @@ from fedvl.report.loopback import page_server, served
 from fedvl.report.prometheus import CONTENT_TYPE
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared, prepare
+from fedvl.version import __version__
 
 MOST_RUNS = 200  # in a party's folder
 SENDING_SECONDS = 2.0  # for the SuperNode to pass on the last answer
@@ -56,6 +57,8 @@ class Ready(NamedTuple):
 
 
 class Client:
+    server_version = ""  # of FedVL at the server, once it has said it
+
     def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
         self.folder, self.data, self.say = folder, data, say
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
@@ -137,7 +140,7 @@ class Client:
     def permit(self, experiment: str) -> Policy:
         """Refuse an experiment that was not approved, or that the policy does not allow."""
         if experiment not in self.ready:
-            raise FedVLError("Its folder has no such experiment, or its model has other weights.")
+            raise FedVLError(f"Its folder has no such experiment, or its model has other weights.{self._versions()}")
         prepared = self.ready[experiment].prepared
         self._check_rehearsal(prepared.experiment)
         check_approved(self.log, experiment, self._roster(prepared.experiment), self.folder)
@@ -145,6 +148,12 @@ class Client:
         images = len(prepared.training.rows[self.file.number])
         policy.check_experiment(prepared.experiment, prepared.method, images)
         return policy
+
+    def _versions(self) -> str:
+        """Name both versions if they differ: settings of another version have another identity."""
+        if self.server_version in ("", __version__):
+            return ""
+        return f" The server runs FedVL {self.server_version}, and it {__version__}: install the same version on both."
 
     def _check_rehearsal(self, experiment: Experiment) -> None:
         """Refuse noise and secure aggregation in a rehearsal with others: its seed is public."""
@@ -219,8 +228,11 @@ class Client:
 
     # --- the process that connects
 
-    def serve(self, stay: bool, metrics: int | None = None) -> None:
-        """Answer the server until the run is over, or for ever; offer metrics on a port."""
+    def serve(self, stay: bool, metrics: int | None = None, ca_bundle: Path | None = None) -> None:
+        """Answer the server until the run is over, or for ever; offer metrics on a port.
+
+        Connections are accepted from servers of the authorities of ``ca_bundle`` too.
+        """
         self.stay = stay
         check_key(self.folder)
         refusals = [self._why_not(experiment) for experiment in self.ready]
@@ -233,10 +245,12 @@ class Client:
         with self._secret_file(secret) as secret_file, ExitStack() as stack:
             if metrics is not None:
                 stack.enter_context(served(page_server(metrics, "/metrics", answered.text, CONTENT_TYPE, "--metrics")))
-            node = Supervised(self.folder, self.file.server, port, secret_file, most_bytes(self.folder))
+            limit = most_bytes(self.folder)
+            node = Supervised(self.folder, self.file.server, port, secret_file, limit, self.say, ca_bundle)
 
             def answer(message: Message) -> Message:
                 node.connected()
+                self.server_version = node.watch.version
                 began, run = time.perf_counter(), message.header.run
                 reply = self.answer(message)
                 spent = self.parties[run].spent if run in self.parties else None
@@ -249,7 +263,7 @@ class Client:
                 )
                 time.sleep(SENDING_SECONDS)
             finally:
-                node.process.stop()
+                node.stop()
 
     def _why_not(self, experiment: str) -> str:
         try:

@@ -20,9 +20,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedvl.deployment.messages import FORMAT
+from fedvl.version import __version__
+
 SECRET_HEADER = "fedvl-secret"
 FLEET, RUNTIME, HEALTH = "/v1/fleet/", "/v1/runtime/", "/health"
 ACTIVATE, PUSH_MESSAGE, PUSH_OBJECT = f"{FLEET}activate-node", f"{FLEET}push-messages", f"{FLEET}push-object"
+HELLO = f"{FLEET}fedvl"  # answered here, with the version, to whoever has a party's key and the right time
 MOST_PLAIN_BYTES = 2**16  # of a client's request that carries no tensors; Flower's have a few hundred
 SILENT_SECONDS = 30.0  # between two pieces of a body
 SECONDS_AHEAD, SECONDS_BEHIND = 5.0, 305.0  # of a party's clock, as Flower has it
@@ -76,7 +80,7 @@ class Door:
                 return
             if path.startswith(RUNTIME):
                 self._check_this_machine(scope)
-            elif not path.startswith(HEALTH):
+            if not path.startswith(HEALTH):  # a reverse proxy on this machine passes on requests from others
                 self._check_secret(headers)
             await self.app(scope, receive, send)
         except RefusedError as refused:
@@ -86,6 +90,9 @@ class Door:
         self, path: str, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send
     ) -> None:
         key = self._check_signature(headers)
+        if path == HELLO:
+            await answer(send, 200, {"fedvl": __version__, "messages": FORMAT})
+            return
         most = self.most_bytes if path == PUSH_OBJECT else MOST_PLAIN_BYTES
         length = stated_length(headers, most)
         # a party has one message in memory at a time; its small requests need not wait
@@ -164,7 +171,10 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 async def refuse(send: Send, refused: RefusedError) -> None:
     """Answer in the form that Flower writes into its logs, and end the connection."""
-    content = json.dumps({"code": refused.status, "detail": refused.sentence}).encode()
+    await answer(send, refused.status, {"code": refused.status, "detail": refused.sentence})
+
+
+async def answer(send: Send, status: int, content: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})

@@ -31,7 +31,7 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
     chosen = read_thresholds(folder)
     thresholds = chosen.bins(names) if chosen else [half()] * len(names)
     with connected(folder, display, NOTES) as (engine, _):
-        wait_for_all(engine, read_federation(place), display)
+        wait_for_all(engine, read_federation(place))
         found = engine.evaluate(number, request_of(folder.tensors()[0]), len(names))
         refusals = engine.refused()
         sites = {client: engine.names[client] for client in sorted(engine.reporters)}

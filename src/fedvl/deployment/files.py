@@ -43,8 +43,11 @@ class Member(Frozen):
 
 
 class FederationFile(Frozen):
-    host: str
+    host: str  # by which clients reach the server, as is the port
     port: int
+    listens: Annotated[str, Field(pattern=r"^((127\.0\.0\.1:)?[0-9]{1,5})?$")] = (
+        ""  # behind another's port; "": on its own
+    )
     parties: tuple[Member, ...]
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]
@@ -57,7 +60,11 @@ class FederationFile(Frozen):
     @property
     def listen(self) -> str:
         """The address to listen on: all of the machine's, unless the federation is within it."""
-        return THIS_MACHINE if self.host in LOOPBACK else "0.0.0.0"
+        return THIS_MACHINE if self.host in LOOPBACK or ":" in self.listens else "0.0.0.0"
+
+    @property
+    def listen_port(self) -> int:
+        return int(self.listens.rpartition(":")[2] or self.port)
 
 
 class PartyFile(Frozen):

@@ -20,13 +20,16 @@ import signal
 import sys
 import time
 import traceback
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import ConfigRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -50,7 +53,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -238,6 +241,7 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
         grid = HttpGrid(address, False, authority, token=token)
         grid._retry_invoker.max_time = LINK_SECONDS
         runtime = grid._runtime_client
+        runtime._interceptors += (Secret(secret),)
         given = runtime.PullTaskInput(PullTaskInputRequest())
     TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
     TaskIdentity.node_id = given.context.node_id
@@ -257,15 +261,12 @@ def flower_run(address: str, authority: bytes, secret: str, nodes: Mapping[int, 
 
 
 def task_client(address: str, authority: bytes | None, secret: str) -> RuntimeHttpClient:
-    return RuntimeHttpClient.from_server_address(
-        address,
-        authority is None,
-        authority,
-        [
-            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-            SuperExecAuthHttpInterceptor(master_secret=secret.encode(), protected_methods={ACQUIRE}),
-        ],
-    )
+    interceptors: list[Any] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+        SuperExecAuthHttpInterceptor(master_secret=secret.encode(), protected_methods={ACQUIRE}),
+        *([] if authority is None else [Secret(secret)]),  # for the door of the SuperLink; a SuperNode has none
+    ]
+    return RuntimeHttpClient.from_server_address(address, authority is None, authority, interceptors)
 
 
 def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[], bool] = lambda: True) -> str | None:
@@ -280,6 +281,16 @@ def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[],
 
 
 # --- a client's end
+
+
+def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
+    """Return the headers by which a SuperNode's request shows whose it is, and when it was sent."""
+    moment = datetime.now(UTC).isoformat()
+    parts = {
+        PUBLIC_KEY_HEADER: public_key_to_bytes(key.public_key()),
+        SIGNATURE_HEADER: sign_message(key, moment.encode()),
+    }
+    return {TIMESTAMP_HEADER: moment, **{name: b64encode(content).decode() for name, content in parts.items()}}
 
 
 def answer_messages(

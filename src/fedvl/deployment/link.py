@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from fedvl.config import FederationConfig, read_toml
 from fedvl.deployment.files import THIS_MACHINE, FederationFile
-from fedvl.deployment.keys import write_private
+from fedvl.deployment.keys import days_left, write_private
 from fedvl.errors import FedVLError
 
 # Read by Flower when it is imported or started: nothing phones home, nothing is installed.
@@ -31,8 +31,14 @@ STARTING_SECONDS = 60.0  # for the SuperLink's port to open
 
 
 def flower() -> ModuleType:
-    """Import the one module that imports flwr, with Flower's switches set."""
+    """Import the one module that imports flwr, with Flower's switches set.
+
+    What Flower's processes say to each other on this machine goes through no proxy.
+    """
     os.environ.update(SWITCHES)
+    direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if THIS_MACHINE not in direct.split(","):
+        os.environ["no_proxy"] = f"{direct},{THIS_MACHINE}".lstrip(",")
     from fedvl.deployment import flower
 
     return flower
@@ -102,22 +108,24 @@ def opened_link(folder: Path, federation: FederationFile) -> Iterator[Link]:
 
 @contextmanager
 def started_link(folder: Path, federation: FederationFile) -> Iterator[Link]:
+    if days_left(folder / "server.crt") < 0:
+        raise FedVLError(f"The server's certificate has expired; make it anew with fedvl federation renew {folder}.")
     secret = secrets.token_hex(32)
     (folder / "secret").unlink(missing_ok=True)
     write_private(folder / "secret", secret.encode())
     options = [
-        *("--host", federation.listen, "--port", str(federation.port), "--isolation", "process"),
+        *("--host", federation.listen, "--port", str(federation.listen_port), "--isolation", "process"),
         *("--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")),
         *("--ssl-keyfile", str(folder / "server.key"), "--superexec-auth-secret-file", str(folder / "secret")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
-    check_port_free(federation.listen, federation.port)
+    check_port_free(federation.listen, federation.listen_port)
     process = Process(
         "superlink", options, folder / "flower", **flower().door_settings(folder, secret, most_bytes(folder))
     )
     try:
-        wait_for_port(federation.port, process)
-        address = f"{THIS_MACHINE}:{federation.port}"
+        wait_for_port(federation.listen_port, process)
+        address = f"{THIS_MACHINE}:{federation.listen_port}"
         keys = [member.public_key.encode() for member in federation.admitted.values()]
         nodes = flower().register(address, (folder / "ca.crt").read_bytes(), secret, keys)
         yield Link(address=address, secret=secret, nodes=dict(zip(federation.admitted, nodes, strict=True)))

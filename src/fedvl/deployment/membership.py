@@ -49,7 +49,7 @@ KEY = "key"
 MAKE_HINT = "make it with fedvl federation init."
 
 
-def create(folder: Path, names: list[str], host: str, port: int, experiment: Experiment) -> None:
+def create(folder: Path, names: list[str], host: str, port: int, experiment: Experiment, listens: str = "") -> None:
     """Make the folder of a federation, with one to hand to each party.
 
     If the federation is within this machine, so are the parties: their keys are made at once, and
@@ -62,7 +62,8 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     make_authority(folder)
     make_server_certificate(folder, host)
     common: dict[str, Any] = {"class_names": dataset.class_names, "templates": dataset.templates}
-    whole = FederationFile(host=host, port=port, parties=tuple(Member(name=name) for name in names), **common)
+    members = tuple(Member(name=name) for name in names)
+    whole = FederationFile(host=host, port=port, listens=listens, parties=members, **common)
     write_whole(folder / "federation.json", whole.model_dump_json(indent=1).encode())
     add_experiment(folder, experiment)
     for number, name in enumerate(names):

@@ -41,6 +41,7 @@ from fedvl.methods.roles import Shapes
 from fedvl.tensors import Tensors, placed
 
 STATE = "state"
+WAITING = "waiting for clients"  # a phase of a run: clients are not connected
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
@@ -324,7 +325,7 @@ class RemoteEngine:
                 return there
             if there != shown:
                 missing = sorted(set(clients) - there)
-                self.notify({"phase": "waiting for clients", "waiting_for": missing, "connected": sorted(there)})
+                self.notify({"phase": WAITING, "waiting_for": missing, "connected": sorted(there)})
                 shown = there
             time.sleep(PAUSE_SECONDS)
 

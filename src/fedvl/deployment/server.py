@@ -18,7 +18,7 @@ from fedvl.deployment.files import FederationFile, experiment_id
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.membership import absence_explained, read_federation
-from fedvl.deployment.remote import Identity, RemoteEngine
+from fedvl.deployment.remote import WAITING, Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods.mistakes import explained
@@ -47,9 +47,9 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
     with connected(folder, display) as (engine, prepared):
         names = list(engine.names)
         if folder.finished:  # it ended before all had heard of it
-            wait_for_parties(engine, names, federation.admitted.keys() - told, display, RETURN_SECONDS, quorum=0)
+            wait_for_parties(engine, names, federation.admitted.keys() - told, RETURN_SECONDS, quorum=0)
         else:
-            wait_for_all(engine, federation, display)
+            wait_for_all(engine, federation)
             participants = partial(who_took_part, place, folder, names)
             run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
@@ -83,6 +83,12 @@ def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> 
             "certificate_days": days_left(place / "server.crt"),
             "test_images": len(prepared.test.samples),
         }
+
+        def notify(status: dict[str, Any]) -> None:
+            folder.write_status({**status, **shown})
+            if status["phase"] == WAITING:
+                display.waiting(f"Waiting for {', '.join(names[number] for number in status['waiting_for'])}.")
+
         link = stack.enter_context(opened_link(place, federation))
         with held(place / ".begin"):
             authority = (place / "ca.crt").read_bytes()
@@ -94,7 +100,7 @@ def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> 
             len(names),
             identity,
             prepared.device,
-            lambda status: folder.write_status({**status, **shown}),
+            notify,
             folder.path / notes,
             {number: member.certificate for number, member in federation.admitted.items()},
             log,
@@ -104,10 +110,10 @@ def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> 
         yield engine, prepared
 
 
-def wait_for_all(engine: RemoteEngine, federation: FederationFile, display: Display) -> None:
+def wait_for_all(engine: RemoteEngine, federation: FederationFile) -> None:
     """Wait for all admitted clients; after the deadline, a quorum is enough."""
     seconds = max(engine.config.deadline, RETURN_SECONDS)
-    wait_for_parties(engine, list(engine.names), federation.admitted, display, seconds, engine.quorum)
+    wait_for_parties(engine, list(engine.names), federation.admitted, seconds, engine.quorum)
 
 
 def note_rounds(log: Log, run: str, folder: RunFolder) -> None:
@@ -132,25 +138,22 @@ def prepare_server(folder: RunFolder, display: Display) -> Prepared:
 
 
 def wait_for_parties(
-    engine: RemoteEngine, names: list[str], awaited: Collection[int], display: Display, seconds: float, quorum: int
+    engine: RemoteEngine, names: list[str], awaited: Collection[int], seconds: float, quorum: int
 ) -> None:
     """Wait until these parties are connected, or time is up and there is a quorum."""
-    show = display.stage("Clients")
     end, told = time.monotonic() + seconds, None
-    while len(there := engine.transport.connected() & set(awaited)) < len(awaited):
-        show(len(there), len(awaited))
-        if there != told:
-            engine.notify({"phase": "waiting for clients", "connected": sorted(there)})
-            told = there
+    while missing := sorted(set(awaited) - (there := engine.transport.connected())):
+        if missing != told:
+            engine.notify({"phase": WAITING, "waiting_for": missing, "connected": sorted(there)})
+            told = missing
         if time.monotonic() >= end:
-            if len(there) >= quorum:
-                break
-            missing = ", ".join(names[number] for number in sorted(set(awaited) - there))
+            if len(awaited) - len(missing) >= quorum:
+                return
+            absent = ", ".join(names[number] for number in missing)
             raise FedVLError(
-                f"Too few clients came in {seconds:g} seconds; start those that are missing ({missing}), then resume."
+                f"Too few clients came in {seconds:g} seconds; start those that are missing ({absent}), then resume."
             )
         time.sleep(0.2)
-    show(len(there), len(awaited))
 
 
 @contextmanager

@@ -1,35 +1,87 @@
-"""Keep a client's SuperNode running: restart it when it ends, and explain why it cannot connect."""
+"""Keep a client's SuperNode running: restart it when it ends, and say why it cannot connect."""
 
-import re
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Thread
 
+from fedvl.deployment.connection import UnreachableError, reach, read_authorities
 from fedvl.deployment.link import Process, flower
 from fedvl.deployment.membership import KEY
 from fedvl.deployment.state import state_of
 from fedvl.errors import FedVLError
+from fedvl.files import write_whole
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
 SHORT_SECONDS, MOST_SHORT = 60.0, 10  # give up after this many lives in a row, each shorter than this
-MOST_REFUSALS = 2  # the first may come from a server that is just starting
+WATCH_SECONDS = 8.0  # between looks at the server; with the time of one look, a person hears of a problem within 15
+AUTHORITIES = "authorities.crt"
+
+
+class Watch(Thread):
+    """Look at the server as long as the client runs: say what is wrong with the connection, once.
+
+    A SuperNode waits without a word, and a client that trains does not look at its SuperNode.
+    """
+
+    def __init__(self, address: str, authorities: Path, key: Path, say: Callable[[str], None]) -> None:
+        super().__init__(daemon=True)
+        self.address, self.key, self.say = address, key, say
+        self.authorities = read_authorities(authorities)
+        self.lasting: UnreachableError | None = None  # a problem that waiting does not mend
+        self.version = ""  # of FedVL at the server
+        self.over = Event()
+        self.start()
+
+    def run(self) -> None:
+        told = None
+        while self.lasting is None:
+            try:
+                reached = reach(self.address, self.authorities, self.key)
+                self.version = reached.version
+                problem = ""
+            except UnreachableError as error:
+                problem = str(error)
+                self.lasting = error if error.lasting else None
+            if problem != told and not self.over.is_set():
+                way = f" through the proxy {reached.proxy}" if not problem and reached.proxy else ""
+                self.say(f"{problem} Trying again." if problem and not self.lasting else problem or f"Connected{way}.")
+                told = problem
+            if self.over.wait(WATCH_SECONDS):
+                return
 
 
 class Supervised:
     """The SuperNode of this machine, restarted when it ends, as the server may have been."""
 
-    def __init__(self, folder: Path, server: str, port: int, secret_file: Path, most_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: str,
+        port: int,
+        secret_file: Path,
+        most_bytes: int,
+        say: Callable[[str], None] = print,
+        bundle: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
+        authorities, key = folder / "ca.crt", state_of(folder) / KEY
+        if bundle is not None:
+            both = read_authorities(authorities) + read_authorities(bundle)
+            authorities = state_of(folder) / AUTHORITIES
+            write_whole(authorities, both.encode())
         self.options = [
             *("--superlink", server, "--port", str(port), "--isolation", "process"),
-            *("--root-certificates", str(folder / "ca.crt")),
-            *("--auth-supernode-private-key", str(state_of(folder) / KEY)),
+            *("--root-certificates", str(authorities)),
+            *("--auth-supernode-private-key", str(key)),
             *("--superexec-auth-secret-file", str(secret_file)),
         ]
         self.short_lives, self.not_before = 0, 0.0
+        self.watch = Watch(server, authorities, key, say)
         self._start()
 
     def _start(self) -> None:
@@ -42,29 +94,20 @@ class Supervised:
         self.short_lives = 0
 
     def check(self) -> bool:
-        """Restart a SuperNode that ended, with exponential backoff."""
+        """Restart a SuperNode that ended, with exponential backoff; raise a lasting problem."""
+        if self.watch.lasting is not None:
+            raise self.watch.lasting
         if self.process.ended and time.monotonic() >= self.not_before:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
-            reason = refusal_in_log(self.process.log.read_text(encoding="utf-8", errors="replace"))
-            if self.short_lives >= (MOST_REFUSALS if reason else MOST_SHORT):
-                raise FedVLError(f"{reason or 'It cannot stay connected.'} {self.process.log} has the details.")
+            if self.short_lives >= MOST_SHORT:
+                raise FedVLError(f"It cannot stay connected. {self.process.log} has the details.")
             self._start()
             self.not_before = self.began + min(PAUSE_SECONDS * 2**self.short_lives, LONGEST_PAUSE_SECONDS)
         return True
 
-
-def refusal_in_log(log: str) -> str | None:
-    """Return why the server refused a SuperNode, from the end of its log."""
-    last = log[-3000:]
-    if "CERTIFICATE_VERIFY_FAILED" in last:
-        return "The server's certificate is not one of this federation; check the address, and ca.crt."
-    if clock := re.findall(r"This party's clock is \d+ seconds (?:behind|ahead of) the server's\.", last):
-        return f"{clock[-1]} Set this machine's clock."
-    if "[code: 401]" in last:
-        return (
-            "The server does not know this party's key; ask its operator to admit the request of fedvl federation join."
-        )
-    return None
+    def stop(self) -> None:
+        self.watch.over.set()
+        self.process.stop()
 
 
 def free_port() -> int:

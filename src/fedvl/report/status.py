@@ -31,7 +31,10 @@ def read_status(folder: Path) -> dict[str, Any]:
     experiment = resolve([settings])
     rounds = experiment.federation.rounds
     names = live.get("parties", [])  # empty if all clients are in one process
-    phase = f"round {live.get('round') or len(records) + 1} of {rounds}: {live.get('phase') or 'starting'}"
+    doing = live.get("phase") or "starting"
+    if (absent := set(live.get("waiting_for", ())) - set(live.get("connected", ()))) and names:
+        doing = f"waiting for {', '.join(name_of(names, client) for client in sorted(absent))}"
+    phase = f"round {live.get('round') or len(records) + 1} of {rounds}: {doing}"
     if finished or not run.at_work:
         live.update(connected=[], waiting_for=[])
         phase = (
@@ -77,10 +80,10 @@ def describe_party(
     client: int, name: str, live: dict[str, Any], records: list[dict[str, Any]], ended: str
 ) -> dict[str, Any]:
     seen = live.get("last_seen", {}).get(str(client))
-    state = "connected" if client in live.get("connected", []) else "not connected"
+    there, awaited = client in live.get("connected", []), client in live.get("waiting_for", [])
     return {
         "name": name,
-        "state": ended or ("working" if client in live.get("waiting_for", []) else state),
+        "state": ended or ("not connected" if not there else "working" if awaited else "connected"),
         "last_seen": f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "never",
         "missed": sum(client in record.get("dropped", ()) for record in records),
     }
