@@ -8,6 +8,7 @@ local.
 
 Where the slides leave a choice, or the released code differs:
 
+- The slides' relevance has products of queries and keys; here, as in the code, they are cosines.
 - The slides' relevance loss, -(S_pos - S_neg), draws queries to prompts not chosen; the code's
   pushes chosen keys away. ``key_loss = "logistic"``, -(S_pos + S_neg), pulls these and pushes the
   others.
