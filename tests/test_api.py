@@ -21,6 +21,7 @@ import fedvl
 from fedvl import api
 from fedvl.cli import app
 from fedvl.commands.run import run as run_command
+from fedvl.comparisons.contents import Comparison
 from fedvl.config import FLAGS
 from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
@@ -284,7 +285,7 @@ def test_without_pandas_rows_are_lists_of_dicts(finished, monkeypatch):
     assert [each["accuracy"] for each in finished.rounds] == finished.figures["per_round"]
     (predicted,) = finished.predict(picture(0))
     assert set(predicted) == {"image", "name", "score", "ranked", "zero_shot", "refused"}
-    comparison = api.Comparison({"cells": []}, Path())
+    comparison = api.Comparison(Comparison(kind="table", rows=[], columns=[], cells=[]), Path())
     assert comparison.rows == []
     with pytest.raises(fedvl.FedVLError) as error:
         comparison.to_pandas()
@@ -541,9 +542,11 @@ def test_finished_runs_are_not_run_again_and_the_noted_command_gives_the_same():
     more = small_comparison(["linear", "zero-shot", "fedprox"], seeds=1, dataset=["cifar10-mini"], out="one two")
     assert {path: path.stat().st_mtime_ns for path in runs} == runs
     assert [line["values"] for line in more.rows[:2]] == [line["values"] for line in first.rows]
-    done = CliRunner().invoke(app, [*shlex.split(more.summary["command"])[1:], "--quiet"])
+    done = CliRunner().invoke(app, [*shlex.split(more.summary.command)[1:], "--quiet"])
     assert done.exit_code == 0, done.output
-    assert json.loads(Path("one two/comparison.json").read_bytes())["cells"] == more.summary["cells"]
+    assert (
+        json.loads(Path("one two/comparison.json").read_bytes())["cells"] == json.loads(more.summary.to_json())["cells"]
+    )
     assert len(list(Path("one two/runs").iterdir())) == 3, "the same settings gave the same folders"
 
 
@@ -553,7 +556,7 @@ def test_a_grid_of_rows_and_columns_from_a_file():
     )
     comparison = fedvl.compare(grid="grid.toml", quiet=True, **SMALL)
     assert [line["row"] for line in comparison.rows] == ["plain", "pulled", "zero-shot", "ridge"]
-    assert comparison.summary["command"].startswith("fedvl compare grid.toml --seeds 1 --set data.")
+    assert comparison.summary.command.startswith("fedvl compare grid.toml --seeds 1 --set data.")
     assert comparison.folder == Path("comparisons/comparison")
     with pytest.raises(fedvl.FedVLError) as error:
         fedvl.compare(grid="grid.toml", dataset="emoji-mini")

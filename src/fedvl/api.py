@@ -43,6 +43,7 @@ from fedvl.runs.folder import RunFolder
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from fedvl.comparisons.contents import Comparison as Summary
     from fedvl.report.notebook import Chart
     from fedvl.serve.images import AnyImage
     from fedvl.serve.model import TrainedModel
@@ -150,7 +151,7 @@ class RunResult:
 class Comparison:
     """Methods side by side: mean, deviation and each seed of every method and column."""
 
-    def __init__(self, summary: Row, folder: Path) -> None:
+    def __init__(self, summary: "Summary", folder: Path) -> None:
         self.summary, self.folder = summary, folder
 
     @property
@@ -158,8 +159,11 @@ class Comparison:
         """One for each method and column; ``runs`` are the folders, for ``fedvl.open_run``."""
         kept = ("row", "column", "measure", "mean", "deviation", "n", "best", "significant", "values")
         return [
-            {**{name: cell[name] for name in kept}, "runs": [str(self.folder / "runs" / run) for run in cell["runs"]]}
-            for cell in self.summary["cells"]
+            {
+                **{name: getattr(cell, name) for name in kept},
+                "runs": [str(self.folder / "runs" / run) for run in cell.runs],
+            }
+            for cell in self.summary.cells
         ]
 
     def to_pandas(self) -> Any:
@@ -186,15 +190,15 @@ class Comparison:
         return text.getvalue() + footnote(self.summary)
 
     def _repr_html_(self) -> str:
-        from fedvl.report.comparison_tables import by_place, cell_text, footnote
+        from fedvl.report.comparison_tables import cell_text, footnote
 
-        cells = by_place(self.summary)
+        cells = self.summary.places
         body = []
-        for row in self.summary["rows"]:
-            found = [cells.get((row, column)) for column in self.summary["columns"]]
-            texts = [(escape(cell_text(cell)), cell is not None and cell["best"]) for cell in found]
+        for row in self.summary.rows:
+            found = [cells.get((row, column)) for column in self.summary.columns]
+            texts = [(escape(cell_text(cell)), cell is not None and cell.best) for cell in found]
             body.append([escape(row), *(f"<b>{text}</b>" if best else text for text, best in texts)])
-        return html_table(["", *self.summary["columns"]], body, note=footnote(self.summary))
+        return html_table(["", *self.summary.columns], body, note=footnote(self.summary))
 
 
 def with_keywords(function: Callable[P, RunResult]) -> Callable[P, RunResult]:
@@ -322,11 +326,11 @@ def compare(
     write_comparison(summary, folder)
     if outcome.tuned:
         write_grid(outcome.grid, folder / "tuned.toml")
-    if summary["failures"]:
-        failed = summary["failures"][0]
+    if summary.failures:
+        failed = summary.failures[0]
         raise FedVLError(
-            f"{len(summary['failures'])} of {len(experiments)} runs failed; the first is {failed['row']}, seed {failed['seed']}: "
-            f"{failed['error']}"
+            f"{len(summary.failures)} of {len(experiments)} runs failed; the first is {failed.row}, seed {failed.seed}: "
+            f"{failed.error}"
         )
     return Comparison(summary, folder)
 

@@ -34,9 +34,9 @@ class Content(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    def to_json(self) -> str:
+    def to_json(self, indent: int | None = None) -> str:
         """Return the JSON to write: the keys that were set, in the order of the fields."""
-        return json.dumps(self.model_dump(exclude_unset=True))
+        return json.dumps(self.model_dump(exclude_unset=True), indent=indent)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers.small import encoder_of
 
-from fedvl.comparisons.measures import MEASURES, Reopened, measured
+from fedvl.comparisons.measures import MEASURES, MeasuredRun, Reopened, measured
+from fedvl.data.sources import Opener
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
@@ -76,10 +77,10 @@ def test_a_clients_samples_are_mapped_with_the_share_whose_nearest_other_is_of_t
     )
     run: Any = SimpleNamespace(reopened=Reopened(prepared, {"stretch": torch.tensor(2.0)}, {}))
     found: Any = measured("embedding@1", run)
-    assert found["label"] == [0, 0, 1, 1, 0]
-    assert found["class_names"] == ["a", "b"]
-    assert len(found["x"]) == 5
-    assert found["value"] == 60  # 0 and 1 have each other; 10 has 12, and 12 has 13.5, as 13.5 has 12
+    assert found.label == [0, 0, 1, 1, 0]
+    assert found.class_names == ["a", "b"]
+    assert len(found.x) == 5
+    assert found.value == 60  # 0 and 1 have each other; 10 has 12, and 12 has 13.5, as 13.5 has 12
     with pytest.raises(FedVLError, match="numbered from 0 to 1"):
         measured("embedding@2", run)
     with pytest.raises(FedVLError, match="Client 0 has fewer than two samples"):
@@ -87,11 +88,13 @@ def test_a_clients_samples_are_mapped_with_the_share_whose_nearest_other_is_of_t
 
 
 def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:
-    result = {
-        "conditions": [{"condition": "full", "accuracy": 50.0}],
-        "base_to_new": [{"name": "base", "accuracy": 60.0}, {"name": "hm3", "accuracy": 40.0}],
-    }
-    run: Any = SimpleNamespace(result=result, rounds=[], folder=SimpleNamespace(path="run"))
+    sets = [{"name": name, "accuracy": mean, "interval": [0.0, 99.0]} for name, mean in (("base", 60.0), ("hm3", 40.0))]
+    conditions = [{"condition": "full", "accuracy": 50.0}]
+    result = {"method": "m", "conditions": conditions, "base_to_new": sets, "macro_f1": 30}
+    run = MeasuredRun(SimpleNamespace(result=result, rounds=[], path="run"), Opener.once())  # type: ignore[arg-type]
+    assert measured("macro_f1", run) == 30.0
+    with pytest.raises(FedVLError, match="no 'seconds' to measure"):
+        measured("training_seconds", run)
     assert [measured(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
     with pytest.raises(FedVLError, match="no 'accuracy@new' to measure"):
         measured("accuracy@new", run)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedvl.comparisons.contents import Failure
 from fedvl.comparisons.grid import Grid
 from fedvl.comparisons.references import with_references, without_refused
 from fedvl.comparisons.run import Outcome, flags_grid
@@ -63,12 +64,12 @@ def test_a_refused_reference_row_is_a_sentence_and_no_failure() -> None:
         ("zero-shot", "disjoint", "No texts."),
     ]
     outcome.failures = [
-        {"row": row, "column": column, "seed": seed, "error": error} for row, column, error in said for seed in (0, 1)
+        Failure(row=row, column=column, seed=seed, error=error) for row, column, error in said for seed in (0, 1)
     ]
-    outcome.failures.append({"row": "linear", "column": "disjoint", "seed": 0, "error": "as intended"})
+    outcome.failures.append(Failure(row="linear", column="disjoint", seed=0, error="as intended"))
     found = without_refused(outcome)
     assert list(found.grid.rows) == ["linear", "ridge"]
-    assert [failure["row"] for failure in found.failures] == ["linear"]
+    assert [failure.row for failure in found.failures] == ["linear"]
     assert found.grid.note.endswith(
         "The reference row ridge is missing in disjoint: No classes. The reference row zero-shot is missing: No texts."
     )

@@ -185,14 +185,14 @@ def test_each_recipe_runs_in_small(
     with TerminalDisplay(quiet=True) as display:
         outcome = perform_grid(grid, runs, GridDisplay(display), opener)
     summary = against_paper(name, recipe, outcome, [EMBEDDED_LABEL], "fedvl reproduce")
-    assert summary["failures"] == []
+    assert summary.failures == []
     places = len(grid.rows) * len(grid.columns)
     drawn = {"curves": "series", "scatter": "points", "map": "points", "bubbles": "points", "panels": "points"}
-    assert len(summary[drawn.get(grid.kind, "cells")]) == places
-    for cell in summary["cells"]:
-        assert math.isfinite(cell["ours"])
-        if cell["paper"] is not None:
-            assert cell["difference"] == pytest.approx(cell["ours"] - cell["paper"])
-    json.dumps(summary, allow_nan=False)
+    assert len(getattr(summary, drawn.get(grid.kind, "cells"))) == places
+    for cell in summary.cells:
+        assert cell.ours == cell.mean
+        if cell.paper is not None:
+            assert cell.difference == pytest.approx(cell.mean - cell.paper)
+    json.dumps(summary.model_dump(), allow_nan=False)
     write_comparison(summary, tmp_path)
     assert EMBEDDED_LABEL.split(",")[0] in (tmp_path / "table.html").read_text(encoding="utf-8")

@@ -3,11 +3,11 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.runs import OPENER
 
+from fedvl.comparisons.contents import Comparison
 from fedvl.comparisons.sweep import COLUMN, Range, perform_sweep, read_axes, settings_of, sweep_grid
 from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
@@ -62,7 +62,7 @@ def test_mistakes_are_told(words: list[str], told: str) -> None:
         settings_of(read_axes(words), None)
 
 
-def sweep(runs: Path, *words: str) -> dict[str, Any]:
+def sweep(runs: Path, *words: str) -> Comparison:
     grid = sweep_grid(SMALL, read_axes(words), None, 0.25, 1)
     return perform_sweep(grid, runs, GridDisplay(SilentLine()), OPENER, "fedvl sweep")
 
@@ -70,34 +70,35 @@ def sweep(runs: Path, *words: str) -> dict[str, Any]:
 def test_the_best_on_validation_images_is_tested_once(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     summary = sweep(runs, "training.learning_rate=0.001,0.3,1e9")
+    assert summary.opening is not None
     results = {path.parent.name: json.loads(path.read_bytes()) for path in runs.glob("*/result.json")}
     tested = [result for result in results.values() if result["right"]]
     reference = tested.pop([result["method"] for result in tested].index("ridge"))
-    assert f"ridge {reference['accuracy']:.1f} %" in summary["opening"]
+    assert f"ridge {reference['accuracy']:.1f} %" in summary.opening
     assert len(tested) == 1
-    cells = {cell["row"]: cell for cell in summary["cells"]}
+    cells = {cell.row: cell for cell in summary.cells}
     for cell in cells.values():
-        (name,) = cell["runs"]
-        assert cell["mean"] == results[name]["per_round_validation"][-1]
-        assert cell["interval"] == wilson(cell["mean"], results[name]["validation_images"])
+        (name,) = cell.runs
+        assert cell.mean == results[name]["per_round_validation"][-1]
+        assert cell.interval == wilson(cell.mean, results[name]["validation_images"])
         assert results[name]["accuracy"] is None
-    best = max(cells.values(), key=lambda cell: cell["mean"])
-    assert [cell["row"] for cell in cells.values() if cell["chosen"]] == [best["row"]]
+    best = max(cells.values(), key=lambda cell: cell.mean)
+    assert [cell.row for cell in cells.values() if cell.chosen] == [best.row]
     assert "validation" not in tested[0]["config"]["evaluation"]  # trained on all images, and the last round tested
     assert sum(map(sum, tested[0]["partition_counts"])) == 200
-    assert "learning_rate is at the end of its range" in summary["opening"] or best["row"] == "learning_rate 0.3"
+    assert "learning_rate is at the end of its range" in summary.opening or best.row == "learning_rate 0.3"
     assert cell_text(best).endswith("chosen")
-    assert f"it has {tested[0]['accuracy']:.1f} %" in summary["opening"]
-    assert best["row"] in summary["opening"]
+    assert f"it has {tested[0]['accuracy']:.1f} %" in summary.opening
+    assert best.row in summary.opening
 
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in runs.glob("*/result.json")}
 
     before = times()
-    assert sweep(runs, "training.learning_rate=0.001,0.3,1e9")["opening"] == summary["opening"]
+    assert sweep(runs, "training.learning_rate=0.001,0.3,1e9").opening == summary.opening
     assert times() == before
     page = write_comparison(summary, tmp_path).read_text(encoding="utf-8")
-    assert summary["opening"] in page
+    assert summary.opening in page
     assert page.count(">chosen<") == 1
 
 
@@ -105,14 +106,15 @@ def test_with_patience_the_model_of_the_best_round_is_chosen_and_tested(tmp_path
     summary = sweep(tmp_path, "training.learning_rate=0.1,0.3", "federation.patience=2")
     results = {path.parent.name: json.loads(path.read_bytes()) for path in tmp_path.glob("*/result.json")}
     (tested,) = [result for result in results.values() if result["right"] and result["method"] == "linear"]
-    for cell in summary["cells"]:
-        assert cell["mean"] == max(results[cell["runs"][0]]["per_round_validation"])
-    (best,) = [cell for cell in summary["cells"] if cell["chosen"]]
-    assert tested["state_sha256"] == results[best["runs"][0]]["state_sha256"]
-    assert "training.learning_rate is at the end of its range; try more values." in summary["opening"]
+    assert summary.opening is not None
+    for cell in summary.cells:
+        assert cell.mean == max(results[cell.runs[0]]["per_round_validation"])
+    (best,) = [cell for cell in summary.cells if cell.chosen]
+    assert tested["state_sha256"] == results[best.runs[0]]["state_sha256"]
+    assert "training.learning_rate is at the end of its range; try more values." in summary.opening
 
 
 def test_a_sweep_of_which_everything_fails_chooses_nothing(tmp_path: Path) -> None:
     summary = sweep(tmp_path, "data.dataset=no-such-set,nor-this")
-    assert (summary["cells"], len(summary["failures"]), "opening" in summary) == ([], 2, False)
-    assert COLUMN in summary["columns"]
+    assert (summary.cells, len(summary.failures), summary.opening) == ([], 2, None)
+    assert COLUMN in summary.columns

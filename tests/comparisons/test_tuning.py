@@ -9,13 +9,14 @@ from helpers.grids import grid_of
 from helpers.runs import OPENER
 
 import fedvl
-from fedvl.comparisons.contents import TunedCell
+from fedvl.comparisons.contents import Failure
 from fedvl.comparisons.grid import Grid, layered, read_grid
 from fedvl.comparisons.run import Outcome, perform_grid
 from fedvl.comparisons.sweep import chosen_grid, edges, listed_axes, perform_sweep, read_axes, sweep_grid
 from fedvl.comparisons.tuning import perform_tuned, sentences, trials_of, tried_in, with_choices, write_grid
 from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
+from fedvl.runs.contents import Result
 
 SMALL = {"data": {"clients": 2, "shots": 20, "test_shots": 10, "partition": "iid"}, "federation": {"rounds": 3}}
 RATES = {"training.learning_rate": [0.001, 0.3]}
@@ -100,10 +101,10 @@ def chosen_of(values: dict[str, list[float | None]], untrained: float = 10.0) ->
             if value is not None:
                 trials.figures.setdefault(place, []).append([0.0, value])  # of each round; the last counts
                 trials.seeds.setdefault(place, []).append(seed)
-                result = {"validation_images": 50, "untrained_validation_accuracy": untrained}
+                result = Result(method="m", validation_images=50, untrained_validation_accuracy=untrained)
                 trials.results.setdefault(place, []).append(result)
             else:
-                trials.failures.append({"row": place[0], "column": "x", "seed": seed, "error": "diverged"})
+                trials.failures.append(Failure(row=place[0], column="x", seed=seed, error="diverged"))
     return with_choices(grid, trials), trials
 
 
@@ -135,7 +136,7 @@ def test_a_cell_of_which_everything_fails_is_left_out_and_told() -> None:
         ),
         lambda part: trials if "linear" not in part.rows else Outcome(part),
     )
-    assert [failure["error"] for failure in outcome.failures] == [
+    assert [failure.error for failure in outcome.failures] == [
         "No setting finished with every seed; the first: diverged"
     ]
 
@@ -161,7 +162,7 @@ def test_a_tuned_comparison_tests_the_best_setting_of_each_cell_once(tmp_path: P
         quiet=True,
         **{"data.clients": 2, "data.shots": 20, "data.test_shots": 10, "rounds": 3},
     )
-    (cell,) = [TunedCell.model_validate(one) for one in found.summary["tuned"]]
+    (cell,) = found.summary.tuned
     results = [json.loads(path.read_bytes()) for path in (tmp_path / "runs").glob("linear-*/result.json")]
     blind = [result for result in results if result["accuracy"] is None]
     tested = [result for result in results if result["accuracy"] is not None]
@@ -172,7 +173,7 @@ def test_a_tuned_comparison_tests_the_best_setting_of_each_cell_once(tmp_path: P
         assert mean == pytest.approx(sum(last) / 2)
     assert {f"learning_rate {result['config']['training']['learning_rate']}" for result in tested} == {cell.chosen}
     assert all(result["config"]["evaluation"].get("validation") is None for result in tested)
-    assert "Tuned: 2 settings tried for each of 1 rows" in found.summary["note"]
+    assert "Tuned: 2 settings tried for each of 1 rows" in (found.summary.note or "")
     assert cell.chosen in (tmp_path / "report.html").read_text(encoding="utf-8")
     again = read_grid(tmp_path / "tuned.toml")
     settings = {case.row: case.settings for case in again.cases()}
@@ -192,11 +193,11 @@ def test_compare_reads_what_a_sweep_has_chosen(tmp_path: Path) -> None:
     assert found is not None
     write_grid(found, tmp_path / "chosen.toml")
     (case, *_) = read_grid(tmp_path / "chosen.toml").cases()
-    (chosen,) = [cell["row"] for cell in summary["cells"] if cell.get("chosen")]
+    (chosen,) = [cell.row for cell in summary.cells if cell.chosen]
     assert case.row == "linear"
     assert f"learning_rate {case.settings['training']['learning_rate']}" == chosen
     assert "evaluation" not in case.settings or "validation" not in case.settings["evaluation"]
-    assert chosen_grid(grid, {"cells": []}) is None
+    assert chosen_grid(grid, summary.model_copy(update={"cells": []})) is None
 
 
 def test_a_written_grid_is_read_as_it_was(tmp_path: Path) -> None:

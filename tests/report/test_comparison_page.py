@@ -6,11 +6,16 @@ from xml.etree import ElementTree
 import pytest
 from helpers.grids import make_grid, make_points
 
+from fedvl.comparisons.contents import Comparison
 from fedvl.report.comparison_page import FIGURES, describe_grid
 from fedvl.report.page import write_report
 from fedvl.report.tables import MINUS
 
 POINTED = ("scatter", "map", "bubbles", "panels")
+
+
+def described(grid):
+    return describe_grid(Comparison.model_validate(grid))
 
 
 def grid_of(kind):
@@ -49,32 +54,32 @@ def test_a_bench_of_many_papers_says_what_is_published_and_takes_no_difference(t
 
 @pytest.mark.parametrize("kind", [kind for kind in FIGURES if kind not in ("table", "panels")])
 def test_charts_are_sound_svg(kind):
-    figures = describe_grid(grid_of(kind))["figures"]
+    figures = described(grid_of(kind)).figures
     assert figures
     for figure in figures:
-        for chart in figure["charts"]:
+        for chart in figure.charts:
             assert ElementTree.fromstring(str(chart)).get("role") == "img"
 
 
 def test_curves_begin_before_the_first_round():
-    (figure,) = describe_grid(make_grid("curves"))["figures"]
-    assert "Round 0: mine 50, theirs 50" in str(figure["charts"][0])
-    assert "Round 2: mine 60, theirs 61" in str(figure["charts"][0])
+    (figure,) = described(make_grid("curves")).figures
+    assert "Round 0: mine 50, theirs 50" in str(figure.charts[0])
+    assert "Round 2: mine 60, theirs 61" in str(figure.charts[0])
     rounds = make_grid("curves")
     for cell in rounds["cells"]:
         cell["measure"] = "rounds.drift"
-    (figure,) = describe_grid(rounds)["figures"]
-    assert "Round 1: mine 50" in str(figure["charts"][0])
-    assert "Round 0" not in str(figure["charts"][0])
+    (figure,) = described(rounds).figures
+    assert "Round 1: mine 50" in str(figure.charts[0])
+    assert "Round 0" not in str(figure.charts[0])
 
 
 def test_lines_run_over_the_columns_and_bars_tick_the_paper():
-    (figure,) = describe_grid(make_grid("lines"))["figures"]
-    assert "food: mine 61, theirs 71" in str(figure["charts"][0])
-    (figure,) = describe_grid(make_grid("bars"))["figures"]
-    assert "mine, cars: 62.0, paper 64.0" in str(figure["charts"][0])
+    (figure,) = described(make_grid("lines")).figures
+    assert "food: mine 61, theirs 71" in str(figure.charts[0])
+    (figure,) = described(make_grid("bars")).figures
+    assert "mine, cars: 62.0, paper 64.0" in str(figure.charts[0])
     assert (
-        figure["caption"]
+        figure.caption
         == "Points are seeds. Whiskers are a standard deviation over seeds. The tick marks the paper's value."
     )
 
@@ -83,41 +88,41 @@ def test_bars_of_different_measures_have_scales_of_their_own():
     grid = make_grid("bars")
     for cell in grid["cells"]:
         cell["measure"] = cell["column"]
-    assert len(describe_grid(grid)["figures"]) == 3
+    assert len(described(grid).figures) == 3
 
 
 def test_a_radar_of_two_datasets_becomes_bars():
     grid = make_grid("radar")
-    assert "Radar of 3 axes" in str(describe_grid(grid)["figures"][0]["charts"][0])
+    assert "Radar of 3 axes" in str(described(grid).figures[0].charts[0])
     grid |= {"columns": grid["columns"][:2], "cells": [cell for cell in grid["cells"] if cell["column"] != "cars"]}
-    assert "bars, the longest" in str(describe_grid(grid)["figures"][0]["charts"][0])
+    assert "bars, the longest" in str(described(grid).figures[0].charts[0])
 
 
 def test_maps_tell_what_prototypes_correct():
-    before, after = describe_grid(grid_of("map"))["figures"]
-    assert (before["title"], after["title"]) == (
+    before, after = described(grid_of("map")).figures
+    assert (before.title, after.title) == (
         "mine, pets: class texts only",
         "mine, pets: class texts and prototypes",
     )
-    assert "66.7 % are correct" in before["caption"]
-    assert "100.0 % are correct" in after["caption"]
-    assert str(before["charts"][0]).count("points cross") == 1
-    assert "points cross" not in str(after["charts"][0])
+    assert "66.7 % are correct" in before.caption
+    assert "100.0 % are correct" in after.caption
+    assert str(before.charts[0]).count("points cross") == 1
+    assert "points cross" not in str(after.charts[0])
 
 
 def test_a_map_of_samples_tells_what_they_lack():
     points = make_points("map")[0]
     sample = {key: points[key] for key in ("row", "column", "x", "y", "label")} | {"present": ["both", "text", "image"]}
-    (figure,) = describe_grid(make_grid("map", points=[sample]))["figures"]
-    svg = str(figure["charts"][0])
+    (figure,) = described(make_grid("map", points=[sample])).figures
+    svg = str(figure.charts[0])
     assert [f"points {shape}" in svg for shape in ("circle", "triangle", "square")] == [True, True, True]
     assert "class 1 (1)" in svg
 
 
 def test_panels_show_only_embedded_images_and_say_what_leaks_without_a_search():
-    (figure,) = describe_grid(grid_of("panels"))["figures"]
-    assert [picture["caption"] for picture in figure["pictures"]] == ["original", "step 0"]
-    assert "cosine 1.0000, and its class too" in figure["caption"]
+    (figure,) = described(grid_of("panels")).figures
+    assert [picture.caption for picture in figure.pictures] == ["original", "step 0"]
+    assert "cosine 1.0000, and its class too" in figure.caption
 
 
 def test_a_comparison_gets_bars_and_failures_are_told(tmp_path):
@@ -132,7 +137,7 @@ def test_a_comparison_gets_bars_and_failures_are_told(tmp_path):
 
 
 def test_a_papers_table_has_no_figure_beside_it():
-    assert describe_grid(make_grid("table"))["figures"] == []
+    assert described(make_grid("table")).figures == []
 
 
 def compared(**more):
@@ -170,32 +175,32 @@ def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path)
     said = "a is best: 70.0 %, +5.0 points over b (95 % over seeds and test images 1.0 to 9.0, paired). Zero-shot has 50.0 %."
     assert said in text
     assert "pets · model tiny · iid · 1 client · 5 rounds · 2 seeds · 1,000 test images" in text
-    values = describe_grid(compared())
-    assert values["different"] == [("training.learning_rate", ["0.1", "0.2"])]
-    assert values["alone"] == [("b", "method.mu", "0.5")]
-    assert [run["link"] for run in values["runs"]] == ["runs/a-0/report.html", "runs/b-0/report.html"]  # none leads out
-    bars, curves = values["figures"]
-    assert str(bars["charts"][0]).count('class="seed"') == 4
-    assert str(bars["charts"][0]).count('class="whisker"') == 6
-    assert "Round 2: a 70.0" in str(curves["charts"][0])
-    assert "zero-shot 50.0" in str(curves["charts"][0])
+    values = described(compared())
+    assert values.different == [("training.learning_rate", ["0.1", "0.2"])]
+    assert values.alone == [("b", "method.mu", "0.5")]
+    assert [run.link for run in values.runs] == ["runs/a-0/report.html", "runs/b-0/report.html"]  # none leads out
+    bars, curves = values.figures
+    assert str(bars.charts[0]).count('class="seed"') == 4
+    assert str(bars.charts[0]).count('class="whisker"') == 6
+    assert "Round 2: a 70.0" in str(curves.charts[0])
+    assert "zero-shot 50.0" in str(curves.charts[0])
 
 
 def test_what_may_be_chance_and_what_does_not_compare_is_said():
     grid = compared()
     grid["cells"][0] |= {"lead": [-1.0, 9.0], "significant": False}
-    assert "may be chance" in describe_grid(grid)["opening"]
+    assert "may be chance" in described(grid).opening
     grid["cells"][0]["lead"] = None
-    assert "there is no paired test" in describe_grid(grid)["opening"]
+    assert "there is no paired test" in described(grid).opening
     grid["cells"][0]["best"] = False
-    assert describe_grid(grid)["opening"].startswith("a and b are equal: 70.0 %.")
+    assert described(grid).opening.startswith("a and b are equal: 70.0 %.")
     grid["cells"][1]["protocol"] = "open"
-    values = describe_grid(grid)
-    assert values["opening"] == ""
-    assert "follow different protocols (closed for a, open for b) and do not compare." in values["note"]
+    values = described(grid)
+    assert values.opening == ""
+    assert "follow different protocols (closed for a, open for b) and do not compare." in values.note
 
 
 def test_several_columns_are_counted():
     grid = compared(columns=["accuracy", "other"])
     grid["cells"] += [cell | {"column": "other", "lead": [-1.0, 2.0], "significant": False} for cell in grid["cells"]]
-    assert describe_grid(grid)["opening"].startswith("Best of 2 rows in 2 columns: a in 2, beyond chance in 1 (beyond")
+    assert described(grid).opening.startswith("Best of 2 rows in 2 columns: a in 2, beyond chance in 1 (beyond")

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from helpers.grids import outcome_of
 
+from fedvl.comparisons.contents import Averaged, Comparison, GridCell
 from fedvl.comparisons.run import summarise
 from fedvl.report.comparison_tables import (
+    AverageCell,
     cell_text,
     csv_table,
     html_table,
@@ -20,26 +22,26 @@ from fedvl.report.comparison_tables import (
 
 
 @pytest.fixture
-def summary() -> dict[str, Any]:
+def summary() -> Comparison:
     figures = {("50% & <b>", "x_1"): [10.0, 20.0, 30.0], ("plain", "x_1"): [1.0, 2.0, 3.5]}
     return summarise(outcome_of(figures, title="T & t"), "fedvl compare --methods a")
 
 
-def test_csv_has_every_digit(summary: dict[str, Any]) -> None:
+def test_csv_has_every_digit(summary: Comparison) -> None:
     lines = csv_table(summary).splitlines()
     assert lines[0] == "row,column,measure,mean,deviation,n,p,against,paper"
     assert lines[1].startswith("50% & <b>,x_1,accuracy,20.0,10.0,3,0.0")
     assert lines[2].startswith("plain,x_1,accuracy,2.1666666666666665,")
 
 
-def test_latex_is_escaped_booktabs(summary: dict[str, Any]) -> None:
+def test_latex_is_escaped_booktabs(summary: Comparison) -> None:
     text = latex_table(summary)
     assert r"50\% \& <b> & \textbf{20.0 $\pm$ 10.0}" in text
     assert r"x\_1" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
 
 
-def test_html_is_escaped_and_says_what_was_tested(summary: dict[str, Any]) -> None:
+def test_html_is_escaped_and_says_what_was_tested(summary: Comparison) -> None:
     page = html_table(summary)
     assert "50% &amp; &lt;b&gt;" in page
     assert "paired t-test" in page
@@ -47,22 +49,21 @@ def test_html_is_escaped_and_says_what_was_tested(summary: dict[str, Any]) -> No
     assert "http" not in page
 
 
-def test_no_star_is_explained_where_none_can_be(summary: dict[str, Any]) -> None:
+def test_no_star_is_explained_where_none_can_be(summary: Comparison) -> None:
     few = summarise(outcome_of({("a", "x"): [1.0], ("b", "x"): [2.0]}), "c")
     assert "t-test" not in html_table(few)
     assert "n = 1 seed." in html_table(few)
 
 
 def test_equal_rows_are_called_equal_and_not_a_lead_of_nothing() -> None:
-    place = {"column": "x", "against": None, "lead": None}
+    lead = {"against": "b", "compared": [0, 1]}
     cells = [
-        {"row": "a", **place, "against": "b", "lead": [0.0, 0.0], "best": False, "compared": [0, 1]},
-        {"row": "b", **place},
-        {"row": "a", **place, "column": "y", "against": "b", "lead": [1.0, 3.0]}
-        | {"best": True, "ahead": 2.0, "significant": True, "compared": [0, 1]},
-        {"row": "b", **place, "column": "y"},
+        cell("a", "x", [1.0, 2.0], **lead, lead=[0.0, 0.0]),
+        cell("b", "x", [1.0, 2.0]),
+        cell("a", "y", [3.0, 4.0], **lead, lead=[1.0, 3.0], best=True, ahead=2.0, significant=True),
+        cell("b", "y", [1.0, 2.0]),
     ]
-    equal, ahead = leads({"cells": cells, "columns": ["x", "y"]})
+    equal, ahead = leads(Comparison(kind="table", rows=["a", "b"], columns=["x", "y"], cells=cells))
     assert equal == "a and b (x) are equal."
     assert ahead.startswith("a leads b (y) by +2.0 points")
 
@@ -77,42 +78,44 @@ def test_a_wide_table_is_turned_and_then_cut_to_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t"])
-def test_no_name_is_a_formula_in_a_spreadsheet(sign: str, summary: dict[str, Any]) -> None:
+def test_no_name_is_a_formula_in_a_spreadsheet(sign: str, summary: Comparison) -> None:
     name = f"{sign}cmd|' /C calc'!A1"
-    summary["rows"] = [name if row == summary["cells"][0]["row"] else row for row in summary["rows"]]
-    summary["cells"][0] |= {"row": name, "mean": -1.5}
+    cells = [summary.cells[0].model_copy(update={"row": name, "mean": -1.5}), *summary.cells[1:]]
+    summary = summary.model_copy(update={"cells": cells})
     read = list(csv.DictReader(io.StringIO(csv_table(summary), newline="")))
     assert (read[0]["row"], read[0]["mean"]) == (f"'{name}", "-1.5")
 
 
-def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, Any]:
+def cell(row: str, column: str, values: list[float], **more: Any) -> GridCell:
     found = {"row": row, "column": column, "measure": "accuracy", "mean": sum(values) / len(values), "deviation": None}
-    return {**found, "n": len(values), "values": values, "seeds": [0, 1], "best": False, "significant": False, **more}
+    found |= {"n": len(values), "values": values, "seeds": [0, 1], "best": False, "significant": False}
+    return GridCell.model_validate(found | more)
 
 
-AVERAGED = {"name": "average", "columns": ["pets", "food", "cars"]}
+AVERAGED = Averaged(name="average", columns=["pets", "food", "cars"])
 
 
-def averaged_table() -> dict[str, Any]:
+def averaged_table(*more: GridCell) -> Comparison:
     cells = [
         cell("a", "pets", [50.0, 52.0], paper=60.0),
         cell("a", "food", [70.0, 74.0], paper=70.0),
         cell("a", "cars", [30.0, 30.0], paper=40.5),
         cell("b", "pets", [90.0, 92.0]),
         cell("b", "food", [80.0, 80.0]),
+        *more,
     ]
-    facts = {"title": "", "date": "", "fedvl_version": "", "command": "", "test": "", "failures": []}
-    return {"rows": ["a", "b", "c"], "columns": [*AVERAGED["columns"]], "cells": cells, "averages": [AVERAGED], **facts}
+    columns = AVERAGED.columns
+    return Comparison(kind="table", rows=["a", "b", "c"], columns=columns, cells=cells, averages=[AVERAGED])
 
 
 def test_columns_of_datasets_have_their_average_and_say_what_is_missing() -> None:
     """a: 51, 72 and 30, in seed 0 50 on average, in seed 1 52; b has two of three, whose mean is not the best."""
     wide = with_averages(averaged_table())
-    assert wide["columns"] == ["pets", "food", "cars", "average"]
-    ours, theirs = (found for found in wide["cells"] if found["column"] == "average")
-    assert (ours["mean"], ours["deviation"]) == (pytest.approx(51.0), pytest.approx(2**0.5))
-    assert (ours["paper"], ours["missing"], ours["best"]) == (pytest.approx(170.5 / 3), 0, False)
-    assert (theirs["mean"], theirs["paper"], theirs["missing"], theirs["best"]) == (85.5, None, 1, False)
+    assert wide.columns == ["pets", "food", "cars", "average"]
+    ours, theirs = (found for found in wide.cells if isinstance(found, AverageCell))
+    assert [ours.mean, ours.deviation] == pytest.approx([51.0, 2**0.5])
+    assert [ours.paper, ours.missing, ours.best] == pytest.approx([170.5 / 3, 0, False])
+    assert (theirs.mean, theirs.paper, theirs.missing, theirs.best) == (85.5, None, 1, False)
     assert cell_text(theirs) == "85.5 ± 0.7 (of 2 of 3 datasets)"
     for page in (html_table(averaged_table()), latex_table(averaged_table())):
         assert "average" in page
@@ -124,12 +127,11 @@ def test_columns_of_datasets_have_their_average_and_say_what_is_missing() -> Non
 
 
 def test_the_highest_average_is_the_best_among_whole_ones() -> None:
-    summary = averaged_table()
-    summary["cells"] += [cell("b", "cars", [20.0, 20.0]), cell("c", "pets", [99.0, 99.0])]
-    found = {one["row"]: one for one in with_averages(summary)["cells"] if one["column"] == "average"}
-    assert {row: one["best"] for row, one in found.items()} == {"a": False, "b": True}
+    summary = averaged_table(cell("b", "cars", [20.0, 20.0]), cell("c", "pets", [99.0, 99.0]))
+    found = {one.row: one for one in with_averages(summary).cells if one.column == "average"}
+    assert {row: one.best for row, one in found.items()} == {"a": False, "b": True}
 
 
 def test_without_datasets_to_average_a_table_stays_as_it_is() -> None:
-    summary = {**averaged_table(), "averages": []}
+    summary = averaged_table().model_copy(update={"averages": []})
     assert with_averages(summary) is summary

@@ -14,7 +14,8 @@ from fedvl.commands.run import Quiet
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
-    from fedvl.comparisons.grid import Grid
+    from fedvl.comparisons.contents import Comparison
+    from fedvl.comparisons.grid import Grid, Settings
     from fedvl.comparisons.run import Outcome
     from fedvl.data.sources import Opener
 
@@ -237,7 +238,7 @@ def reproduce_all(
     quick: bool,
     seeds: int | None,
     rows: list[str],
-    settings: dict[str, Any],
+    settings: "Settings",
     out: Path,
     jobs: int,
     quiet: bool,
@@ -265,7 +266,7 @@ def reproduce_all(
         outcome = run_grid(wanted, folder / "runs", jobs, quiet, opener)
         summary = against_paper(name, recipes[name], outcome, labels, command_line(name))
         write_comparison(summary, folder / name)
-        failed += len(summary["failures"])
+        failed += len(summary.failures)
         show(summary, folder / name / "report.html", stop=False)
     if failed:
         raise typer.Exit(1)
@@ -289,7 +290,7 @@ def keeping_finished_runs() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
+def show(summary: "Comparison", written: Path, stop: bool = True) -> None:
     """Print the table, the failures and the report's path; exit with 1 after a failure."""
     from fedvl.display import Console, visible
     from fedvl.report.comparison_page import OF_NO_PAPER
@@ -303,15 +304,15 @@ def show(summary: dict[str, Any], written: Path, stop: bool = True) -> None:
     console.print(footnote(summary), highlight=False)
     if first := opening(summary):
         console.print(first, highlight=False)
-    if summary.get("findings"):
-        source = "" if summary["recipe"].startswith(OF_NO_PAPER) else "The paper: "
-        console.print(f"{source}{summary['shows']}", highlight=False)
-        console.print(f"This table: {' '.join(summary['findings'])}", highlight=False)
+    if summary.findings:
+        source = "" if (summary.recipe or "").startswith(OF_NO_PAPER) else "The paper: "
+        console.print(f"{source}{summary.shows}", highlight=False)
+        console.print(f"This table: {' '.join(summary.findings)}", highlight=False)
     console.print(f"Written: {written}\n", soft_wrap=True, highlight=False)
-    for failure in summary["failures"]:
-        run = f"{failure['row']}, {failure['column']}, seed {failure['seed']}"
-        print(visible(f"Failed: {run}: {failure['error']}"), file=sys.stderr)
-    if summary["failures"] and stop:
+    for failure in summary.failures:
+        run = f"{failure.row}, {failure.column}, seed {failure.seed}"
+        print(visible(f"Failed: {run}: {failure.error}"), file=sys.stderr)
+    if summary.failures and stop:
         raise typer.Exit(1)
 
 
@@ -332,7 +333,7 @@ def listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def assigned(assignments: list[str] | None) -> dict[str, Any]:
+def assigned(assignments: list[str] | None) -> "Settings":
     from fedvl.comparisons.grid import layered
     from fedvl.config import parse_assignment
 

@@ -1,85 +1,108 @@
-"""What comparison.json may hold, checked when it is read."""
+"""comparison.json: built by comparisons, validated when it is read, and shown by reports."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedvl.files import Bounds, Content, Count, Finite, Names, Number, Scalar, same_lengths, square
+from fedvl.evaluation.statistics import Interval
+from fedvl.files import Content, Count, Finite, Names, Number, Scalar, same_lengths, square
+
+SCHEMA = 1
+Amount = Annotated[float, Field(ge=-1e30, le=1e30)]  # operations of a round may be more than 1e15
 
 
 class GridCell(Content):
     row: str
     column: str
     measure: str
-    mean: Finite
-    deviation: Finite | None
+    mean: Amount
+    deviation: Amount | None
     n: Count
-    values: list[Finite] = []
+    values: list[Amount] = []
     seeds: list[Count] = []  # of these values
     runs: Names = []
-    interval: Bounds | None = None
+    interval: Interval | None = None
     images: Count | None = None
     protocol: str | None = None
-    against: str | None = None
-    p: Finite | None = None
-    ahead: Finite | None = None  # of `against`, on the seeds that are compared
-    compared: list[Count] = []  # the seeds that all rows of the column have
     near_chance: bool = False  # zero-shot is
-    chosen: bool = False
-    lead: Bounds | None = None
     best: bool
+    p: Finite | None = None
+    against: str | None = None
+    ahead: Amount | None = None  # of `against`, on the seeds that are compared
+    compared: list[Count] = []  # the seeds that all rows of the column have
     significant: bool
-    paper: Finite | None = None
+    lead: Interval | None = None
+    chosen: bool = False
+    paper: Amount | None = None
+    ours: Amount | None = None  # of a recipe: the mean, beside the paper's
+    difference: Amount | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.row, self.column
 
 
 class GridSeries(Content):
+    """The mean over seeds of each step."""
+
     row: str
     column: str
-    values: list[Finite] = []
+    values: list[Amount] = []
+    deviations: list[Amount | None] = []
+    n: Count = 1
 
 
 class Different(Content):
     """A setting in which the rows of a comparison differ."""
 
     setting: str
-    values: Names
+    values: Names  # of each row; "" where it does not have the setting
 
 
-class GridPoints(Content):
-    """What a figure draws of one cell; which keys there are depends on the kind of figure."""
+class Points(Content):
+    """What a figure draws of one run; which keys there are depends on the kind of figure."""
 
-    row: str
-    column: str
-    x: list[Finite] | None = None
-    y: list[Finite] | None = None
-    bound: Finite | None = None
-    label: list[Annotated[int, Field(ge=0)]] | None = None
-    by_text: list[Annotated[int, Field(ge=0)]] | None = None
-    with_prototypes: list[Annotated[int, Field(ge=0)]] | None = None
+    value: Number | None = None  # the number that stands for it in a table
+    value_is: str = ""
+    x: list[Finite] = []
+    y: list[Finite] = []
+    bound: Finite = 0.0
+    label: list[Annotated[int, Field(ge=0)]] = []
+    by_text: list[Annotated[int, Field(ge=0)]] = []
+    with_prototypes: list[Annotated[int, Field(ge=0)]] = []
     present: list[Literal["both", "text", "image"]] | None = None
-    class_names: Names | None = None
-    partition_counts: list[list[Count]] | None = None
-    partition_class_names: Names | None = None
+    class_names: Names = []
+    partition_counts: list[list[Count]] = []
+    partition_class_names: Names = []
     partition_note: str | None = None
-    panels: list[str] | None = None
-    steps: list[Count] | None = None
-    psnr: list[Number] | None = None
-    label_found: bool | None = None
-    label_from_keys: bool | None = None
+    panels: list[str] = []
+    steps: list[Count] = []
+    psnr: list[Number] = []
+    label_found: bool = False
+    label_from_keys: bool = False
     feature_cosine: Number | None = None
 
     @model_validator(mode="after")
     def lengths_agree(self) -> Self:
-        if self.label is not None:
+        if self.label:
             same_lengths(x=self.x, y=self.y, label=self.label, present=self.present)
-            same_lengths(by_text=self.by_text, with_prototypes=self.with_prototypes, label=self.label)
+            same_lengths(by_text=self.by_text or None, with_prototypes=self.with_prototypes or None, label=self.label)
         for numbers in (self.label, self.by_text, self.with_prototypes):
             if self.class_names and numbers and max(numbers) >= len(self.class_names):
                 raise ValueError("a class has no name")
-        square(self.partition_counts, len(self.partition_class_names or ()), "partition_counts")
+        square(self.partition_counts, len(self.partition_class_names), "partition_counts")
         same_lengths(steps=self.steps, psnr=self.psnr)
         return self
 
+
+class GridPoints(Points):
+    """What a figure draws of one cell."""
+
+    row: str
+    column: str
+
+
+Kind = Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
 
 NEEDED = {
     "scatter": ("y", "bound"),
@@ -125,10 +148,22 @@ class TunedCell(Content):
 class Comparison(Content):
     """comparison.json of a comparison or of a reproduced recipe."""
 
-    kind: Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
+    recipe: str | None = None
+    shows: str | None = None
+    label: str | None = None
+    note: str | None = None
+    findings: list[str] = []
+    fedvl_version: str = ""
+    date: str = ""
+    command: str = ""
+    title: str = ""
+    opening: str | None = None
+    kind: Kind
+    unit: str = ""
+    seeds: Count = 1
+    test: str = ""
     rows: Names
     columns: Names
-    seeds: Count = 1
     cells: list[GridCell]
     averages: list[Averaged] = []
     series: list[GridSeries] = []
@@ -138,23 +173,16 @@ class Comparison(Content):
     different: list[Different] = []
     failures: list[Failure] = []
     tuned: list[TunedCell] = []
-    title: str = ""
-    opening: str | None = None
-    unit: str = ""
-    test: str = ""
-    command: str = ""
-    date: str = ""
-    fedvl_version: str = ""
-    recipe: str | None = None
-    shows: str | None = None
-    findings: list[str] = []
-    label: str | None = None
-    note: str | None = None
+    settings: dict[str, object] = {}  # as they were asked for
+
+    @property
+    def places(self) -> dict[tuple[str, str], GridCell]:
+        return {cell.place: cell for cell in self.cells}
 
     @model_validator(mode="after")
     def points_have_what_is_drawn(self) -> Self:
         for points in self.points:
             for key in NEEDED.get(self.kind, ()):
-                if getattr(points, key) is None:
+                if key not in points.model_fields_set:
                     raise ValueError(f"a figure of this kind needs {key}")
         return self

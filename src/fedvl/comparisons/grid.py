@@ -9,17 +9,17 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedvl.comparisons.claims import Claim
+from fedvl.comparisons.contents import Kind
 from fedvl.config import Experiment, explain, overlay, read_toml
 from fedvl.errors import FedVLError
 from fedvl.methods import method_names
 
 Settings = dict[str, Any]
-Kind = Literal["table", "curves", "lines", "bars", "radar", "scatter", "map", "bubbles", "panels"]
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -8,12 +8,13 @@ figure of the base-to-new protocol (``accuracy@hm3``). ``embedding@4`` maps clie
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedvl.comparisons.contents import Points
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -22,13 +23,16 @@ from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all, represent_all
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
+from fedvl.runs.contents import Result
 from fedvl.runs.evaluation import read_evaluation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, placed
 
-Figure = float | list[float] | dict[str, Any]
+Figure = float | list[float] | Points
+
+Value = TypeVar("Value")
 
 DOTS = 1000  # images in FST-CBDG's scatter of entropies
 
@@ -44,7 +48,8 @@ class MeasuredRun:
 
     def __init__(self, folder: RunFolder, opener: Opener) -> None:
         self.folder, self.opener = folder, opener
-        self.result, self.rounds = folder.result, folder.rounds
+        # a run that ended now has tuples where its file has lists
+        self.result, self.rounds = Result.model_validate(folder.result, strict=False), folder.rounds
 
     @cached_property
     def reopened(self) -> Reopened:
@@ -53,6 +58,12 @@ class MeasuredRun:
         last = {client: placed(sent, prepared.device) for client, sent in last.items()}
         return Reopened(prepared, placed(shared, prepared.device), last)
 
+    def known(self, name: str, value: Value | None) -> Value:
+        """Return a value of the result; refuse a run that lacks it."""
+        if value is None:
+            raise FedVLError(f"This run has no '{name}' to measure; see result.json in {self.folder.path}.")
+        return value
+
 
 def measured(name: str, run: MeasuredRun) -> Figure:
     if name in MEASURES:
@@ -60,26 +71,28 @@ def measured(name: str, run: MeasuredRun) -> Figure:
     key, _, part = name.partition("@")
     if key == "embedding" and part:
         return client_embedding(run, part)
+    found: object = None
     if key.startswith("rounds."):
-        found: Any = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
+        found = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
     elif part:
-        rows = [*run.result.get("conditions", ()), *run.result.get("base_to_new", ())]
-        found = next((row.get(key) for row in rows if part in (row.get("condition"), row.get("name"))), None)
+        conditions = [row for row in run.result.conditions or () if row.condition == part]
+        sets = [row for row in run.result.base_to_new or () if row.name == part]
+        found = next((getattr(row, key, None) for row in (*conditions, *sets)), None)
     else:
-        found = run.result.get(key)
-    if found is None:
-        raise FedVLError(f"This run has no '{name}' to measure; see result.json in {run.folder.path}.")
-    return found if isinstance(found, (list, dict)) else float(found)
+        found = getattr(run.result, key, None)
+    found = run.known(name, found)
+    return found if isinstance(found, list) else float(found)  # type: ignore[arg-type]
 
 
 def curve(run: MeasuredRun) -> list[float]:
     """Return the accuracy over rounds, starting with zero-shot."""
-    return [run.result["zero_shot_accuracy"], *run.result["per_round"]]
+    values = [run.result.zero_shot_accuracy, *(run.result.per_round or [None])]
+    return [run.known("per_round", value) for value in values]
 
 
 def uploaded_parameters(run: MeasuredRun) -> float:
     """Return how many 32-bit numbers a client sends in a round."""
-    return float(run.result["bytes_up_per_client_round"]) / 4
+    return run.known("bytes_up_per_client_round", run.result.bytes_up_per_client_round) / 4
 
 
 def trained_percent(run: MeasuredRun) -> float:
@@ -88,7 +101,7 @@ def trained_percent(run: MeasuredRun) -> float:
     if prepared.method.inputs == ("pixels",):
         return 100.0
     frozen = sum(parameter.numel() for parameter in prepared.method.task.encoder.parameters())
-    trained: int = run.result["trainable_parameters"] + run.result.get("private_parameters", 0)
+    trained = run.known("trainable_parameters", run.result.trainable_parameters) + (run.result.private_parameters or 0)
     return 100 * trained / (frozen + trained)
 
 
@@ -105,16 +118,16 @@ def encoder_flops(run: MeasuredRun) -> float:
     return float(counter.get_total_flops() * max(len(rows) for rows in prepared.training.rows))
 
 
-def partition(run: MeasuredRun) -> dict[str, Any]:
+def partition(run: MeasuredRun) -> Points:
     """Return the number of images of each class held by each client."""
-    names = ("partition_counts", "partition_class_names", "partition_note")
-    counts = np.array(run.result["partition_counts"])
-    held = float((counts > 0).sum(1).mean())
-    return {
-        **{name: run.result[name] for name in names},
-        "value": held,
-        "value_is": "classes that a client holds, mean",
-    }
+    result, counts = run.result, run.known("partition_counts", run.result.partition_counts)
+    return Points(
+        value=float((np.array(counts) > 0).sum(1).mean()),
+        value_is="classes that a client holds, mean",
+        partition_counts=counts,
+        partition_class_names=result.partition_class_names or [],
+        partition_note=result.partition_note,
+    )
 
 
 def area(run: MeasuredRun, figure: str) -> float:
@@ -127,19 +140,23 @@ def area(run: MeasuredRun, figure: str) -> float:
 
 
 def classes(run: MeasuredRun) -> float:
-    return float(len(run.result["class_names"]))
+    return float(len(run.known("class_names", run.result.class_names)))
 
 
 def training_images(run: MeasuredRun) -> float:
     """Return how many images the clients hold together."""
-    return float(np.sum(run.result["partition_counts"]))
+    return float(np.sum(run.known("partition_counts", run.result.partition_counts)))
 
 
 def test_images(run: MeasuredRun) -> float:
-    return float(np.sum(run.result["confusion"]))
+    return float(np.sum(run.known("confusion", run.result.confusion)))
 
 
-def entropies(run: MeasuredRun) -> dict[str, Any]:
+def training_seconds(run: MeasuredRun) -> float:
+    return run.known("seconds", run.known("seconds", run.result.seconds).train)
+
+
+def entropies(run: MeasuredRun) -> Points:
     """Return the entropy in bits of zero-shot predictions without temperature, and its bound."""
     prepared = run.reopened.prepared
     images = some(prepared.test.samples, run, DOTS)
@@ -148,10 +165,10 @@ def entropies(run: MeasuredRun) -> dict[str, Any]:
     entropy = -(likelihood * likelihood.log2()).sum(-1)
     bound = math.log2(scores.shape[1])
     value = 100 * float(entropy.mean()) / bound
-    return {"y": entropy.tolist(), "bound": bound, "value": value, "value_is": "mean entropy, % of the bound"}
+    return Points(y=entropy.tolist(), bound=bound, value=value, value_is="mean entropy, % of the bound")
 
 
-def prediction_map(run: MeasuredRun) -> dict[str, Any]:
+def prediction_map(run: MeasuredRun) -> Points:
     """Return a t-SNE map with the predictions without and with prototypes (Fed-MP)."""
     prepared, shared, last = run.reopened
     method, images = prepared.queried, some(prepared.test.samples, run, MAX_POINTS)
@@ -164,17 +181,19 @@ def prediction_map(run: MeasuredRun) -> dict[str, Any]:
     answers = answer_all(method, tensors, images, prepared.experiment.evaluation.batch_size)
     labels = images.labels.cpu().numpy()
     corrected = int((answers == labels).sum() - (by_text == labels).sum())
-    return {
-        **embedding_map(adapted, images),
-        "by_text": by_text.tolist(),
-        "with_prototypes": answers.tolist(),
-        "class_names": list(method.task.class_names),
-        "value": 100 * corrected / len(images),
-        "value_is": "answers that prototypes correct, less those that they spoil, %",
-    }
+    return Points.model_validate(
+        {
+            **embedding_map(adapted, images),
+            "by_text": by_text.tolist(),
+            "with_prototypes": answers.tolist(),
+            "class_names": list(method.task.class_names),
+            "value": 100 * corrected / len(images),
+            "value_is": "answers that prototypes correct, less those that they spoil, %",
+        }
+    )
 
 
-def client_embedding(run: MeasuredRun, client: str) -> dict[str, Any]:
+def client_embedding(run: MeasuredRun, client: str) -> Points:
     """Return a t-SNE map of a client's training samples, by the vectors that are classified."""
     prepared, shared, _ = run.reopened
     rows = prepared.training.rows
@@ -184,12 +203,14 @@ def client_embedding(run: MeasuredRun, client: str) -> dict[str, Any]:
         raise FedVLError(f"Client {client} has fewer than two samples to draw; measure it with more images.")
     samples = prepared.training.samples.take(rows[int(client)])
     vectors = represent_all(prepared.method, shared, samples, prepared.experiment.evaluation.batch_size)
-    return {
-        **embedding_map(vectors, samples),
-        "class_names": list(prepared.method.task.class_names),
-        "value": 100 * nearest_alike(vectors, samples.labels.cpu().numpy()),
-        "value_is": "samples whose nearest other one is of their class, %",
-    }
+    return Points.model_validate(
+        {
+            **embedding_map(vectors, samples),
+            "class_names": list(prepared.method.task.class_names),
+            "value": 100 * nearest_alike(vectors, samples.labels.cpu().numpy()),
+            "value_is": "samples whose nearest other one is of their class, %",
+        }
+    )
 
 
 def nearest_alike(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> float:
@@ -210,18 +231,20 @@ def alone(run: MeasuredRun) -> list[float]:
     return [100 * float((answer_all(prepared.queried, gate, test, size) == labels).mean()) for gate in gates]
 
 
-def gradient_inversion(run: MeasuredRun) -> dict[str, Any]:
+def gradient_inversion(run: MeasuredRun) -> Points:
     """Attack the update that a client would send for the first training image (CacheFL, fig. 6)."""
     prepared, (shared, _) = run.reopened.prepared, run.folder.tensors()  # the attack runs on the processor
     data = prepared.experiment.data
     split = run.opener.dataset_of(data).splits["train"]
     picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
-    return attack(prepared.method, shared, picture, int(split.labels[0]))
+    return Points.model_validate(attack(prepared.method, shared, picture, int(split.labels[0])))
 
 
 def some(test: Samples, run: MeasuredRun, most: int) -> Samples:
     """Sample at most `most` test images by the run's seed, in order."""
-    rows = numpy_generator(run.result["seed"], "shown").choice(len(test), min(most, len(test)), replace=False)
+    rows = numpy_generator(run.known("seed", run.result.seed), "shown").choice(
+        len(test), min(most, len(test)), replace=False
+    )
     return test.take(torch.from_numpy(np.sort(rows)).to(test.labels.device))
 
 
@@ -241,5 +264,5 @@ MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "best_client_alone": lambda run: max(alone(run)),
     "worst_client_alone": lambda run: min(alone(run)),
     "gradient_inversion": gradient_inversion,
-    "training_seconds": lambda run: float(run.result["seconds"]["train"]),
+    "training_seconds": training_seconds,
 }

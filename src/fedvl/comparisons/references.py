@@ -54,7 +54,7 @@ def method_of(settings: Settings) -> str:
 
 def fitted(grid: Grid) -> Grid:
     """Give the reference rows the settings that the other rows of a column share."""
-    asked: dict[str, list[dict[str, Any]]] = {}
+    asked: dict[str, list[Settings]] = {}
     references = []
     for case in grid.cases():
         if case.seed == 0:
@@ -88,11 +88,10 @@ def without_refused(outcome: Outcome) -> Outcome:
     """Make the failures of reference rows sentences of the note; drop those rows if empty."""
     grid, reasons, failures = outcome.grid, Reasons(), []
     for failure in outcome.failures:
-        row, column, error = failure["row"], failure["column"], failure["error"]
-        if not grid.rows[row].reference:
+        if not grid.rows[failure.row].reference:
             failures.append(failure)
-        elif column not in (columns := reasons.setdefault((row, error), [])):
-            columns.append(column)
+        elif failure.column not in (columns := reasons.setdefault((failure.row, failure.error), [])):
+            columns.append(failure.column)
     measured: set[Place] = {*outcome.figures}
     rows = {
         name: row

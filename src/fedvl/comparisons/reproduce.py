@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvl.comparisons.claims import Figures, findings
+from fedvl.comparisons.contents import Comparison
 from fedvl.comparisons.grid import QUICK, Grid, Variant
 from fedvl.comparisons.run import Outcome, beyond_chance, summarise
 from fedvl.data.catalogue import catalogue, find
@@ -109,16 +110,16 @@ def in_hub_cache(name: str) -> bool:
         return False
 
 
-def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> dict[str, Any]:
+def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> Comparison:
     """Return the summary with the paper's values beside ours, and what became of its claims."""
     summary = summarise(outcome, command)
-    for cell in summary["cells"]:
-        beside = outcome.grid.columns[cell["column"]].beside
-        paper = recipe.paper_figure(cell["row"], beside or cell["column"])
-        difference = None if paper is None else cell["mean"] - paper
-        cell.update(paper=paper, ours=cell["mean"], difference=difference)
-    figures = {(cell["row"], cell["column"]): cell["mean"] for cell in summary["cells"]}
-    details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "note": outcome.grid.note}
-    guessing = [(cell["row"], cell["column"]) for cell in summary["cells"] if cell["near_chance"]]
-    found = findings(recipe.claims, Figures(summary["rows"], summary["columns"], figures, guessing))
-    return {**details, "findings": [*found, *beyond_chance(outcome)], **summary}
+    cells = []
+    for cell in summary.cells:
+        paper = recipe.paper_figure(cell.row, outcome.grid.columns[cell.column].beside or cell.column)
+        difference = None if paper is None else cell.mean - paper
+        cells.append(cell.model_copy(update={"paper": paper, "ours": cell.mean, "difference": difference}))
+    guessing = [cell.place for cell in cells if cell.near_chance]
+    table = Figures(summary.rows, summary.columns, {cell.place: cell.mean for cell in cells}, guessing)
+    found = [*findings(recipe.claims, table), *beyond_chance(outcome)]
+    details = {"recipe": name, "shows": recipe.shows, "label": " ".join(labels), "findings": found, "cells": cells}
+    return summary.model_copy(update=details)

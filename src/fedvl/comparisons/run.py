@@ -16,8 +16,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedvl.comparisons.contents import TunedCell
-from fedvl.comparisons.grid import Case, Grid, folder_name, layered
+from fedvl.comparisons.contents import (
+    SCHEMA,
+    Averaged,
+    Comparison,
+    Different,
+    Failure,
+    GridCell,
+    GridPoints,
+    GridSeries,
+    Points,
+    TunedCell,
+)
+from fedvl.comparisons.grid import Case, Grid, Settings, folder_name, layered
 from fedvl.comparisons.measures import Figure, MeasuredRun, measured
 from fedvl.config import MethodConfig, toml_value
 from fedvl.data.sources import Opener
@@ -33,8 +44,9 @@ from fedvl.evaluation.statistics import (
     near_chance,
     wilson,
 )
-from fedvl.files import no_link
+from fedvl.files import Scalar, no_link
 from fedvl.methods import load_method
+from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -57,11 +69,12 @@ AVERAGED = ("accuracy", "macro_precision", "macro_recall", "macro_f1")
 
 # What a comparison's page tells of its runs
 FACTS = ("dataset", "model", "partition", "clients", "rounds", "protocol", "zero_shot_accuracy")
-KEPT = (
+KEPT = {
     *FACTS,
-    *("per_round", "config", "base_to_new", "base_to_new_right", "per_client_accuracy", "per_client_test_images"),
-    *("class_names", "class_lists", "validation_images", "untrained_validation_accuracy"),
-)
+    *("method", "per_round", "config", "base_to_new", "base_to_new_right"),
+    *("per_client_accuracy", "per_client_test_images", "class_names", "class_lists"),
+    *("validation_images", "untrained_validation_accuracy"),
+}
 APART = ("seed", "method.name", "method.sha256")  # settings that differ by themselves
 
 Place = tuple[str, str]  # row and column
@@ -75,11 +88,11 @@ class Outcome:
     grid: Grid
     figures: dict[Place, list[Figure]] = field(default_factory=dict)
     runs: dict[Place, list[str]] = field(default_factory=dict)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     tests: dict[Place, list[tuple[str, str]]] = field(
         default_factory=dict
     )  # the test's hash, and which images are right
-    results: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)  # what KEPT names of each result.json
+    results: dict[Place, list[Result]] = field(default_factory=dict)  # what KEPT names of each
     seeds: dict[Place, list[int]] = field(default_factory=dict)  # of the figures, in the same order
     tuned: list[TunedCell] = field(default_factory=list)
     sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
@@ -95,19 +108,20 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
         display.begin(title, number, len(cases))
         try:
             folder, fresh = perform_case(case, runs, display, opener)
-            figure = measured(case.measure, MeasuredRun(folder, opener))
+            run = MeasuredRun(folder, opener)
+            figure = finite(case.measure, measured(case.measure, run))
         except (FedVLError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError) as error:
             reason = str(error) if isinstance(error, FedVLError) else f"{type(error).__name__}: {error}"
-            outcome.failures.append({"row": case.row, "column": case.column, "seed": case.seed, "error": reason})
+            outcome.failures.append(Failure(row=case.row, column=case.column, seed=case.seed, error=reason))
             display.end(f"failed: {reason}", number + 1, len(cases))
             continue
         place = (case.row, case.column)
         outcome.figures.setdefault(place, []).append(figure)
         outcome.seeds.setdefault(place, []).append(case.seed)
         outcome.runs.setdefault(place, []).append(folder.path.name)
-        found = folder.result
-        outcome.results.setdefault(place, []).append({key: found.get(key) for key in KEPT})
-        outcome.tests.setdefault(place, []).append((found.get("test_sha256") or "", found.get("right") or ""))
+        kept = Result.model_validate(run.result.model_dump(include=KEPT, exclude_unset=True))
+        outcome.results.setdefault(place, []).append(kept)
+        outcome.tests.setdefault(place, []).append((run.result.test_sha256 or "", run.result.right or ""))
         seconds = f"{time.perf_counter() - began:.1f} s" if fresh else "had been run"
         display.end(f"{short(figure)} ({seconds})", number + 1, len(cases))
     return outcome
@@ -149,53 +163,60 @@ def asked_sha256(folder: RunFolder) -> str:
     return hashlib.sha256(folder.experiment.to_toml().encode()).hexdigest()
 
 
+def finite(name: str, figure: Figure) -> Figure:
+    numbers = figure if isinstance(figure, list) else [single(figure)]
+    if not all(map(math.isfinite, (number for number in numbers if number is not None))):
+        raise FedVLError(f"'{name}' is not finite in this run; lower training.learning_rate.")
+    return figure
+
+
 def short(figure: Figure) -> str:
+    if isinstance(figure, Points):
+        return "drawn"
     return f"{figure:.4g}" if isinstance(figure, float) else f"{len(figure)} values"
 
 
-def summarise(outcome: Outcome, command: str) -> dict[str, Any]:
+def summarise(outcome: Outcome, command: str) -> Comparison:
     """Return everything that tables and figures need, as written to comparison.json."""
     grid = outcome.grid
-    return {
-        "schema": 1,
-        "fedvl_version": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "title": grid.title,
-        "kind": grid.kind,
-        "unit": grid.unit,
-        "seeds": grid.seeds,
-        "test": TEST,
-        "rows": list(grid.rows),
-        "columns": list(grid.columns),
-        "cells": cells_of(outcome),
-        "averages": averaged_columns(grid),
-        "series": [
-            {"row": row, "column": column, **mean_series(figures)}
-            for (row, column), figures in outcome.figures.items()
-            if isinstance(figures[0], list)
+    return Comparison(
+        schema=SCHEMA,
+        fedvl_version=__version__,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        title=grid.title,
+        kind=grid.kind,
+        unit=grid.unit,
+        seeds=grid.seeds,
+        test=TEST,
+        rows=list(grid.rows),
+        columns=list(grid.columns),
+        cells=cells_of(outcome),
+        averages=averaged_columns(grid),
+        series=[
+            mean_series(place, lists) for place, figures in outcome.figures.items() if (lists := lists_of(figures))
         ],
-        "points": [
-            {"row": row, "column": column, **figures[0]}  # of the first seed: points cannot be averaged
+        points=[
+            GridPoints(row=row, column=column, **figures[0].model_dump(exclude_unset=True))
             for (row, column), figures in outcome.figures.items()
-            if isinstance(figures[0], dict)
+            if isinstance(figures[0], Points)  # of the first seed: points cannot be averaged
         ],
-        "note": grid.note,
-        "failures": outcome.failures,
-        "tuned": [cell.model_dump() for cell in outcome.tuned],
-        "facts": facts_of(outcome),
-        "curves": curves_of(outcome),
-        "different": different_settings(outcome),
-        "settings": {
+        note=grid.note,
+        failures=outcome.failures,
+        tuned=outcome.tuned,
+        facts=facts_of(outcome),
+        curves=curves_of(outcome),
+        different=different_settings(outcome),
+        settings={
             "base": layered(grid.base, grid.over),
             "rows": {name: entry.settings for name, entry in grid.rows.items()},
             "columns": {name: entry.settings for name, entry in grid.columns.items()},
             "cells": grid.cells,
         },
-    }
+    )
 
 
-def averaged_columns(grid: Grid) -> list[dict[str, Any]]:
+def averaged_columns(grid: Grid) -> list[Averaged]:
     """Return the columns of several datasets that are alike otherwise, which a table averages."""
     groups: dict[tuple[str, str], list[str]] = {}
     datasets: dict[str, str] = {}
@@ -210,82 +231,89 @@ def averaged_columns(grid: Grid) -> list[dict[str, Any]]:
     for columns in groups.values():
         if len({datasets[name] for name in columns}) == len(columns) > 1:
             ends = {name.partition(", ")[2] for name in columns}
-            found.append(
-                {"name": ", ".join(filter(None, ("average", *(ends if len(ends) == 1 else ())))), "columns": columns}
-            )
+            name = ", ".join(filter(None, ("average", *(ends if len(ends) == 1 else ()))))
+            found.append(Averaged(name=name, columns=columns))
     return found
 
 
-def cells_of(outcome: Outcome) -> list[dict[str, Any]]:
+def cells_of(outcome: Outcome) -> list[GridCell]:
     """Return a cell per row and column with a single number, as `single` defines it."""
-    cells: list[dict[str, Any]] = []
-    for (row, column), figures in outcome.figures.items():
-        known = [
-            (seed, value)
-            for seed, value in zip(outcome.seeds[row, column], map(single, figures), strict=True)
-            if value is not None
-        ]
+    cells = list[GridCell]()
+    for place, figures in outcome.figures.items():
+        numbers = zip(outcome.seeds[place], map(single, figures), strict=True)
+        known = {seed: value for seed, value in numbers if value is not None}
         if not known:
             continue
-        values = [value for _, value in known]
+        values = list(known.values())
         cells.append(
-            {
-                "row": row,
-                "column": column,
-                "measure": outcome.grid.measure_of(row, column),
-                "mean": statistics.mean(values),
-                "deviation": statistics.stdev(values) if len(values) > 1 else None,
-                "n": len(values),
-                "values": values,
-                "seeds": [seed for seed, _ in known],
-                "runs": outcome.runs[row, column],
-                "interval": interval_of(outcome, (row, column), values),
-                "images": images_of(outcome, (row, column)),
-                "protocol": next((one["protocol"] for one in outcome.results.get((row, column), ())), None),
-                "near_chance": guesses(outcome, (row, column)),
-            }
+            GridCell(
+                row=place[0],
+                column=place[1],
+                measure=outcome.grid.measure_of(*place),
+                mean=statistics.mean(values),
+                deviation=statistics.stdev(values) if len(values) > 1 else None,
+                n=len(values),
+                values=values,
+                seeds=list(known),
+                runs=outcome.runs[place],
+                interval=interval_of(outcome, place, values),
+                images=images_of(outcome, place),
+                protocol=next((one.protocol for one in outcome.results.get(place, ())), None),
+                near_chance=guesses(outcome, place),
+                best=False,
+                p=None,
+                against=None,
+                ahead=None,
+                compared=[],
+                significant=False,
+            )
         )
-    for column in outcome.grid.columns:
-        mark_best([cell for cell in cells if cell["column"] == column])
-    for cell in cells:
-        if cell["against"] is not None and cell["measure"] == "accuracy":
-            lead = lead_of(outcome, (cell["row"], cell["column"]), (cell["against"], cell["column"]), cell["compared"])
-            cell["lead"] = lead and list(lead)
-            if lead is not None:
-                cell["significant"] = lead.low > 0 and len(cell["compared"]) > 1
-    return cells
+    best = [best_of([cell for cell in cells if cell.column == column]) for column in outcome.grid.columns]
+    marked = {cell.place: with_lead(outcome, cell) for cell in best if cell}
+    return [marked.get(cell.place, cell) for cell in cells]
 
 
-def facts_of(outcome: Outcome) -> dict[str, list[Any]]:
+def with_lead(outcome: Outcome, cell: GridCell) -> GridCell:
+    """Return the best cell of a column with the interval of its lead, where it is an accuracy."""
+    if cell.against is None or cell.measure != "accuracy":
+        return cell
+    lead = lead_of(outcome, cell.place, (cell.against, cell.column), cell.compared)
+    sure = cell.significant if lead is None else lead.low > 0 and len(cell.compared) > 1
+    return cell.model_copy(update={"lead": lead, "significant": sure})
+
+
+def facts_of(outcome: Outcome) -> dict[str, list[Scalar]]:
     """Return the different values of what all runs should share, in their order."""
     runs = [result for results in outcome.results.values() for result in results]
-    return {key: list(dict.fromkeys(run[key] for run in runs if run[key] is not None)) for key in FACTS if runs}
+    found = {key: [getattr(run, key) for run in runs] for key in FACTS if runs}
+    return {key: list(dict.fromkeys(value for value in values if value is not None)) for key, values in found.items()}
 
 
-def curves_of(outcome: Outcome) -> list[dict[str, Any]]:
+def curves_of(outcome: Outcome) -> list[GridSeries]:
     """Return the accuracy over rounds, as the mean over seeds, of runs that have one."""
-    curves = []
-    for (row, column), results in outcome.results.items():
-        known = [result["per_round"] for result in results]
-        every = results[0]["config"]["evaluation"]["every"]
-        if all(known) and every == 1:
-            curves.append({"row": row, "column": column, **mean_series(known)})
-    return curves
+    found = {place: [result.per_round for result in results] for place, results in outcome.results.items()}
+    return [
+        mean_series(place, lists)
+        for place, known in found.items()
+        if (lists := lists_of(known)) and settings_of(outcome.results[place][0]).get("evaluation.every") == 1
+    ]
 
 
-def different_settings(outcome: Outcome) -> list[dict[str, Any]]:
+def settings_of(result: Result) -> Settings:
+    """Return the settings of a run by section.key."""
+    parts = {section: part for section, part in (result.config or {}).items() if isinstance(part, dict)}
+    return {f"{section}.{key}": value for section, part in parts.items() for key, value in part.items()}
+
+
+def different_settings(outcome: Outcome) -> list[Different]:
     """Return the settings in which rows differ, with a text for each row; "" where it has none."""
     flat: dict[str, dict[str, str]] = {}
     for (row, _), results in outcome.results.items():
         if row not in flat:
-            flat[row] = {
-                f"{section}.{key}": shown(value)
-                for section, part in results[0]["config"].items()
-                for key, value in (part.items() if isinstance(part, dict) else ())
-            }
+            flat[row] = {key: shown(value) for key, value in settings_of(results[0]).items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in APART)
     texts = {key: [flat.get(row, {}).get(key, "") for row in outcome.grid.rows] for key in keys}
-    return [{"setting": key, "values": values} for key, values in texts.items() if len(set(values)) > 1]
+    return [Different(setting=key, values=values) for key, values in texts.items() if len(set(values)) > 1]
 
 
 def shown(value: Any) -> str:
@@ -301,7 +329,7 @@ def images_of(outcome: Outcome, place: Place) -> int | None:
 def guesses(outcome: Outcome, place: Place) -> bool:
     """Return whether the pretrained model is near chance level where a cell is measured."""
     key, results = outcome.grid.measure_of(*place).partition("@")[0], outcome.results.get(place, ())
-    known = [result["zero_shot_accuracy"] for result in results if result["zero_shot_accuracy"] is not None]
+    known = [result.zero_shot_accuracy for result in results if result.zero_shot_accuracy is not None]
     if key not in SHARES or not known:
         return False
     chance = statistics.mean(chance_of(result) for result in results)
@@ -309,13 +337,13 @@ def guesses(outcome: Outcome, place: Place) -> bool:
     return near_chance(statistics.mean(known), images, chance)
 
 
-def chance_of(result: dict[str, Any]) -> float:
+def chance_of(result: Result) -> float:
     """Return the accuracy of guessing, in percent: one of the classes that are asked among."""
-    lists = result["class_lists"] or [result["class_names"]]
+    lists = result.class_lists or [result.class_names or []]
     return statistics.mean(100 / len(names) for names in lists if len(names))
 
 
-def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list[float] | None:
+def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> Interval | None:
     """Return the interval of an accuracy over test images and, of several runs, over seeds."""
     key, _, part = outcome.grid.measure_of(*place).partition("@")
     results, tests = outcome.results.get(place, []), outcome.tests.get(place, [])
@@ -327,35 +355,34 @@ def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> list
     shares = [100 * run.count("1") / len(run) if run else math.nan for run in right]
     if len(right) == len(values) and all(map(math.isclose, shares, values)):  # not means over clients
         if len(values) == 1:
-            return list(wilson(values[0], len(right[0])))
-        return list(bootstrap_right(right)) if len({(test, len(run)) for test, run in tests}) == 1 else None
+            return wilson(values[0], len(right[0]))
+        return bootstrap_right(right) if len({(test, len(run)) for test, run in tests}) == 1 else None
     clients = [by_client(result) for result in results]
     if len(values) < 2 or len(clients) != len(values) or not all(map(len, (run[0] for run in clients))):
         return None
-    return list(bootstrap_clients(clients))
+    return bootstrap_clients(clients)
 
 
-def by_client(result: dict[str, Any]) -> tuple[list[float], list[int]]:
+def by_client(result: Result) -> tuple[list[float], list[int]]:
     """Return the accuracy and the test images of each client that has some."""
-    pairs = zip(result.get("per_client_accuracy") or (), result.get("per_client_test_images") or (), strict=False)
+    pairs = zip(result.per_client_accuracy or (), result.per_client_test_images or (), strict=False)
     known = [(accuracy, images) for accuracy, images in pairs if accuracy is not None and images]
     return [accuracy for accuracy, _ in known], [images for _, images in known]
 
 
-def interval_of_set(outcome: Outcome, place: Place, part: str) -> list[float] | None:
+def interval_of_set(outcome: Outcome, place: Place, part: str) -> Interval | None:
     """Return the interval of a figure of the base-to-new protocol."""
     results = outcome.results.get(place, [])
     if len(results) == 1:
-        rows = results[0].get("base_to_new") or ()
-        return next((list(row["interval"]) for row in rows if row["name"] == part), None)
-    right = [result.get("base_to_new_right") for result in results]
+        return next((Interval(*row.interval) for row in results[0].base_to_new or () if row.name == part), None)
+    right = [result.base_to_new_right for result in results]
     known = [one for one in right if one is not None]
-    if not known or len(known) < len(right) or len({(len(one["base"]), len(one["new"])) for one in known}) > 1:
+    if not known or len(known) < len(right) or len({(len(one.base), len(one.new)) for one in known}) > 1:
         return None
     runs = tuple(outcome.runs[place])
     if runs not in outcome.sets:  # several columns show figures of the same runs
-        outcome.sets[runs] = mean_intervals(known)
-    return list(outcome.sets[runs][part]) if part in outcome.sets[runs] else None
+        outcome.sets[runs] = mean_intervals([one.model_dump() for one in known])
+    return outcome.sets[runs].get(part)
 
 
 def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) -> Interval | None:
@@ -407,33 +434,39 @@ def single(figure: Figure) -> float | None:
     """Return the number that represents a measured value in a table."""
     if isinstance(figure, list):
         return figure[-1] if figure else None
-    return figure.get("value") if isinstance(figure, dict) else figure
+    return figure.value if isinstance(figure, Points) else figure
 
 
-def mean_series(figures: Sequence[Figure]) -> dict[str, Any]:
+def lists_of(figures: Sequence[object]) -> list[list[float]]:
+    """Return the figures if each is a list with values; an empty list otherwise."""
+    lists = [figure for figure in figures if isinstance(figure, list) and figure]
+    return lists if len(lists) == len(figures) else []
+
+
+def mean_series(place: Place, lists: Sequence[Sequence[float]]) -> GridSeries:
     """Return mean and standard deviation over seeds of each step."""
-    steps = list(zip(*(figure for figure in figures if isinstance(figure, list)), strict=False))
-    return {
-        "values": [statistics.mean(step) for step in steps],
-        "deviations": [statistics.stdev(step) if len(step) > 1 else None for step in steps],
-        "n": len(figures),
-    }
+    steps = list(zip(*lists, strict=False))
+    return GridSeries(
+        row=place[0],
+        column=place[1],
+        values=[statistics.mean(step) for step in steps],
+        deviations=[statistics.stdev(step) if len(step) > 1 else None for step in steps],
+        n=len(lists),
+    )
 
 
-def mark_best(cells: list[dict[str, Any]]) -> None:
-    """Mark the best cell of a column on the seeds that all have, and what is known of its lead."""
-    for cell in cells:
-        cell.update(best=False, p=None, against=None, ahead=None, compared=[], significant=False)
-    seeds = sorted(set.intersection(*(set(cell["seeds"]) for cell in cells))) if cells else []
+def best_of(cells: Sequence[GridCell]) -> GridCell | None:
+    """Return the best cell of a column on the seeds that all have, with its lead."""
+    seeds = sorted(set.intersection(*(set(cell.seeds) for cell in cells))) if cells else []
     if len(cells) < 2 or not seeds:
-        return
-    values = {cell["row"]: at_seeds(cell["seeds"], cell["values"], seeds) for cell in cells}
-    sign = -1 if any(word in cells[0]["measure"] for word in COSTS) else 1
-    best, second = sorted(cells, key=lambda cell: -sign * statistics.mean(values[cell["row"]]))[:2]
-    ahead = statistics.mean(values[best["row"]]) - statistics.mean(values[second["row"]])
-    p = paired_p(values[best["row"]], values[second["row"]])
-    significant = p is not None and p < SIGNIFICANT
-    best.update(best=ahead != 0, p=p, against=second["row"], ahead=ahead, compared=seeds, significant=significant)
+        return None
+    values = {cell.row: at_seeds(cell.seeds, cell.values, seeds) for cell in cells}
+    sign = -1 if any(word in cells[0].measure for word in COSTS) else 1
+    best, second = sorted(cells, key=lambda cell: -sign * statistics.mean(values[cell.row]))[:2]
+    ahead = statistics.mean(values[best.row]) - statistics.mean(values[second.row])
+    p = paired_p(values[best.row], values[second.row])
+    found = {"best": ahead != 0, "p": p, "against": second.row, "ahead": ahead, "compared": seeds}
+    return best.model_copy(update={**found, "significant": p is not None and p < SIGNIFICANT})
 
 
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
@@ -448,10 +481,10 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 
 def flags_grid(
-    methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str], seeds: int, base: dict[str, Any]
+    methods: Sequence[str], datasets: Sequence[str], partitions: Sequence[str], seeds: int, base: Settings
 ) -> Grid:
     """Return a grid of methods (rows) by datasets and partitions (columns)."""
-    columns: dict[str, Any] = {}
+    columns: Settings = {}
     for dataset in datasets or [""]:
         for partition in partitions or [""]:
             data = {key: value for key, value in (("dataset", dataset), ("partition", partition)) if value}
@@ -461,9 +494,7 @@ def flags_grid(
     return Grid.model_validate({"seeds": seeds, "base": common, "rows": rows, "columns": columns, "note": note})
 
 
-def options_by_method(
-    methods: Sequence[str], base: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]], str]:
+def options_by_method(methods: Sequence[str], base: Settings) -> tuple[Settings, dict[str, Settings], str]:
     """Give a method's option to the methods that have it, and say which; the rest stays common."""
     known = {method: set(load_method(method).options_type.model_fields) for method in methods}
     options = {key: value for key, value in base.get("method", {}).items() if key not in MethodConfig.model_fields}

@@ -15,6 +15,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvl.comparisons.contents import Comparison, GridCell
 from fedvl.comparisons.grid import Grid, Settings, layered
 from fedvl.comparisons.references import RIDGE, with_references, without_refused
 from fedvl.comparisons.run import Outcome, perform_grid, shown, single, summarise
@@ -154,50 +155,56 @@ def tested_settings(grid: Grid) -> Settings:
     return {**grid.over, "evaluation": {**evaluation, **held}}
 
 
-def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, command: str) -> dict[str, Any]:
+def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, command: str) -> Comparison:
     """Run all settings, choose one, run it with the test, and return the summary of all."""
     outcome = perform_grid(grid, runs, display, opener)
     summary = summarise(outcome, command)
-    for cell in summary["cells"]:
-        result = RunFolder(runs / cell["runs"][0]).result
-        cell["images"] = result["validation_images"]
-        if cell["n"] == 1 and result["protocol"] not in BY_CLIENT:  # there it is a mean over clients
-            cell["interval"] = wilson(cell["mean"], cell["images"])
-    whole = [cell for cell in summary["cells"] if cell["n"] == grid.seeds]
+    cells = [validated_on(outcome, cell) for cell in summary.cells]
+    whole = [cell for cell in cells if cell.n == grid.seeds]
     if not whole:
-        return summary
-    chosen = max(whole, key=lambda cell: cell["mean"])  # the first of equals
-    for cell in summary["cells"]:
-        cell["best"] = cell["chosen"] = cell is chosen
+        return summary.model_copy(update={"cells": cells})
+    best = max(whole, key=lambda cell: cell.mean)  # the first of equals
+    cells = [cell.model_copy(update={"best": cell is best, "chosen": cell is best}) for cell in cells]
+    summary = summary.model_copy(update={"cells": cells})
+    (chosen,) = (cell for cell in cells if cell.chosen)
     tested = grid.model_copy(
         update={
-            "rows": {chosen["row"]: grid.rows[chosen["row"]]},
+            "rows": {chosen.row: grid.rows[chosen.row]},
             "measure": "accuracy",
             "over": tested_settings(grid),
         }
     )
     final = without_refused(perform_grid(with_references(tested, (RIDGE,)), runs, display, opener))
-    summary["failures"] += final.failures
     told = [opening(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole), final.grid.note]
-    return {**summary, "opening": " ".join(filter(None, told))}
+    failures = [*summary.failures, *final.failures]
+    return summary.model_copy(update={"failures": failures, "opening": " ".join(filter(None, told))})
 
 
-def doubts(grid: Grid, chosen: Mapping[str, Any], outcome: Outcome, whole: Sequence[Mapping[str, Any]]) -> list[str]:
+def validated_on(outcome: Outcome, cell: GridCell) -> GridCell:
+    """Return a cell with its validation images and, of a single run, the interval over them."""
+    result = outcome.results[cell.place][0]
+    images, known = result.validation_images, {}
+    if cell.n == 1 and images and result.protocol not in BY_CLIENT:  # there it is a mean over clients
+        known = {"interval": wilson(cell.mean, images)}
+    return cell.model_copy(update={"images": images, **known})
+
+
+def doubts(grid: Grid, chosen: GridCell, outcome: Outcome, whole: Sequence[GridCell]) -> list[str]:
     """Return doubts about a choice: the end of a range, equal settings, an untrained model."""
     tried = {name: entry.settings for name, entry in grid.rows.items()}
-    told = [f"{key} is at the end of its range; try more values." for key in edges(tried, chosen["row"])]
-    equal = [cell["row"] for cell in whole if cell["mean"] == chosen["mean"] and cell is not chosen]
+    told = [f"{key} is at the end of its range; try more values." for key in edges(tried, chosen.row)]
+    equal = [cell.row for cell in whole if cell.mean == chosen.mean and cell.row != chosen.row]
     told += [f"Equally good: {'; '.join(equal)}."] if equal else []
-    results = outcome.results[chosen["row"], COLUMN]
-    untrained = [result["untrained_validation_accuracy"] for result in results]
-    if None not in untrained and sum(untrained) / len(untrained) >= chosen["mean"]:
+    untrained = [result.untrained_validation_accuracy for result in outcome.results[chosen.place]]
+    known = [accuracy for accuracy in untrained if accuracy is not None]
+    if len(known) == len(untrained) and statistics.mean(known) >= chosen.mean:
         told.append("The untrained model is as good on the validation images.")
     return told
 
 
-def chosen_grid(grid: Grid, summary: Mapping[str, Any]) -> Grid | None:
+def chosen_grid(grid: Grid, summary: Comparison) -> Grid | None:
     """Return a grid of the chosen settings, as ``fedvl compare`` reads it; None if nothing was."""
-    rows = [cell["row"] for cell in summary["cells"] if cell.get("chosen")]
+    rows = [cell.row for cell in summary.cells if cell.chosen]
     if not rows:
         return None
     settings = layered(grid.base, grid.rows[rows[0]].settings)
@@ -217,26 +224,25 @@ def edges(tried: Mapping[str, Settings], chosen: str) -> list[str]:
     return found
 
 
-def opening(summary: Mapping[str, Any], chosen: Mapping[str, Any], final: Outcome, runs: Path) -> str:
+def opening(summary: Comparison, chosen: GridCell, final: Outcome, runs: Path) -> str:
     """Say what was chosen, how close others were, and what it is worth on the test."""
-    others = [cell for cell in summary["cells"] if cell is not chosen]
-    text = f"Of {len(summary['rows'])} settings, {chosen['row']} is the best on {chosen['images']:,} validation images"
-    text += f" ({chosen['mean']:.1f} %)"
-    if chosen["interval"] is not None:
-        near = sum(cell["mean"] >= chosen["interval"][0] for cell in others)
+    others = [cell for cell in summary.cells if cell is not chosen]
+    text = f"Of {len(summary.rows)} settings, {chosen.row} is the best on {chosen.images:,} validation images"
+    text += f" ({chosen.mean:.1f} %)"
+    if chosen.interval is not None:
+        near = sum(cell.mean >= chosen.interval.low for cell in others)
         which = "the other lies" if len(others) == 1 else f"{near} of the other {len(others)} lie"
         text += f"; {which} within its interval of 95 %" if near else ""
-    place = (chosen["row"], COLUMN)
+    place = chosen.place
     if place not in final.runs:
         return text + "."
-    results = [RunFolder(runs / name).result for name in final.runs[place]]
-    accuracies = [result["accuracy"] for result in results]
-    mean = sum(accuracies) / len(accuracies)
-    count = sum(map(sum, results[0]["confusion"]))
+    result = final.results[place][0]
+    mean = statistics.mean(single(figure) or 0.0 for figure in final.figures[place])
+    count = sum(map(sum, RunFolder(runs / final.runs[place][0]).result["confusion"]))
     text += f". On {count:,} test images, looked at once, it has {mean:.1f} %"
-    if len(results) == 1 and results[0]["protocol"] not in BY_CLIENT:
+    if len(final.runs[place]) == 1 and result.protocol not in BY_CLIENT:
         low, high = wilson(mean, count)
         text += f" ({low:.1f} to {high:.1f})"
-    reference, solved = results[0]["zero_shot_accuracy"], final.figures.get((RIDGE, COLUMN))
+    reference, solved = result.zero_shot_accuracy, final.figures.get((RIDGE, COLUMN))
     text += f", zero-shot {reference:.1f} %" if reference is not None else ""
-    return text + (f", ridge {statistics.mean(filter(None, map(single, solved))):.1f} %." if solved else ".")
+    return text + (f", ridge {statistics.mean(single(figure) or 0.0 for figure in solved):.1f} %." if solved else ".")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvl.comparisons.contents import TunedCell
+from fedvl.comparisons.contents import Failure, TunedCell
 from fedvl.comparisons.grid import Grid, GridEntry, Settings, layered
 from fedvl.comparisons.run import Outcome, Place, at_seeds, single
 from fedvl.comparisons.sweep import LAST_ROUND, blind, edges, settings_of
@@ -98,9 +98,9 @@ def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
                     tried=list(means),
                     validation=list(means.values()),
                     chosen=best,
-                    images=results[0]["validation_images"],
+                    images=results[0].validation_images or 0,
                     seeds=len(results),
-                    untrained=statistics.mean(result["untrained_validation_accuracy"] for result in results),
+                    untrained=statistics.mean(result.untrained_validation_accuracy or 0.0 for result in results),
                     at_edge=edges(tried, best),
                     ties=[name for name, mean in finished.items() if mean == finished[best] and name != best],
                 )
@@ -116,14 +116,14 @@ def mean_of(trials: Outcome, place: Place) -> float | None:
     return statistics.mean(known) if len(known) == len(seeds) else None
 
 
-def failures_of(grid: Grid, trials: Outcome) -> list[dict[str, Any]]:
+def failures_of(grid: Grid, trials: Outcome) -> list[Failure]:
     """Return a failure for each cell in which no setting finished with every seed."""
     found = []
     for row, column in grid.left_out:
-        reasons = [one for one in trials.failures if one["column"] == column and one["row"].startswith(f"{row}: ")]
+        reasons = [one for one in trials.failures if one.column == column and one.row.startswith(f"{row}: ")]
         if reasons:
-            error = f"No setting finished with every seed; the first: {reasons[0]['error']}"
-            found.append({"row": row, "column": column, "seed": reasons[0]["seed"], "error": error})
+            error = f"No setting finished with every seed; the first: {reasons[0].error}"
+            found.append(Failure(row=row, column=column, seed=reasons[0].seed, error=error))
     return found
 
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvl.files import Finite
+
 Z = 1.959963984540054  # of the normal distribution, at 95 %
 RESAMPLES = 1000
 FEWEST = 100  # resamples
@@ -18,8 +20,8 @@ NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
 class Interval(NamedTuple):
     """Bounds of a value, in its own unit."""
 
-    low: float
-    high: float
+    low: Finite
+    high: Finite
 
 
 class Areas(NamedTuple):

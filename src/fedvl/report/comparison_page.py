@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
-from fedvl.evaluation.statistics import Interval
+from fedvl.comparisons.contents import Comparison, GridCell, GridPoints, TunedCell
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
 from fedvl.report.charts.scatter import MODALITIES, Point, bound_chart, map_chart
 from fedvl.report.comparison_tables import (
-    Summary,
-    by_place,
     figure,
     footnote,
     heading_of,
@@ -25,66 +25,131 @@ from fedvl.report.comparison_tables import (
 )
 from fedvl.report.run_page import IMAGE_DATA, SIZES, drawn, kind_of, partition_captions
 from fedvl.report.svg import COLOURS, colour
-from fedvl.report.tables import MISSING, cell_of, moment, points, spread
+from fedvl.report.tables import MISSING, Cell, cell_of, moment, points, spread
 
 OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
 MOST_BARS = 40
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
-PageFigure = dict[str, Any]  # title, charts (for wide and narrow screens) or pictures, caption, legend
+
+class Picture(NamedTuple):
+    image: str
+    caption: str
+    psnr: str
 
 
-def describe_grid(grid: Summary) -> dict[str, Any]:
-    """Return the template values of a comparison's page."""
+class PageFigure(NamedTuple):
+    """A figure of the page: a chart for wide and one for narrow screens, or pictures."""
+
+    title: str
+    charts: Sequence[Markup]
+    legend: Sequence[tuple[str, str]] = ()  # colour and name
+    caption: str = ""
+    pictures: Sequence[Picture] = ()
+
+
+class PageCell(NamedTuple):
+    """A table cell: our value, the paper's value and the difference."""
+
+    cell: Cell
+    deviation: str = ""
+    interval: str = ""
+    star: str = ""
+    paper: str | None = None
+    change: str = ""
+    kind: str = ""
+    best: bool = False
+    chosen: bool = False
+
+
+class PageRow(NamedTuple):
+    heading: str
+    cells: Sequence[PageCell]
+
+
+class RunLine(NamedTuple):
+    """A run with its value and its report, where that lies below the comparison."""
+
+    row: str
+    column: str
+    seed: int
+    value: str
+    link: str
+
+
+class Trials(NamedTuple):
+    """A line of the table of trials: each setting with its validation accuracy."""
+
+    row: str
+    column: str
+    chosen: str
+    tried: Sequence[str]
+    untrained: str
+
+
+@dataclass(frozen=True)
+class ComparisonPage:
+    """What the page of a comparison shows."""
+
+    grid: Comparison
+    title: str
+    opening: str
+    setting: Sequence[str]
+    of_no_paper: bool
+    has_paper: bool
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[PageRow]
+    figures: Sequence[PageFigure]
+    different: Sequence[tuple[str, Sequence[str]]]
+    alone: Sequence[tuple[str, str, str]]
+    tuned: Sequence[Trials]
+    runs: Sequence[RunLine]
+    failures: Sequence[tuple[str, str, int, str]]
+    facts: Sequence[tuple[str, str]]
+
+
+def describe_grid(grid: Comparison) -> ComparisonPage:
+    """Return what the page of a comparison shows."""
     wide = with_averages(grid)
-    cells = by_place(wide)
-    shared, alone = ([], []) if grid.get("recipe") else _different(grid)
-    tests = {
-        column: {cell.get("images") for cell in wide["cells"] if cell["column"] == column} for column in wide["columns"]
-    }
-    return {
-        "title": str(grid.get("title") or "Comparison"),
-        "opening": opening(grid),
-        "setting": _setting(grid),
-        "different": shared,
-        "alone": alone,
-        "runs": _runs(grid),
-        "recipe": grid.get("recipe"),
-        "shows": grid.get("shows"),
-        "of_no_paper": str(grid.get("recipe")).startswith(OF_NO_PAPER),
-        "findings": grid.get("findings") or [],
-        "label": grid.get("label"),
-        "note": footnote({**grid, "label": ""}),
-        "unit": grid.get("unit", ""),
-        "columns": [heading_of(column, wide) for column in wide["columns"]],
-        "rows": [
-            (
+    cells = wide.places
+    shared, alone = ([], []) if grid.recipe else _different(grid)
+    tests = {column: {cell.images for cell in wide.cells if cell.column == column} for column in wide.columns}
+    return ComparisonPage(
+        grid=grid,
+        title=grid.title or "Comparison",
+        opening=opening(grid),
+        setting=_setting(grid),
+        of_no_paper=(grid.recipe or "").startswith(OF_NO_PAPER),
+        has_paper=any(cell.paper is not None for cell in grid.cells),
+        note=footnote(grid),
+        columns=[heading_of(column, wide) for column in wide.columns],
+        rows=[
+            PageRow(
                 heading_of(row, grid, 0),
-                [_place(cells.get((row, column)), len(tests[column]) == 1) for column in wide["columns"]],
+                [_place(cells.get((row, column)), len(tests[column]) == 1) for column in wide.columns],
             )
-            for row in grid["rows"]
+            for row in grid.rows
         ],
-        "tuned": [_tuned(one) for one in grid.get("tuned") or []],
-        "has_paper": any(cell.get("paper") is not None for cell in grid["cells"]),
-        "figures": FIGURES[grid["kind"]](grid),
-        "failures": [(f["row"], f["column"], f["seed"], f["error"]) for f in grid.get("failures") or []],
-        "facts": [
-            ("Date", moment(str(grid.get("date", MISSING)))),
-            ("FedVL version", grid.get("fedvl_version", MISSING)),
-        ],
-        "command": str(grid.get("command") or ""),
-    }
+        figures=FIGURES[grid.kind](grid),
+        different=shared,
+        alone=alone,
+        tuned=[_trials(one) for one in grid.tuned],
+        runs=_runs(grid),
+        failures=[(failure.row, failure.column, failure.seed, failure.error) for failure in grid.failures],
+        facts=[("Date", moment(grid.date or MISSING)), ("FedVL version", grid.fedvl_version or MISSING)],
+    )
 
 
-def _setting(grid: Summary) -> list[str]:
+def _setting(grid: Comparison) -> list[str]:
     """Name what all runs share: dataset, model, clients, rounds, seeds and test images."""
-    facts = {key: [str(value) for value in values] for key, values in (grid.get("facts") or {}).items()}
+    facts = {key: [str(value) for value in values] for key, values in grid.facts.items()}
     if not facts:
         return []
-    images = {cell["images"] for cell in grid["cells"] if cell.get("images")}
-    seeds = max((cell["n"] for cell in grid["cells"]), default=0)
-    which = "validation image" if any(cell.get("chosen") for cell in grid["cells"]) else "test image"
+    images = {cell.images for cell in grid.cells if cell.images}
+    seeds = max((cell.n for cell in grid.cells), default=0)
+    which = "validation image" if any(cell.chosen for cell in grid.cells) else "test image"
     named = [
         ", ".join(facts.get("dataset", ())),
         _named("model", facts.get("model", ())),
@@ -106,108 +171,74 @@ def _counted(values: Sequence[str], noun: str) -> str:
     return f"{' or '.join(values)} {noun}{'' if list(values) == ['1'] else 's'}" if values else ""
 
 
-def _different(grid: Summary) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str, str]]]:
+def _different(grid: Comparison) -> tuple[list[tuple[str, list[str]]], list[tuple[str, str, str]]]:
     """Return the settings in which rows differ, and those that a single row has."""
     shared, alone = [], []
-    for one in grid.get("different") or []:
-        values = dict(zip(grid["rows"], one["values"], strict=False))
+    for one in grid.different:
+        values = dict(zip(grid.rows, one.values, strict=False))
         having = [row for row, value in values.items() if value]
         if len(having) == 1:
-            alone.append((having[0], one["setting"], values[having[0]]))
+            alone.append((having[0], one.setting, values[having[0]]))
         else:
-            shared.append((one["setting"], [values.get(row) or MISSING for row in grid["rows"]]))
+            shared.append((one.setting, [values.get(row) or MISSING for row in grid.rows]))
     return shared, alone
 
 
-def _runs(grid: Summary) -> list[dict[str, Any]]:
-    """Return each run with its value and its report, where that lies below the comparison."""
+def _runs(grid: Comparison) -> list[RunLine]:
+    """Return the runs whose reports lie below the comparison."""
     return [
-        {
-            "row": cell["row"],
-            "column": cell["column"],
-            "seed": seed,
-            "value": figure(value),
-            "link": f"runs/{name}/report.html",
-        }
-        for cell in grid["cells"]
-        for seed, name, value in zip(
-            cell.get("seeds") or (), cell.get("runs") or (), cell.get("values") or (), strict=False
-        )
-        if not grid.get("recipe") and RUN_NAME.fullmatch(name)
+        RunLine(cell.row, cell.column, seed, figure(value), f"runs/{name}/report.html")
+        for cell in grid.cells
+        for seed, name, value in zip(cell.seeds, cell.runs, cell.values, strict=False)
+        if not grid.recipe and RUN_NAME.fullmatch(name)
     ]
 
 
-def _tuned(one: dict[str, Any]) -> dict[str, Any]:
-    """Return one line of the table of trials: each setting with its validation accuracy."""
+def _trials(one: TunedCell) -> Trials:
     tried = [
         f"{name}: {MISSING if value is None else figure(value)}"
-        for name, value in zip(one["tried"], one["validation"], strict=True)
+        for name, value in zip(one.tried, one.validation, strict=True)
     ]
-    return {
-        **{key: one[key] for key in ("row", "column", "chosen")},
-        "tried": tried,
-        "untrained": figure(one["untrained"]),
-    }
+    return Trials(one.row, one.column, one.chosen, tried, figure(one.untrained))
 
 
-def _place(cell: Any, one_test: bool) -> dict[str, Any]:
-    """Return one table cell: our value, the paper's value and the difference."""
+def _place(cell: GridCell | None, one_test: bool) -> PageCell:
+    """Return a table cell; name the images of its interval only where its column differs."""
     if cell is None:
-        return {
-            "cell": cell_of(None, figure),
-            "star": "",
-            "deviation": "",
-            "interval": "",
-            "paper": None,
-            "best": False,
-            "chosen": False,
-        }
-    paper = cell.get("paper")
-    change = None if paper is None else cell["mean"] - paper
-    return {
-        "cell": cell_of(cell["mean"], figure),
-        "deviation": "" if cell["deviation"] is None else f"± {figure(cell['deviation'], cell['mean'])}",
-        "interval": _interval(cell, one_test) or missing_text(cell).strip(),
-        "star": "*" if cell["significant"] else "",
-        "paper": None if paper is None else figure(paper),
-        "change": points(change, 1),
-        "kind": kind_of(change),
-        "best": cell["best"],
-        "chosen": bool(cell.get("chosen")),
-    }
-
-
-def _interval(cell: Any, one_test: bool) -> str:
-    """Return a cell's interval; how many images it is of, only where its column differs in that."""
-    if not cell.get("interval"):
-        return ""
-    return f"({spread(Interval(*cell['interval'])) if one_test else interval_text(cell)})"
+        return PageCell(cell_of(None, figure))
+    change = None if cell.paper is None else cell.mean - cell.paper
+    interval = spread(cell.interval) if one_test else interval_text(cell)
+    return PageCell(
+        cell=cell_of(cell.mean, figure),
+        deviation="" if cell.deviation is None else f"± {figure(cell.deviation, cell.mean)}",
+        interval=f"({interval})" if cell.interval else missing_text(cell).strip(),
+        star="*" if cell.significant else "",
+        paper=None if cell.paper is None else figure(cell.paper),
+        change=points(change, 1),
+        kind=kind_of(change),
+        best=cell.best,
+        chosen=cell.chosen,
+    )
 
 
 def _figure(title: str, charts: Sequence[str], legend: Sequence[str] = (), caption: str = "") -> PageFigure:
     named = [(colour(index), name) for index, name in enumerate(legend)] if len(legend) <= COLOURS else []
-    return {
-        "title": title,
-        "charts": [drawn(svg) for svg in charts],
-        "pictures": [],
-        "legend": named,
-        "caption": caption,
-    }
+    return PageFigure(title, [drawn(svg) for svg in charts], named, caption)
 
 
-def _beside_table(grid: Summary) -> list[PageFigure]:
+def _beside_table(grid: Comparison) -> list[PageFigure]:
     """Draw bars for a comparison unless there are too many; a paper's table needs no figure."""
-    if grid.get("recipe"):
+    if grid.recipe:
         return []
-    return [*(_bars(grid) if len(grid["cells"]) <= MOST_BARS else []), *_over_rounds(grid)]
+    return [*(_bars(grid) if len(grid.cells) <= MOST_BARS else []), *_over_rounds(grid)]
 
 
-def _over_rounds(grid: Summary) -> list[PageFigure]:
+def _over_rounds(grid: Comparison) -> list[PageFigure]:
     """Draw the accuracy over rounds: a chart for each column, a curve for each row."""
     figures = []
-    for column in grid["columns"]:
-        known = {one["row"]: one["values"] for one in grid.get("curves") or () if one["column"] == column}
-        curves = [Series(row, list(enumerate(known.get(row, ()), 1))) for row in grid["rows"]]
+    for column in grid.columns:
+        known = {one.row: one.values for one in grid.curves if one.column == column}
+        curves = [Series(row, list(enumerate(known.get(row, ()), 1))) for row in grid.rows]
         if any(len(curve.points) > 1 for curve in curves):
             charts = [line_chart(curves, zero_shot(grid), width, 320, "accuracy, %", form=".1f") for width in SIZES]
             title = ": ".join(filter(None, ("Accuracy over rounds", _heading(column, grid))))
@@ -215,64 +246,61 @@ def _over_rounds(grid: Summary) -> list[PageFigure]:
     return figures
 
 
-def _curves(grid: Summary) -> list[PageFigure]:
+def _curves(grid: Comparison) -> list[PageFigure]:
     """Draw a chart per column and a curve per row; the measure "curve" starts before round 1."""
-    measures = {(cell["row"], cell["column"]): cell["measure"] for cell in grid["cells"]}
+    measures = {(cell.row, cell.column): cell.measure for cell in grid.cells}
     figures = []
-    for column in grid["columns"]:
-        known = {one["row"]: one["values"] for one in grid["series"] if one["column"] == column and one["values"]}
-        rows = [row for row in grid["rows"] if row in known]
+    for column in grid.columns:
+        known = {one.row: one.values for one in grid.series if one.column == column and one.values}
+        rows = [row for row in grid.rows if row in known]
         first = {row: 0 if measures.get((row, column)) == "curve" else 1 for row in rows}
         curves = [Series(row, list(enumerate(known[row], first[row]))) for row in rows]
         if curves:
-            charts = [line_chart(curves, None, width, 320, grid["unit"] or column, form=".3g") for width in SIZES]
+            charts = [line_chart(curves, None, width, 320, grid.unit or column, form=".3g") for width in SIZES]
             figures.append(_figure(_heading(column, grid), charts, rows, _averaged(grid)))
     return figures
 
 
-def _lines(grid: Summary) -> list[PageFigure]:
+def _lines(grid: Comparison) -> list[PageFigure]:
     """Draw one chart with columns along the x axis and a curve per row."""
-    cells = by_place(grid)
+    cells = grid.places
     curves = []
-    for row in grid["rows"]:
+    for row in grid.rows:
         known = [
-            (place, cells[row, column]["mean"])
-            for place, column in enumerate(grid["columns"])
-            if (row, column) in cells
+            (place, cells[row, column].mean) for place, column in enumerate(grid.columns) if (row, column) in cells
         ]
-        errors = {place: _error(cells[row, grid["columns"][place]]) for place, _ in known}
+        errors = {place: _error(cells[row, grid.columns[place]]) for place, _ in known}
         if known:
             curves.append(Series(row, known, errors={place: ends for place, ends in errors.items() if ends}))
     if not curves:
         return []
     charts = [
-        line_chart(curves, None, width, 320, grid["unit"], "setting", form=".3g", places=grid["columns"])
-        for width in SIZES
+        line_chart(curves, None, width, 320, grid.unit, "setting", form=".3g", places=grid.columns) for width in SIZES
     ]
-    caption = f"{_averaged(grid)}{_error_caption(grid['cells']).replace(' Points are seeds.', '')}".strip()
+    caption = f"{_averaged(grid)}{_error_caption(grid.cells).replace(' Points are seeds.', '')}".strip()
     return [_figure("", charts, [one.name for one in curves], caption)]
 
 
-def _bars(grid: Summary) -> list[PageFigure]:
+def _bars(grid: Comparison) -> list[PageFigure]:
     """Draw horizontal bars grouped by column; different measures get separate scales."""
-    cells = by_place(grid)
+    cells = grid.places
     groups = []
-    for column in grid["columns"]:
+    for column in grid.columns:
         bars = [
             Bar(
                 row,
-                cells[row, column]["mean"],
+                cells[row, column].mean,
                 index,
-                cells[row, column].get("paper"),
-                values=tuple(cells[row, column].get("values") or ()),
+                cells[row, column].paper,
+                values=cells[row, column].values,
                 error=_error(cells[row, column]),
             )
-            for index, row in enumerate(grid["rows"])
+            for index, row in enumerate(grid.rows)
             if (row, column) in cells
         ]
         if bars:
             groups.append((column, bars))
-    one_scale = len({cell["measure"] for cell in grid["cells"]}) == 1
+    one_scale = len({cell.measure for cell in grid.cells}) == 1
     charts = []
     for together in [groups] if one_scale and groups else [[group] for group in groups]:
         figures = [
@@ -291,28 +319,28 @@ def _bars(grid: Summary) -> list[PageFigure]:
     return charts
 
 
-def _error(cell: Any) -> tuple[float, float] | None:
+def _error(cell: GridCell) -> tuple[float, float] | None:
     """Return the ends of a whisker: an interval or, where there is none, a deviation over seeds."""
-    if cell.get("interval"):
-        return cell["interval"][0], cell["interval"][1]
-    return None if cell["deviation"] is None else (cell["mean"] - cell["deviation"], cell["mean"] + cell["deviation"])
+    if cell.interval:
+        return cell.interval
+    return None if cell.deviation is None else (cell.mean - cell.deviation, cell.mean + cell.deviation)
 
 
-def _error_caption(cells: Sequence[Any]) -> str:
+def _error_caption(cells: Sequence[GridCell]) -> str:
     if not any(map(_error, cells)):
         return ""
-    points = " Points are seeds." if any(cell["deviation"] is not None for cell in cells) else ""
-    exact = any(cell.get("interval") for cell in cells)
+    points = " Points are seeds." if any(cell.deviation is not None for cell in cells) else ""
+    exact = any(cell.interval for cell in cells)
     return f"{points} Whiskers are {'intervals of 95 %' if exact else 'a standard deviation over seeds'}."
 
 
-def _radar(grid: Summary) -> list[PageFigure]:
-    cells = by_place(grid)
-    if len(grid["columns"]) < FEWEST_AXES:
+def _radar(grid: Comparison) -> list[PageFigure]:
+    cells = grid.places
+    if len(grid.columns) < FEWEST_AXES:
         return _bars(grid)
     polygons = []
-    for row in grid["rows"]:
-        values = [cells[row, column]["mean"] if (row, column) in cells else None for column in grid["columns"]]
+    for row in grid.rows:
+        values = [cells[row, column].mean if (row, column) in cells else None for column in grid.columns]
         if any(value is not None for value in values):
             polygons.append(Spokes(row, values))
     if not polygons:
@@ -321,93 +349,95 @@ def _radar(grid: Summary) -> list[PageFigure]:
     return [
         _figure(
             "",
-            [radar_chart(grid["columns"], polygons, size) for size in (440, 280)],
+            [radar_chart(grid.columns, polygons, size) for size in (440, 280)],
             [one.name for one in polygons],
             caption,
         )
     ]
 
 
-def _entropies(grid: Summary) -> list[PageFigure]:
+def _entropies(grid: Comparison) -> list[PageFigure]:
     return [
         _figure(
-            _heading(f"{one['row']}, {one['column']}", grid),
-            [bound_chart(one["y"], one["bound"], width, 240, "entropy, bits", "upper bound") for width in SIZES],
+            _heading(f"{one.row}, {one.column}", grid),
+            [bound_chart(one.y, one.bound, width, 240, "entropy, bits", "upper bound") for width in SIZES],
         )
-        for one in grid["points"]
+        for one in grid.points
     ]
 
 
-def _maps(grid: Summary) -> list[PageFigure]:
+def _maps(grid: Comparison) -> list[PageFigure]:
     """Draw samples by class and modality, or by prediction without and with prototypes."""
-    return [figure for one in grid["points"] for figure in (_predictions(one) if "by_text" in one else [_samples(one)])]
+    return [figure for one in grid.points for figure in (_predictions(one) if one.by_text else [_samples(one)])]
 
 
-def _samples(one: dict[str, Any]) -> PageFigure:
-    names = one.get("class_names") or [f"class {number}" for number in range(max(one["label"]) + 1)]
-    shapes = [MODALITIES[modality] for modality in one.get("present") or ["both"] * len(one["label"])]
+def _samples(one: GridPoints) -> PageFigure:
+    names = one.class_names or [f"class {number}" for number in range(max(one.label) + 1)]
+    shapes = [MODALITIES[modality] for modality in one.present or ["both"] * len(one.label)]
     caption = "Colour: class. Circles have text and image, triangles text only, squares image only."
-    return _figure(f"{one['row']}, {one['column']}", _map_charts(one, one["label"], shapes, names), names, caption)
+    return _figure(f"{one.row}, {one.column}", _map_charts(one, one.label, shapes, names), names, caption)
 
 
-def _predictions(one: dict[str, Any]) -> list[PageFigure]:
+def _predictions(one: GridPoints) -> list[PageFigure]:
     figures = []
-    for key, words in (("by_text", "class texts only"), ("with_prototypes", "class texts and prototypes")):
-        correct = [label == predicted for label, predicted in zip(one["label"], one[key], strict=True)]
-        charts = _map_charts(one, one[key], ["circle" if hit else "cross" for hit in correct], one["class_names"])
+    for answers, words in (
+        (one.by_text, "class texts only"),
+        (one.with_prototypes, "class texts and prototypes"),
+    ):
+        correct = [label == predicted for label, predicted in zip(one.label, answers, strict=True)]
+        charts = _map_charts(one, answers, ["circle" if hit else "cross" for hit in correct], one.class_names)
         share = 100 * sum(correct) / len(correct)
         caption = f"Colour: predicted class; crosses are wrong. {share:.1f} % are correct."
-        figures.append(_figure(f"{one['row']}, {one['column']}: {words}", charts, one["class_names"], caption))
+        figures.append(_figure(f"{one.row}, {one.column}: {words}", charts, one.class_names, caption))
     return figures
 
 
-def _map_charts(one: dict[str, Any], labels: Sequence[int], shapes: Sequence[str], names: Sequence[str]) -> list[str]:
-    samples = [Point(*values) for values in zip(one["x"], one["y"], labels, shapes, strict=True)]
+def _map_charts(one: GridPoints, labels: Sequence[int], shapes: Sequence[str], names: Sequence[str]) -> list[str]:
+    samples = [Point(*values) for values in zip(one.x, one.y, labels, shapes, strict=True)]
     return [map_chart(samples, names, width, 0.55 * width) for width in SIZES]
 
 
-def _bubbles(grid: Summary) -> list[PageFigure]:
+def _bubbles(grid: Comparison) -> list[PageFigure]:
     figures = []
-    for one in grid["points"]:
-        names = [str(name) for name in one["partition_class_names"]]
-        chart = partition_chart(np.asarray(one["partition_counts"], dtype=np.int64), names)
-        captions = partition_captions(len(one["partition_counts"]), len(names), one.get("partition_note"))
-        figures.append(_figure(_heading(f"{one['row']}, {one['column']}", grid), [chart], (), " ".join(captions)))
+    for one in grid.points:
+        names = one.partition_class_names
+        chart = partition_chart(np.asarray(one.partition_counts, dtype=np.int64), names)
+        captions = partition_captions(len(one.partition_counts), len(names), one.partition_note)
+        figures.append(_figure(_heading(f"{one.row}, {one.column}", grid), [chart], (), " ".join(captions)))
     return figures
 
 
-def _panels(grid: Summary) -> list[PageFigure]:
+def _panels(grid: Comparison) -> list[PageFigure]:
     """Show the image and what gradient inversion recovers after each number of steps."""
     figures = []
-    for one in grid["points"]:
-        captions = ["original", *(f"step {step}" for step in one["steps"])]
-        likeness = [None, *one["psnr"]]
+    for one in grid.points:
+        captions = ["original", *(f"step {step}" for step in one.steps)]
+        likeness = [None, *one.psnr]
         pictures = [
-            {"image": image, "caption": caption, "psnr": "" if dB is None else f"{dB:.1f} dB"}
-            for image, caption, dB in zip(one["panels"], captions, likeness, strict=True)
+            Picture(image, caption, "" if dB is None else f"{dB:.1f} dB")
+            for image, caption, dB in zip(one.panels, captions, likeness, strict=True)
             if IMAGE_DATA.fullmatch(image)
         ]
-        sentences = [f"The attack {'recovers' if one['label_found'] else 'does not recover'} the class."]
-        if one.get("feature_cosine") is not None:
+        sentences = [f"The attack {'recovers' if one.label_found else 'does not recover'} the class."]
+        if one.feature_cosine is not None:
             sentences.append(
-                f"But the update reveals the image's feature without any attack, with cosine {one['feature_cosine']:.4f}"
-                f"{', and its class too' if one.get('label_from_keys') else ''}."
+                f"But the update reveals the image's feature without any attack, with cosine {one.feature_cosine:.4f}"
+                f"{', and its class too' if one.label_from_keys else ''}."
             )
-        drawn_here = _figure(f"{one['row']}, {one['column']}", [], (), " ".join(sentences))
-        figures.append({**drawn_here, "pictures": pictures})
+        figures.append(PageFigure(f"{one.row}, {one.column}", [], (), " ".join(sentences), pictures))
     return figures
 
 
-def _averaged(grid: Summary) -> str:
-    return "Mean over seeds." if any(cell["n"] > 1 for cell in grid["cells"]) else ""
+def _averaged(grid: Comparison) -> str:
+    return "Mean over seeds." if any(cell.n > 1 for cell in grid.cells) else ""
 
 
-def _heading(name: str, grid: Summary) -> str:
+def _heading(name: str, grid: Comparison) -> str:
     """Return the name, or nothing for a single column, which needs no heading."""
-    return "" if len(grid["columns"]) == 1 and name == grid["columns"][0] else name
+    return "" if len(grid.columns) == 1 and name == grid.columns[0] else name
 
 
-FIGURES: dict[str, Callable[[Summary], list[PageFigure]]] = {
+FIGURES: dict[str, Callable[[Comparison], list[PageFigure]]] = {
     "table": _beside_table,
     "curves": _curves,
     "lines": _lines,

@@ -3,21 +3,18 @@
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.comparisons.contents import Averaged, Comparison, GridCell
 from fedvl.display import visible
-from fedvl.evaluation.statistics import NEAR, NEARLY, Interval
-from fedvl.files import write_whole
+from fedvl.evaluation.statistics import NEAR, NEARLY
+from fedvl.files import Count, write_whole
 from fedvl.report.tables import MISSING, csv_cell, human_count, points, spread
-
-Summary = Mapping[str, Any]  # the contents of comparison.json, or of a recipe's result.json
-GridCell = Mapping[str, Any]  # one of its cells
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}"
@@ -30,14 +27,10 @@ LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
 LATEX |= {"†": r"$^{\dagger}$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 
 
-def write_tables(summary: Summary, out: Path) -> None:
+def write_tables(summary: Comparison, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):
         write_whole(out / f"table.{name}", visible(text(summary)).encode())
-
-
-def by_place(summary: Summary) -> dict[tuple[str, str], GridCell]:
-    return {(cell["row"], cell["column"]): cell for cell in summary["cells"]}
 
 
 def figure(value: float, like: float | None = None) -> str:
@@ -46,155 +39,165 @@ def figure(value: float, like: float | None = None) -> str:
     return human_count(value) if size >= 1e4 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
 
 
-def with_averages(summary: Summary) -> Summary:
+class AverageCell(GridCell):
+    """The mean of a row over several datasets."""
+
+    of: Count  # datasets
+    missing: Count
+
+
+def with_averages(summary: Comparison) -> Comparison:
     """Return the table with a column for each average over datasets, after the others."""
-    cells, added = by_place(summary), list[GridCell]()
+    cells, added = summary.places, list[AverageCell]()
     names = []
-    for group in summary.get("averages") or ():
+    for group in summary.averages:
         found = {
-            row: [cells[row, column] for column in group["columns"] if (row, column) in cells]
-            for row in summary["rows"]
+            row: [cells[row, column] for column in group.columns if (row, column) in cells] for row in summary.rows
         }
-        means = [average(row, group["name"], own, len(group["columns"])) for row, own in found.items() if len(own) > 1]
-        if not means or group["name"] in summary["columns"]:
+        means = [average(row, group, own) for row, own in found.items() if len(own) > 1]
+        if not means or group.name in summary.columns:
             continue
-        whole = [cell["mean"] for cell in means if not cell["missing"]]
-        for cell in means:
-            cell["best"] = not cell["missing"] and len(whole) > 1 and cell["mean"] == max(whole) > min(whole)
-        names.append(group["name"])
-        added += means
+        whole = [cell.mean for cell in means if not cell.missing]
+        names.append(group.name)
+        added += [
+            cell.model_copy(
+                update={"best": not cell.missing and len(whole) > 1 and cell.mean == max(whole) > min(whole)}
+            )
+            for cell in means
+        ]
     if not names:
         return summary
-    return {**summary, "columns": [*summary["columns"], *names], "cells": [*summary["cells"], *added]}
+    return summary.model_copy(update={"columns": [*summary.columns, *names], "cells": [*summary.cells, *added]})
 
 
-def average(row: str, column: str, cells: Sequence[GridCell], wanted: int) -> dict[str, Any]:
+def average(row: str, group: Averaged, cells: Sequence[GridCell]) -> AverageCell:
     """Return the mean of a row's cells, with its deviation over seeds."""
-    seeds = {tuple(cell.get("seeds") or ()) for cell in cells}
-    by_seed = [statistics.mean(values) for values in zip(*(cell.get("values") or () for cell in cells), strict=False)]
-    alike = len(seeds) == 1 and len(by_seed) > 1
-    papers = [cell["paper"] for cell in cells if cell.get("paper") is not None]
-    return {
-        "row": row,
-        "column": column,
-        "measure": cells[0]["measure"],
-        "mean": statistics.mean(cell["mean"] for cell in cells),
-        "deviation": statistics.stdev(by_seed) if alike else None,
-        "n": len(by_seed),
-        "paper": statistics.mean(papers) if len(papers) == len(cells) else None,
-        "significant": False,
-        "missing": wanted - len(cells),
-        "of": wanted,
-    }
+    by_seed = [statistics.mean(values) for values in zip(*(cell.values for cell in cells), strict=False)]
+    alike = len({tuple(cell.seeds) for cell in cells}) == 1 and len(by_seed) > 1
+    papers = [cell.paper for cell in cells if cell.paper is not None]
+    return AverageCell(
+        row=row,
+        column=group.name,
+        measure=cells[0].measure,
+        mean=statistics.mean(cell.mean for cell in cells),
+        deviation=statistics.stdev(by_seed) if alike else None,
+        n=len(by_seed),
+        paper=statistics.mean(papers) if len(papers) == len(cells) else None,
+        best=False,
+        significant=False,
+        missing=len(group.columns) - len(cells),
+        of=len(group.columns),
+    )
 
 
 def cell_text(cell: GridCell | None) -> str:
     """Format as ``74.0 ± 0.3*``, in a recipe with the paper's value and the difference."""
     if cell is None:
         return MISSING
-    text = figure(cell["mean"])
-    if cell["deviation"] is not None:
-        text += f" ± {figure(cell['deviation'], cell['mean'])}"
-    if cell.get("interval"):
+    text = figure(cell.mean)
+    if cell.deviation is not None:
+        text += f" ± {figure(cell.deviation, cell.mean)}"
+    if cell.interval:
         text += f" ({interval_text(cell)})"
     text += missing_text(cell)
-    text += "*" if cell["significant"] else ""
-    text += " chosen" if cell.get("chosen") else ""
-    if cell.get("paper") is not None:
-        text += f" (paper {figure(cell['paper'])}, {points(cell['mean'] - cell['paper'], 1)})"
+    text += "*" if cell.significant else ""
+    text += " chosen" if cell.chosen else ""
+    if cell.paper is not None:
+        text += f" (paper {figure(cell.paper)}, {points(cell.mean - cell.paper, 1)})"
     return text
 
 
 def missing_text(cell: GridCell) -> str:
     """Return of how many datasets an average is, where some are missing."""
-    return f" (of {cell['of'] - cell['missing']} of {cell['of']} datasets)" if cell.get("missing") else ""
+    if not isinstance(cell, AverageCell) or not cell.missing:
+        return ""
+    return f" (of {cell.of - cell.missing} of {cell.of} datasets)"
 
 
-def heading_of(name: str, summary: Summary, axis: int = 1) -> str:
+def heading_of(name: str, summary: Comparison, axis: int = 1) -> str:
     """Return the name of a column (axis 0: row), marked if zero-shot is near chance throughout."""
-    own = [cell for place, cell in by_place(summary).items() if place[axis] == name]
-    other = [cell for place, cell in by_place(summary).items() if place[axis] != name]
-    marked = bool(own) and all(cell.get("near_chance") for cell in own)
-    every = marked and axis == 0 and all(cell.get("near_chance") for cell in other)  # then columns are marked
+    own = [cell for place, cell in summary.places.items() if place[axis] == name]
+    other = [cell for place, cell in summary.places.items() if place[axis] != name]
+    marked = bool(own) and all(cell.near_chance for cell in own)
+    every = marked and axis == 0 and all(cell.near_chance for cell in other)  # then columns are marked
     return f"{name} {NEAR_CHANCE}" if marked and not every else name
 
 
 def interval_text(cell: GridCell) -> str:
     """Return a cell's interval, and of how many images it is, where that is known."""
-    images = f"; n = {cell['images']:,}" if cell.get("images") else ""
-    return f"{spread(Interval(*cell['interval']))}{images}"
+    images = f"; n = {cell.images:,}" if cell.images else ""
+    return f"{spread(cell.interval)}{images}"
 
 
-def footnote(summary: Summary) -> str:
+def footnote(summary: Comparison) -> str:
     """Return the caveats printed under the table: seeds, significance, failures and notes."""
-    counts = sorted({cell["n"] for cell in summary["cells"]})
-    compared = {tuple(cell["compared"]) for cell in summary["cells"] if cell.get("compared")}
+    counts = sorted({cell.n for cell in summary.cells})
+    compared = {tuple(cell.compared) for cell in summary.cells if cell.compared}
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     parts = ["n = 1 seed." if seeds == "1" else f"Mean ± standard deviation over n = {seeds} seeds."]
-    if any(cell.get("interval") for cell in summary["cells"]):
-        which = "validation" if any(cell.get("chosen") for cell in summary["cells"]) else "test"
+    if any(cell.interval for cell in summary.cells):
+        which = "validation" if any(cell.chosen for cell in summary.cells) else "test"
         over = f"the {which} images" if seeds == "1" else f"seeds and {which} images (two-level bootstrap)"
         parts.append(f"In brackets, the interval of 95 % over {over}.")
-    parts += leads(summary) if len(summary["columns"]) > 1 else []
-    parts += unlike(summary)
-    if seeds == "1" and len(summary["rows"]) > 1:
+    parts += leads(summary) if len(summary.columns) > 1 else []
+    parts += unlike(summary, summary.columns)
+    if seeds == "1" and len(summary.rows) > 1:
         parts.append("Seeds were not varied: with others the order of the rows may differ.")
     if counts and counts[-1] >= 2:
-        parts.append(f"* {summary['test']}.")
+        parts.append(f"* {summary.test}.")
     if len(counts) > 1 and compared:
         told = " or ".join(sorted(", ".join(map(str, one)) for one in compared))
         parts.append(f"Rows are compared on the seeds that all of a column have: {told}.")
-    if any(cell.get("near_chance") for cell in summary["cells"]):
+    if any(cell.near_chance for cell in summary.cells):
         parts.append(
             f"{NEAR_CHANCE} Zero-shot is near chance level (its interval of 95 % reaches it, or it is less than "
             f"{NEAR:g} points above and below {NEARLY:g} times it): not counted."
         )
-    if summary["failures"]:
-        parts.append(f"{len(summary['failures'])} run{'' if len(summary['failures']) == 1 else 's'} failed.")
-    return " ".join([*parts, *filter(None, [summary.get("note")])])
+    if summary.failures:
+        parts.append(f"{len(summary.failures)} run{'' if len(summary.failures) == 1 else 's'} failed.")
+    return " ".join([*parts, *filter(None, [summary.note])])
 
 
-def unlike(summary: Summary) -> list[str]:
+def unlike(summary: Comparison, columns: Sequence[str]) -> list[str]:
     """Return a sentence for each column whose rows were measured by different protocols."""
     sentences = []
-    for column in summary["columns"]:
+    for column in columns:
         rows: dict[str, list[str]] = {}
-        for cell in summary["cells"]:
-            if cell["column"] == column and cell.get("protocol"):
-                rows.setdefault(cell["protocol"], []).append(cell["row"])
+        for cell in summary.cells:
+            if cell.column == column and cell.protocol:
+                rows.setdefault(cell.protocol, []).append(cell.row)
         if len(rows) > 1:
             told = ", ".join(f"{protocol} for {' and '.join(names)}" for protocol, names in rows.items())
-            which = f" of {column}" if len(summary["columns"]) > 1 else ""
+            which = f" of {column}" if len(columns) > 1 else ""
             sentences.append(f"The figures{which} follow different protocols ({told}) and do not compare.")
     return sentences
 
 
-def opening(summary: Summary) -> str:
+def opening(summary: Comparison) -> str:
     """Say which row is best, over what, and how sure that is; "" where none is."""
-    if summary.get("opening") or summary.get("recipe"):
-        return str(summary.get("opening") or "")
+    if summary.opening or summary.recipe:
+        return summary.opening or ""
     judged = [
         cell
-        for cell in summary["cells"]
-        if cell.get("against")
-        and cell["measure"] == "accuracy"
-        and not (cell.get("near_chance") and len(summary["columns"]) > 1)
-        and not unlike({**summary, "columns": [cell["column"]]})
+        for cell in summary.cells
+        if cell.against
+        and cell.measure == "accuracy"
+        and not (cell.near_chance and len(summary.columns) > 1)
+        and not unlike(summary, [cell.column])
     ]
     if not judged:
         return ""
-    if len(summary["columns"]) == 1:
+    if len(summary.columns) == 1:
         reference = zero_shot(summary)
         beside = "" if reference is None else f" Zero-shot has {reference:.1f} %."
         return _lead(summary, judged[0]) + beside
     wins: dict[str, list[GridCell]] = {}
     for cell in judged:
-        wins.setdefault(cell["row"] if cell["best"] else "", []).append(cell)
+        wins.setdefault(cell.row if cell.best else "", []).append(cell)
     equal = len(wins.pop("", ()))
-    varied = any(len(cell.get("compared") or ()) > 1 for cell in judged)
+    varied = any(len(cell.compared) > 1 for cell in judged)
     told = [
-        f"{row} in {len(cells)}"
-        + (f", beyond chance in {sum(cell['significant'] for cell in cells)}" if varied else "")
+        f"{row} in {len(cells)}" + (f", beyond chance in {sum(cell.significant for cell in cells)}" if varied else "")
         for row, cells in wins.items()
     ]
     told += [f"none in {equal}"] if equal else []
@@ -203,75 +206,76 @@ def opening(summary: Summary) -> str:
         if varied
         else "seeds were not varied, so that none of this may hold for others"
     )
-    return f"Best of {len(summary['rows'])} rows in {len(judged)} columns: {'; '.join(told)} ({how})."
+    return f"Best of {len(summary.rows)} rows in {len(judged)} columns: {'; '.join(told)} ({how})."
 
 
-def zero_shot(summary: Summary) -> float | None:
+def zero_shot(summary: Comparison) -> float | None:
     """Return the zero-shot accuracy of all runs; None unless they share it."""
-    found = list((summary.get("facts") or {}).get("zero_shot_accuracy") or ())
-    return float(found[0]) if len(found) == 1 and len(summary["columns"]) == 1 else None
+    found = summary.facts.get("zero_shot_accuracy", [])
+    return float(found[0] or 0) if len(found) == 1 and len(summary.columns) == 1 else None
 
 
-def _lead(summary: Summary, cell: GridCell) -> str:
-    other = by_place(summary)[cell["against"], cell["column"]]
-    if not cell["best"]:
-        return f"{cell['row']} and {other['row']} are equal: {cell['mean']:.1f} %."
-    ahead = f"{points(cell['ahead'], 1)} points over {other['row']}"
-    if not cell.get("lead"):
+def _lead(summary: Comparison, cell: GridCell) -> str:
+    other = summary.places[cell.against or "", cell.column]
+    if not cell.best:
+        return f"{cell.row} and {other.row} are equal: {cell.mean:.1f} %."
+    ahead = f"{points(cell.ahead, 1)} points over {other.row}"
+    if not cell.lead:
         return (
-            f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, {ahead}; there is no paired test, since the runs "
+            f"{cell.row} has the highest accuracy, {cell.mean:.1f} %, {ahead}; there is no paired test, since the runs "
             "had different test images or did not note them."
         )
-    bounds = spread(Interval(*cell["lead"]))
-    if len(cell["compared"]) == 1:
+    bounds = spread(cell.lead)
+    if len(cell.compared) == 1:
         return (
-            f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, {ahead} (95 % over the test images {bounds}, "
+            f"{cell.row} has the highest accuracy, {cell.mean:.1f} %, {ahead} (95 % over the test images {bounds}, "
             "paired); one seed was compared, and others may order the rows differently."
         )
     seen = f"95 % over seeds and test images {bounds}, paired"
-    if cell["significant"]:
-        return f"{cell['row']} is best: {cell['mean']:.1f} %, {ahead} ({seen})."
-    return f"{cell['row']} has the highest accuracy, {cell['mean']:.1f} %, but {ahead} may be chance ({seen})."
+    if cell.significant:
+        return f"{cell.row} is best: {cell.mean:.1f} %, {ahead} ({seen})."
+    return f"{cell.row} has the highest accuracy, {cell.mean:.1f} %, but {ahead} may be chance ({seen})."
 
 
-def leads(summary: Summary) -> list[str]:
+def leads(summary: Comparison) -> list[str]:
     """Return a sentence for each column on the lead of its best row and its interval."""
-    cells, sentences = by_place(summary), []
-    for cell in summary["cells"]:
-        other = cells.get((cell.get("against") or "", cell["column"]))
-        if not cell.get("lead") or other is None:
+    cells, sentences = summary.places, []
+    for cell in summary.cells:
+        other = cells.get((cell.against or "", cell.column))
+        if not cell.lead or other is None:
             continue
-        column = f" ({cell['column']})" if len(summary["columns"]) > 1 else ""
-        if not cell["best"]:
-            sentences.append(f"{cell['row']} and {other['row']}{column} are equal.")
+        column = f" ({cell.column})" if len(summary.columns) > 1 else ""
+        if not cell.best:
+            sentences.append(f"{cell.row} and {other.row}{column} are equal.")
             continue
-        sure = "" if cell["significant"] or len(cell["compared"]) == 1 else ", so that it may be chance"
-        over = "the test images" if len(cell["compared"]) == 1 else "seeds and test images"
+        sure = "" if cell.significant or len(cell.compared) == 1 else ", so that it may be chance"
+        over = "the test images" if len(cell.compared) == 1 else "seeds and test images"
         sentences.append(
-            f"{cell['row']} leads {other['row']}{column} by {points(cell['ahead'], 1)} points, 95 % over {over} "
-            f"{spread(Interval(*cell['lead']))} (paired bootstrap){sure}."
+            f"{cell.row} leads {other.row}{column} by {points(cell.ahead, 1)} points, 95 % over {over} "
+            f"{spread(cell.lead)} (paired bootstrap){sure}."
         )
     return sentences
 
 
-def heading(summary: Summary) -> str:
+def heading(summary: Comparison) -> str:
     """Return the title, and the label of results that are not on the paper's model and data."""
-    return ". ".join(filter(None, (summary["title"], summary.get("label"))))
+    return ". ".join(filter(None, (summary.title, summary.label)))
 
 
-def terminal_tables(summary: Summary, width: int) -> list[Table]:
+def terminal_tables(summary: Comparison, width: int) -> list[Table]:
     """Return as many tables as the width requires, with the longer axis as rows."""
     summary = with_averages(summary)
-    cells = by_place(summary)
-    down, across = summary["rows"], summary["columns"]
+    cells = summary.places
+    down, across = summary.rows, summary.columns
     turned = len(across) > len(down)
     if turned:
         down, across = across, down
     texts: dict[str, list[Text]] = {}
-    named = {name: heading_of(name, summary, axis) for axis in (0, 1) for name in summary[("rows", "columns")[axis]]}
+    named = {name: heading_of(name, summary, 0) for name in summary.rows}
+    named |= {name: heading_of(name, summary) for name in summary.columns}
     for name in across:
         found = [cells.get((name, other) if turned else (other, name)) for other in down]
-        texts[name] = [Text(cell_text(cell), style="bold" if cell and cell["best"] else "") for cell in found]
+        texts[name] = [Text(cell_text(cell), style="bold" if cell and cell.best else "") for cell in found]
     packs: list[list[str]] = []
     left = 0
     for name in across:
@@ -292,35 +296,35 @@ def terminal_tables(summary: Summary, width: int) -> list[Table]:
     return tables
 
 
-def csv_table(summary: Summary) -> str:
+def csv_table(summary: Comparison) -> str:
     """Return one line per cell at full precision, for other programs."""
     names = ("row", "column", "measure", "mean", "deviation", "n", "p", "against", "paper")
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: csv_cell(value) for key, value in cell.items()} for cell in summary["cells"])
+    writer.writerows({name: csv_cell(getattr(cell, name)) for name in names} for cell in summary.cells)
     return text.getvalue()
 
 
-def latex_table(summary: Summary) -> str:
+def latex_table(summary: Comparison) -> str:
     caption = f"{heading(summary)} {footnote(summary)}".strip()
     summary = with_averages(summary)
-    cells = by_place(summary)
+    cells = summary.places
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{latex(caption)}}}",
-        rf"\begin{{tabular}}{{l{'r' * len(summary['columns'])}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(summary.columns)}}}",
         r"\toprule",
-        " & ".join(["", *(latex(heading_of(column, summary)) for column in summary["columns"])]) + r" \\",
+        " & ".join(["", *(latex(heading_of(column, summary)) for column in summary.columns)]) + r" \\",
         r"\midrule",
     ]
-    for row in summary["rows"]:
+    for row in summary.rows:
         texts = [latex(heading_of(row, summary, 0))]
-        for column in summary["columns"]:
+        for column in summary.columns:
             cell = cells.get((row, column))
             text = latex(cell_text(cell)).replace("*", "$^{*}$")
-            texts.append(rf"\textbf{{{text}}}" if cell and cell["best"] else text)
+            texts.append(rf"\textbf{{{text}}}" if cell and cell.best else text)
         lines.append(" & ".join(texts) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
@@ -329,23 +333,23 @@ def latex(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in text).replace("—", "--").replace("\N{MINUS SIGN}", "$-$")
 
 
-def html_table(summary: Summary) -> str:
+def html_table(summary: Comparison) -> str:
     note, summary = footnote(summary), with_averages(summary)
-    cells = by_place(summary)
-    head = "".join(f"<th>{escape(heading_of(column, summary))}</th>" for column in summary["columns"])
+    cells = summary.places
+    head = "".join(f"<th>{escape(heading_of(column, summary))}</th>" for column in summary.columns)
     body = ""
-    for row in summary["rows"]:
+    for row in summary.rows:
         body += f"<tr><td>{escape(heading_of(row, summary, 0))}</td>"
-        for column in summary["columns"]:
+        for column in summary.columns:
             cell = cells.get((row, column))
             text = escape(cell_text(cell))
-            body += f"<td>{f'<b>{text}</b>' if cell and cell['best'] else text}</td>"
+            body += f"<td>{f'<b>{text}</b>' if cell and cell.best else text}</td>"
         body += "</tr>\n"
     title = escape(heading(summary) or "Comparison")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\n"
         f'<div class="wide"><table><thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
-        f"<p><small>{escape(note)}<br>{escape(summary['date'])}, fedvl {escape(summary['fedvl_version'])}, "
-        f"<code>{escape(summary['command'])}</code></small></p></html>\n"
+        f"<p><small>{escape(note)}<br>{escape(summary.date)}, fedvl {escape(summary.fedvl_version)}, "
+        f"<code>{escape(summary.command)}</code></small></p></html>\n"
     )

@@ -2,8 +2,7 @@
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from markupsafe import Markup
 from fedvl.comparisons.contents import Comparison
 from fedvl.display import visible
 from fedvl.errors import FedVLError
-from fedvl.files import checked, no_link, read_json, write_whole
+from fedvl.files import no_link, read_json, validated, write_whole
 from fedvl.report.comparison_page import describe_grid
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
@@ -27,21 +26,22 @@ COMPARISON = "comparison.json"
 def write_report(folder: Path) -> Path:
     """Write report.html for a run, comparison or recipe; the same result gives the same bytes."""
     path = no_link(folder / COMPARISON)
-    comparison = read_json(path)
-    if comparison is not None:
-        return write_page(folder / "report.html", "grid.html.j2", describe_grid(checked(Comparison, comparison, path)))
+    found = read_json(path)
+    if found is not None:
+        values = vars(describe_grid(validated(Comparison, found, path)))
+        return write_page(folder / "report.html", "grid.html.j2", values)
     run = RunFolder.open(folder)
     return write_page(run.path / "report.html", "run.html.j2", describe_run(run))
 
 
-def write_comparison(summary: Mapping[str, Any], out: Path) -> Path:
+def write_comparison(summary: Comparison, out: Path) -> Path:
     """Write the tables, the summary and the page of a comparison or a reproduced recipe."""
     write_tables(summary, out)
-    for name in dict.fromkeys(name for cell in summary["cells"] for name in cell.get("runs") or ()):
+    for name in dict.fromkeys(name for cell in summary.cells for name in cell.runs):
         folder = out / "runs" / name
         if (folder / "result.json").is_file() and not (folder / "report.html").exists():
             write_report(folder)
-    write_whole(out / COMPARISON, json.dumps(summary, indent=1).encode())
+    write_whole(out / COMPARISON, summary.to_json(indent=1).encode())
     return write_report(out)
 
 
