@@ -28,9 +28,10 @@ from hypothesis.errors import Unsatisfiable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fedvl.report.loopback import HEADERS
 from fedvl.serve.app import make_app
 from fedvl.serve.connections import make_server, read_tls
-from fedvl.serve.guard import HEADERS, LIMITS
+from fedvl.serve.guard import LIMITS
 
 schemathesis = lazily("schemathesis")
 

@@ -18,8 +18,9 @@ from helpers.finished import running
 
 from fedvl.deployment.keys import make_authority, make_server_certificate
 from fedvl.errors import FedVLError
+from fedvl.report.loopback import HEADERS
 from fedvl.serve.connections import FILES, LEAST, make_room, make_server, may_open, read_tls
-from fedvl.serve.guard import HEADERS, LIMITS
+from fedvl.serve.guard import LIMITS
 
 HASTY = replace(LIMITS, head_seconds=0.3)
 

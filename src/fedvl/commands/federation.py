@@ -354,6 +354,10 @@ def client(
             "is sent."
         ),
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page on this machine to join, look, approve and follow.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")] = 0,
     metrics: MetricsPort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -364,6 +368,12 @@ def client(
     from fedvl.report.status import print_dry_run
 
     end_on_termination()
+    if page:
+        from fedvl.deployment.site import serve_site
+
+        with TerminalDisplay(quiet) as display:
+            serve_site(folder, data, display, stay, port, ca_bundle)
+        return
     with TerminalDisplay(quiet) as display:
         found = Client(
             folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False, markup=False)

@@ -31,7 +31,7 @@ MOST_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more o
 FIRST = "0" * 64  # what the first line holds in place of a hash
 LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
 # kinds of entries that decide about later answers
-COUNTED = ("approved", "begun", "budget", "round", "secret")
+COUNTED = ("approved", "declined", "begun", "budget", "round", "secret")
 NO_HEAD = "The message does not carry the head of its sender's log, by which both logs are compared; it is refused."
 
 Entry = dict[str, Any]
@@ -112,14 +112,14 @@ class Log:
             self.counted.append(entry)
         return body + f', "hash": "{self.head}"}}\n'.encode()
 
-    def entries(self, kind: str) -> list[Entry]:
-        """Check the log; return all entries of a kind that counts, whoever wrote them."""
+    def entries(self, *kinds: str) -> list[Entry]:
+        """Check the log; return all entries of kinds that count, from any writer, in order."""
         if self.path is not None and self.path.exists():
             with locked(self.path) as file:
                 self._read(file, self.path)
         elif self.path is not None:
             self.counted = []
-        return [entry for entry in self.counted if entry["kind"] == kind]
+        return [entry for entry in self.counted if entry["kind"] in kinds]
 
     def _read(self, file: BinaryIO, path: Path) -> bytes:
         """Read the whole log again if somebody else wrote to it; return what is torn of it."""

@@ -77,6 +77,7 @@ class Client:
         self.parties: dict[str, Party] = {}
         self.finished = False
         self.stay = False  # for further runs when one is over
+        self.stopping = False  # its person ends its part
 
     def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
         """Prepare the client's own images, or its share of the dataset for a rehearsal."""
@@ -258,12 +259,13 @@ class Client:
                 return reply
 
             try:
-                flower().answer_messages(
-                    f"127.0.0.1:{port}", secret, answer, lambda: node.check() and (stay or not self.finished)
-                )
+                flower().answer_messages(f"127.0.0.1:{port}", secret, answer, self._go_on(node))
                 time.sleep(SENDING_SECONDS)
             finally:
                 node.stop()
+
+    def _go_on(self, node: Supervised) -> Callable[[], bool]:
+        return lambda: node.check() and not self.stopping and (self.stay or not self.finished)
 
     def _why_not(self, experiment: str) -> str:
         try:

@@ -6,13 +6,14 @@ for one with secure aggregation.
 """
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, time
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -211,6 +212,19 @@ def write_policy(state: Path) -> bool:
     return True
 
 
+def replace_policy(state: Path, content: str) -> None:
+    """Write another policy, if every line of it is valid."""
+    fresh = state / f"{FILE}.new"
+    write_whole(fresh, content.encode())
+    try:
+        Policy.model_validate(read_toml(fresh))
+        os.replace(fresh, state / FILE)
+    except ValidationError as error:
+        raise FedVLError(f"{FILE}: {explain(error, Policy)}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 def policy_hash(state: Path) -> str:
     return hashlib.sha256((state / FILE).read_bytes()).hexdigest()
 
@@ -274,15 +288,42 @@ def approve(log: Log, experiment: str, roster: str = "") -> None:
         log.append("approved", experiment=experiment, roster=roster)
 
 
+class Decision(NamedTuple):
+    """The latest decision about an experiment: its rosters if approved, or a reason."""
+
+    rosters: frozenset[str]
+    reason: str
+
+
+def decisions(log: Log) -> dict[str, Decision]:
+    """Return what was decided about each experiment; a refusal ends earlier approvals."""
+    found: dict[str, Decision] = {}
+    for entry in log.entries("approved", "declined"):
+        before = found.get(entry["experiment"], Decision(frozenset(), ""))
+        if entry["kind"] == "declined":
+            found[entry["experiment"]] = Decision(frozenset(), entry["reason"])
+        else:
+            found[entry["experiment"]] = Decision(before.rosters | {entry.get("roster", "")}, "")
+    return found
+
+
+def decline(log: Log, experiment: str, reason: str) -> None:
+    """Refuse an experiment from now on; the server is sent the reason when it asks."""
+    log.append("declined", experiment=experiment, reason=reason)
+
+
 def approved(log: Log) -> set[tuple[str, str]]:
-    """Return the experiments that were approved, each with the fingerprint of its roster."""
-    return {(entry["experiment"], entry.get("roster", "")) for entry in log.entries("approved")}
+    """Return the experiments that are approved, each with the fingerprint of its roster."""
+    return {(experiment, roster) for experiment, made in decisions(log).items() for roster in made.rosters}
 
 
 def check_approved(log: Log, experiment: str, roster: str, folder: Path) -> None:
     if (experiment, roster) in approved(log):
         return
-    if any(known == experiment for known, _ in approved(log)):
+    made = decisions(log).get(experiment)
+    if made is not None and made.reason:
+        raise FedVLError(f"This party refuses the experiment {experiment[:12]}: {made.reason}")
+    if made is not None:
         raise FedVLError(
             f"This party approved the experiment {experiment[:12]} with another roster than the one that is pinned now; its "
             f"operator compares the fingerprint with the other clients, and then runs fedvl federation approve {folder.name}."

@@ -13,7 +13,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedvl.errors import FedVLError
-from fedvl.serve.guard import HEADERS, Limits
+from fedvl.report.loopback import HEADERS
+from fedvl.serve.guard import Limits
 
 BACKLOG = 256  # connections that are accepted at once, before the limit is applied to them
 FILES = 128  # open beside the connections, at most

@@ -13,24 +13,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fedvl.errors import FedVLError
-from fedvl.report.loopback import hostname, is_loopback
+from fedvl.report.loopback import HEADERS, hostname, is_loopback
 from fedvl.serve.askers import BusyError, Shares
 
 OPEN = {"/", "/page.css", "/page.js", "/icon.svg", "/health"}  # they reveal nothing about the run
 BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 SHORTEST_TOKEN = 16  # characters
 BUSY = "The service is busy; try again in a moment."
-# The page loads nothing from elsewhere and makes no markup of text; no other site may frame or embed any of this.
-HEADERS = {
-    "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'; require-trusted-types-for 'script'",
-    "cross-origin-resource-policy": "same-origin",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
-
-
 MEGABYTE = 1_000_000
 
 
