@@ -82,3 +82,17 @@ def test_a_run_between_machines_is_refused(call, performed, file, tmp_path):
     (tmp_path / "run" / "federation.json").write_text('{"federation": "clinic", "run": "1"}')
     done = call("audit", "run")
     assert "on other machines" in str(done.exception)
+
+
+def test_a_certificate_is_for_a_run_and_ends_with_code_1_if_it_is_not_issued(call, performed, folder_of, file):
+    """The audit that is made up shows leaks; the run is repeated as it is."""
+    done = call("audit", "mine.toml", "--certificate")
+    assert "give the folder of a finished run, not mine.toml" in str(done.exception)
+    folder = folder_of("linear")
+    done = call("audit", str(folder), "--certificate", "--quiet", "--fail-above", "membership=0.9")
+    assert done.exit_code == 1
+    assert f"Certificate not issued: {folder / 'certificate.html'}" in done.stderr
+    assert "  No attack examined gist, which leaves." in done.stderr
+    told = json.loads((folder / "certificate.json").read_bytes())
+    assert told["command"] == f"fedvl audit {folder} --certificate --clients 10 --rounds 2 --fail-above membership=0.9"
+    assert told["checks"][0]["holds"]

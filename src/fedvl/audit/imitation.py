@@ -39,6 +39,9 @@ class Noiseless(RecordPrivacy):
         return 0.0
 
 
+METHOD_FAILS = "The method fails for an imitated client"
+
+
 class CannotImitateError(FedVLError):
     """The method's code fails for a client of these images."""
 
@@ -107,9 +110,7 @@ def imitate(
                 sums = {c: engine.sent_statistics(index, c, handed) for c in range(len(some)) if method.role.statistics}
             except Exception as error:  # whatever the method's code does wrong
                 sizes = sorted({len(each) for each in some})
-                raise CannotImitateError(
-                    f"The method fails for an imitated client of {' or '.join(map(str, sizes))} images: {error}"
-                ) from error
+                raise CannotImitateError(f"{METHOD_FAILS} of {' or '.join(map(str, sizes))} images: {error}") from error
             engine.keep(trained)
             for client in range(len(some)):
                 report, result = reports.get(client, {}), answers.get(client)

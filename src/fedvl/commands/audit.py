@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,8 @@ from fedvl.commands.run import Json, Quiet, Trust
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedvl.config import Experiment
     from fedvl.tensors import ByClient, Tensors
 
@@ -21,6 +23,8 @@ Examples:
   fedvl audit experiment.toml --out audit.html         before anything is run
 
   fedvl audit runs/NAME --fail-above membership=0.6    exit code 1 if above
+
+  fedvl audit runs/NAME --certificate                  may its results leave?
 
   fedvl audit verify clinic/parties/hospital-a         check a party's log
 
@@ -48,6 +52,14 @@ def audit(
     out: Annotated[
         Path | None, typer.Option(help="The page; audit.html in the run's folder, or beside the TOML file.")
     ] = None,
+    certificate: Annotated[
+        bool,
+        typer.Option(
+            "--certificate",
+            help="Also repeat the run, and write certificate.html, certificate.json and assessment.md into its folder; exit "
+            "with code 1 if results should not leave. --fail-above states which leaks are accepted.",
+        ),
+    ] = False,
     trust_method: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -65,6 +77,8 @@ def audit(
     from fedvl.display import TerminalDisplay
 
     limits = parse_limits(fail_above or [])
+    if certificate and not target.is_dir():
+        raise FedVLError(f"A certificate is for the results of a run; give the folder of a finished run, not {target}.")
     experiment, trained = open_target(target, trust_method)
     with TerminalDisplay(quiet) as display:
         found = perform(experiment, display, clients, rounds, trained)
@@ -82,7 +96,34 @@ def audit(
         console.print(f"Page: {page}", soft_wrap=True, highlight=False)
     for sentence in above:
         typer.echo(f"Above the limit: {sentence}", err=True)
-    raise typer.Exit(1 if above else 0)
+    issued = not certificate or write_egress(target, found, limits, clients, rounds, trust_method, quiet)
+    raise typer.Exit(1 if above or not issued else 0)
+
+
+def write_egress(
+    target: Path,
+    found: "Mapping[str, Any]",
+    limits: "Mapping[str, float]",
+    clients: int,
+    rounds: int,
+    trust_method: bool,
+    quiet: bool,
+) -> bool:
+    """Write the certificate of a run, and say why if it is not issued; return whether it is."""
+    from fedvl.audit.certificate import certify, write_certificate
+    from fedvl.display import TerminalDisplay
+    from fedvl.runs.folder import RunFolder
+
+    accepted = "".join(f" --fail-above {name}={limit:g}" for name, limit in limits.items())
+    command = f"fedvl audit {target} --certificate --clients {clients} --rounds {rounds}{accepted}"
+    folder = RunFolder(target, trust_method)
+    with TerminalDisplay(quiet) as display:
+        certificate = certify(folder, found, limits, display, command)
+    page = write_certificate(certificate, folder.result, target)
+    typer.echo(f"Certificate {'issued' if certificate.issued else 'not issued'}: {page}", err=True)
+    for sentence in certificate.reasons:
+        typer.echo(f"  {sentence}", err=True)
+    return certificate.issued
 
 
 def verify_logs(folders: list[Path]) -> None:
