@@ -51,6 +51,21 @@ def test_a_client_solves_around_the_final_solution_on_its_own_machine(tmp_path, 
     assert not grid.parties[1].engine.private_of(1)  # it has no images
 
 
+@pytest.mark.parametrize(("settings", "kept"), [({}, {0, 2, 3, 4}), ({"secure_sum": True, "least_clients": 2}, set())])
+def test_the_server_keeps_single_sums_only_where_it_learns_them(settings, kept, tmp_path):
+    remote, _ = remote_federation("ridge", tmp_path, rounds=1, **settings)
+    run_quietly(remote)
+    assert {client for client, sums in remote.last.items() if sums["counts"].any()} == kept
+    for name, total in remote.server.items():
+        if kept:
+            torch.testing.assert_close(sum(sums[name] for sums in remote.last.values()), total, rtol=0, atol=0)
+
+
+def test_sums_of_several_exchanges_are_not_kept(tmp_path):
+    remote, _ = remote_federation("fed-em", tmp_path, rounds=2)
+    assert not run_quietly(remote).last
+
+
 @pytest.mark.parametrize("name", ["fed-mp", "linear"])  # residuals; the order of batches
 def test_what_a_party_draws_comes_from_its_own_secret_and_lasts_through_a_restart(name, tmp_path):
     """The server knows the experiment's seed: with it, it could draw residuals and batches again."""

@@ -17,6 +17,8 @@ from fedvl.config import Experiment
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.membership import approve_experiment
 from fedvl.display import Silent
+from fedvl.errors import FedVLError
+from fedvl.runs.contributions import plan_of
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import load
@@ -77,5 +79,7 @@ def test_a_client_that_left_and_images_that_came_give_the_figures_of_one_process
         assert run.result["accuracy"] == alone.result["accuracy"]
         ours, theirs = (load(each.file("model.safetensors")) for each in (run, alone))
         assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 1e-6
+        with pytest.raises(FedVLError, match="no sums of single clients"):
+            plan_of(run, None)
         assert run.rounds[0]["cohort"] == ([0, 1, 2] if name == "after" else [0, 1, 2, 3])
     assert RunFolder(tmp_path / "after").result["class_names"][-1] == "teapot"

@@ -6,7 +6,8 @@ from helpers.runs import run
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.runs.contributions import by_retraining, by_statistics, measure, plan_of
+from fedvl.federation.local import LocalEngine
+from fedvl.runs.contributions import by_retraining, by_sent_statistics, by_statistics, measure, plan_of
 from fedvl.runs.settings import resolve_experiment
 
 LINEAR = {
@@ -46,6 +47,39 @@ def test_shares_of_a_run_add_up_and_are_kept_in_its_folder(tmp_path):
     folder.write_contributions(found)
     assert folder.contributions is not None
     assert folder.contributions.shapley == pytest.approx(list(found.shapley))
+
+
+def between_machines(path, experiment, monkeypatch, sent):
+    """A run whose server keeps the sums that each client sent, or only their sum."""
+    of_all = LocalEngine.sum_statistics
+
+    def sum_statistics(engine, number, cohort, shared):
+        each = {client: engine.sent_statistics(number, client, shared) for client in cohort} if sent else {}
+        return of_all(engine, number, cohort, shared)._replace(each=each)
+
+    monkeypatch.setattr(LocalEngine, "sum_statistics", sum_statistics)
+    folder = finished(path, experiment)
+    folder.write_federation({"federation": "clinic", "run": "a" * 32})
+    return folder
+
+
+def test_between_machines_coalitions_are_those_of_the_sums_that_clients_sent(tmp_path, monkeypatch):
+    experiment = resolve_experiment(settings())
+    folder = between_machines(tmp_path / "run", experiment, monkeypatch, sent=True)
+    plan = plan_of(folder, None)
+    assert (plan.players, plan.coalitions, plan.retrains) == ((0, 1, 2, 3, 4), 32, False)
+    simulated, sent = by_statistics(experiment), by_sent_statistics(folder)
+    for coalition in (frozenset(), frozenset({0}), frozenset({1, 4}), frozenset({0, 2, 3}), frozenset(range(5))):
+        assert sent(coalition) == simulated(coalition)
+    found = measure(folder, plan, Silent())
+    assert found.total == folder.result["accuracy"]
+    assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
+
+
+def test_between_machines_a_server_without_single_sums_values_nobody(tmp_path, monkeypatch):
+    folder = between_machines(tmp_path / "run", resolve_experiment(settings()), monkeypatch, sent=False)
+    with pytest.raises(FedVLError, match="no sums of single clients"):
+        plan_of(folder, None)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def contributions(
     """Divide the accuracy of a finished run among its clients: leave-one-out and Shapley values."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.ending import contribution_lines, cost_warning
+    from fedvl.report.federation import name_of
     from fedvl.report.page import write_report
     from fedvl.runs.contributions import measure, plan_of
     from fedvl.runs.folder import RunFolder
@@ -53,4 +54,5 @@ def contributions(
     if as_json:
         print(json.dumps(asdict(found)))
     else:
-        typer.echo("\n".join(contribution_lines(found)))
+        names = [name_of(folder.result, client) for client in found.players]
+        typer.echo("\n".join(contribution_lines(found, names)))

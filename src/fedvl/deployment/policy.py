@@ -54,7 +54,8 @@ least_images = 10
 
 # Whether the statistics of a training-free method (such as ridge) may leave by themselves. Products of single images
 # can be read from those of this party alone. With false they leave in a secure sum (--secure-sum) or with noise of
-# this client's own (--privacy record:eps=...).
+# this client's own (--privacy record:eps=...). With true the server keeps them with the run, and can value each
+# client by them (fedvl contributions).
 single_statistics = false
 
 # Most rounds of a run.

@@ -258,7 +258,7 @@ class Federation:
             handed=dict.fromkeys(cohort, self.shared),
             merged=solved,
             share=len(found.clients) / self.engine.clients,
-            last={},
+            last=found.each,
             loss=None,
             bytes_up=found.bytes_up,
             figures={},

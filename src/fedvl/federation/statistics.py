@@ -10,7 +10,7 @@ from fedvl.federation.checks import Refusal, length, refusal
 from fedvl.federation.fixed_point import fixed
 from fedvl.methods.base import Method, Samples
 from fedvl.methods.roles import Shapes
-from fedvl.tensors import Tensors
+from fedvl.tensors import ByClient, Tensors
 
 BLOCK = 2**14  # samples whose statistics are computed together
 
@@ -21,6 +21,7 @@ class Statistics(NamedTuple):
     total: Tensors
     clients: list[int]  # whose samples are in it
     bytes_up: int
+    each: ByClient = {}  # what each client sent, where a server learned it and keeps it
 
 
 def statistics_over(method: Method, data: Samples, rows: Tensor, shared: Tensors) -> Tensors:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedvl.evaluation.shapley import Contributions
@@ -159,18 +160,18 @@ def accuracy_of(run: dict[str, Any]) -> str:
     return f"{run['accuracy']:.2f} %" + (f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else "")
 
 
-def contribution_lines(found: Contributions, of: str = "accuracy") -> list[str]:
+def contribution_lines(found: Contributions, names: Sequence[str]) -> list[str]:
     """Return a table of what each client contributes, in points, and what the columns mean."""
     rows = [("client", "without it", "Shapley value", "95 % interval" if found.intervals else "")]
-    for place, client in enumerate(found.players):
+    for place, name in enumerate(names):
         bounds = "{:+.2f} to {:+.2f}".format(*found.intervals[place]) if found.intervals else ""
-        rows.append((str(client), f"{-found.leave_one_out[place]:+.2f}", f"{found.shapley[place]:+.2f}", bounds))
+        rows.append((name, f"{-found.leave_one_out[place]:+.2f}", f"{found.shapley[place]:+.2f}", bounds))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     how = f"estimated from {found.orders} random orders" if found.orders else "exact"
     return [
         *table,
-        f"Points of {of}: {found.total:.2f} % with all clients, {found.empty:.2f} % before the first round. "
+        f"Points of accuracy: {found.total:.2f} % with all clients, {found.empty:.2f} % before the first round. "
         f"Shapley values are {how} and add up to the difference; {found.valued:,} models were valued.",
     ]
 

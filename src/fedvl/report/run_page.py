@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedvl.evaluation.shapley import Contributions
 from fedvl.evaluation.statistics import Paired, wilson
 from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
@@ -64,7 +63,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         **_troubles(run),
         **describe_federation(run),
         "withdrawals": [" ".join(withdrawal_sentences(each)) for each in run.withdrawals],
-        **_contributions(run.contributions),
+        **_contributions(run),
         "examples": _examples(run.examples),
         "privacy": privacy.sentences(run.result),
         "beside": privacy.beside(run.result),
@@ -84,17 +83,19 @@ def drawn(svg: str) -> Markup:
     return Markup(svg)
 
 
-def _contributions(found: Contributions | None) -> dict[str, Any]:
+def _contributions(run: RunFolder) -> dict[str, Any]:
     """Return the chart of what clients contribute, and how it was measured."""
+    found = run.contributions
     if found is None:
         return {"contributions": [], "contributed": ""}
-    bounds = found.intervals or [None] * len(found.players)
+    names = [name_of(run.result, client) for client in found.players]
+    bounds = found.intervals or [None] * len(names)
     bars = [
-        Bar(f"client {client}", value, 0, error=error)
-        for client, value, error in zip(found.players, found.shapley, bounds, strict=True)
+        Bar(f"client {name}", value, 0, error=error)
+        for name, value, error in zip(names, found.shapley, bounds, strict=True)
     ]
     charts = [drawn(signed_bars(bars, width, lambda value: f"{value:+.2f}")) for width in SIZES]
-    return {"contributions": charts, "contributed": contribution_lines(found)[-1]}
+    return {"contributions": charts, "contributed": contribution_lines(found, names)[-1]}
 
 
 def _headline(result: dict[str, Any]) -> dict[str, Any]:

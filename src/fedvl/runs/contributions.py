@@ -2,9 +2,12 @@
 
 The value of a coalition is the test accuracy of the model that its clients make, with the settings
 and the seed of the run. The empty coalition has the model before the first round.
+
+Between machines the server values the sums that each client sent, on its own test images. It has
+them if the run is one exchange without noise or secure aggregation, which clients' policies allow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedvl.config import Experiment
@@ -15,9 +18,10 @@ from fedvl.evaluation.shapley import MAX_EXACT, Coalition, Contributions, Game, 
 from fedvl.federation.statistics import no_statistics, statistics_over
 from fedvl.runs.experiment import local_engine, make_federation, make_judge
 from fedvl.runs.folder import RunFolder
-from fedvl.runs.preparation import prepare
+from fedvl.runs.preparation import Prepared, prepare
 from fedvl.runs.update import by_sums
 from fedvl.runs.withdrawal import with_withdrawn
+from fedvl.tensors import Tensors, placed
 
 ORDERS = 50  # random orders of more than MAX_EXACT clients
 
@@ -37,7 +41,7 @@ def plan_of(folder: RunFolder, orders: int | None) -> Plan:
     """Plan the coalitions of a run; refuse one whose coalitions have no common value."""
     experiment = folder.experiment
     check_coalitions(folder)
-    players = tuple(client for client in range(experiment.data.clients) if client not in experiment.absent)
+    players = players_of(folder)
     drawn = orders if orders is not None else 0 if len(players) <= MAX_EXACT else ORDERS
     if not drawn and len(players) > MAX_EXACT:
         raise FedVLError(f"All coalitions of {len(players)} clients are too many; draw orders with --orders {ORDERS}.")
@@ -45,12 +49,21 @@ def plan_of(folder: RunFolder, orders: int | None) -> Plan:
     return Plan(players, drawn, most, not by_sums(experiment), folder.result["seconds"]["train"])
 
 
-def check_coalitions(folder: RunFolder) -> None:
+def players_of(folder: RunFolder) -> tuple[int, ...]:
+    """Return the clients of a run; between machines those whose sums the server has."""
     experiment = folder.experiment
     if folder.federation is not None:
+        return tuple(sorted(folder.tensors()[1]))
+    return tuple(client for client in range(experiment.data.clients) if client not in experiment.absent)
+
+
+def check_coalitions(folder: RunFolder) -> None:
+    experiment = folder.experiment
+    if folder.federation is not None and not (by_sums(experiment) and players_of(folder)):
         raise FedVLError(
-            "The images of a federation between machines stay at its sites, so that no coalition can be valued here; "
-            "simulate the federation with fedvl run."
+            "The server has no sums of single clients, so that no coalition can be valued here; run ridge or gda without "
+            "--secure-sum and --privacy, which clients answer if their policy.toml says single_statistics = true, or simulate "
+            "the federation with fedvl run."
         )
     if experiment.evaluation.protocol != "closed" or not experiment.evaluation.test:
         raise FedVLError("Contributions are shares of one accuracy on one test; use --protocol closed with a test.")
@@ -70,7 +83,10 @@ def check_coalitions(folder: RunFolder) -> None:
 
 def measure(folder: RunFolder, plan: Plan, display: Display) -> Contributions:
     """Value the coalitions of a run's clients, and divide its accuracy among them."""
-    game = by_retraining(folder.experiment) if plan.retrains else by_statistics(folder.experiment)
+    if folder.federation is not None:
+        game = by_sent_statistics(folder)
+    else:
+        game = by_retraining(folder.experiment) if plan.retrains else by_statistics(folder.experiment)
     progress = display.stage("Valuing coalitions")
     counted = with_progress(game, plan.coalitions, progress)
     return contributions(counted, plan.players, plan.orders, folder.experiment.seed)
@@ -95,14 +111,27 @@ def by_retraining(experiment: Experiment) -> Game:
 def by_statistics(experiment: Experiment) -> Game:
     """Return the game whose coalitions solve from the sums of their clients' statistics."""
     prepared = prepare(experiment, Silent())
-    engine = local_engine(prepared)
-    method, start = prepared.method, make_federation(prepared, engine).shared
-    judge, shapes = make_judge(prepared, engine), prepared.method.role.statistics_shapes
-    samples = prepared.training.samples
-    each = [statistics_over(method, samples, rows, start) for rows in prepared.training.rows]
+    samples, start = prepared.training.samples, start_of(prepared)
+    each = [statistics_over(prepared.method, samples, rows, start) for rows in prepared.training.rows]
+    return of_sums(prepared, start, dict(enumerate(each)))
+
+
+def by_sent_statistics(folder: RunFolder) -> Game:
+    """Return the game whose coalitions solve from the sums that clients sent to the server."""
+    prepared = prepare(folder.experiment, Silent(), splits=("test",))
+    each = {client: placed(sums, prepared.device) for client, sums in folder.tensors()[1].items()}
+    return of_sums(prepared, start_of(prepared), each)
+
+
+def start_of(prepared: Prepared) -> Tensors:
+    return make_federation(prepared, local_engine(prepared)).shared
+
+
+def of_sums(prepared: Prepared, start: Tensors, each: Mapping[int, Tensors]) -> Game:
+    method, judge = prepared.method, make_judge(prepared, local_engine(prepared))
 
     def value(coalition: Coalition) -> float:
-        total = no_statistics(shapes, prepared.device)
+        total = no_statistics(method.role.statistics_shapes, prepared.device)
         for client in sorted(coalition):
             total = {name: tensor + each[client][name] for name, tensor in total.items()}
         return float(judge.judge(method.solve(start, total) if coalition else start, {}).figures["accuracy"])
