@@ -6,10 +6,14 @@ import torch
 from helpers.closed_form import finished, largest_difference, settings
 from PIL import Image
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
+from fedvl.federation.statistics import statistics_over
+from fedvl.runs.preparation import prepare
 from fedvl.runs.settings import resolve_experiment
 from fedvl.runs.update import added, by_sums, grown, subtracted, with_addition
 from fedvl.runs.withdrawal import without_client
+from fedvl.seeding import torch_generator
 from fedvl.tensors import load
 
 LEAVING = 1
@@ -69,6 +73,20 @@ def test_under_secure_aggregation_the_difference_is_that_of_whole_numbers(tmp_pa
     experiment = without_client(old.experiment, LEAVING)
     new = finished(tmp_path / "new", experiment, subtracted(old, LEAVING))
     assert largest_difference(new, finished(tmp_path / "again", experiment)) < 1e-6
+
+
+def test_the_server_learns_the_total_of_all_changes_between_two_sums(tmp_path, more):
+    """Of a client that leaves alone its own sums; if another adds images in the same exchange, not."""
+    old = finished(tmp_path / "old", resolve_experiment(settings(secure_sum=True)))
+    remaining = without_client(old.experiment, LEAVING)
+    alone = finished(tmp_path / "alone", remaining)
+    with_others = finished(tmp_path / "with-others", with_addition(remaining, more, 3))
+    prepared = prepare(old.experiment, Silent())
+    start = prepared.method.start(torch_generator(0, "start"))
+    own = statistics_over(prepared.method, prepared.training.samples, prepared.training.rows[LEAVING], start)["gram"]
+    sums = [load(folder.file("model.safetensors"))["server/gram"] for folder in (old, alone, with_others)]
+    torch.testing.assert_close(sums[0] - sums[1], own, rtol=0, atol=1e-6)
+    assert float((sums[0] - sums[2] - own).norm()) > 0.1 * float(own.norm())
 
 
 def test_only_one_exchange_without_noise_follows_from_sums():
