@@ -37,9 +37,10 @@ def naive_step(method, shared, features):
     part = options.shrinkage
     inverse = torch.linalg.inv((1 - part) * spread + part * spread.trace() / width * torch.eye(width).double())
     power = {"none": 0.0, "half": 0.5, "balanced": 1.0}[options.prior]
+    share = count / (count + classes * width)
     return {
-        "weight": torch.stack([inverse @ m for m in means], 1) + options.text_weight * method.scale * texts.T,
-        "bias": torch.stack([-m @ inverse @ m / 2 for m in means]),
+        "weight": share * torch.stack([inverse @ m for m in means], 1) + options.text_weight * method.scale * texts.T,
+        "bias": share * torch.stack([-m @ inverse @ m / 2 for m in means]),
         "log_prior": shared["log_prior"]
         - power * torch.tensor([math.log(k / count * classes) for k in totals], dtype=torch.float64),
     }
@@ -130,7 +131,7 @@ def test_every_round_is_an_exchange():
 def test_on_real_images_every_partition_gives_the_same_accuracy(partition):
     found, zero_shot = accuracy("fed-em", {"data": {"partition": partition}})
     assert found == accuracy("fed-em", {"data": {"partition": "iid", "clients": 500}})[0]
-    assert found >= 67
+    assert found >= 65
     assert zero_shot < 54
 
 
@@ -139,8 +140,10 @@ def test_secure_sums_give_the_same_accuracy():
     assert found == accuracy("fed-em")[0]
 
 
-def test_a_long_tail_does_not_take_it_below_zero_shot():
-    found, zero_shot = accuracy("fed-em", {"data": {"long_tail": 20}})
+@pytest.mark.parametrize("data", [{"long_tail": 20}, {"shots": 4}, {"shots": 16}])
+def test_neither_a_long_tail_nor_few_images_take_it_below_zero_shot(data):
+    """With the full weight of the mixture, 4 images of each class took it from 53.8 to 48.6 %."""
+    found, zero_shot = accuracy("fed-em", {"data": data})
     assert found >= zero_shot
 
 
