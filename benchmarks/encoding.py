@@ -37,8 +37,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.prompts import build
-from fedvl.data import features
-from fedvl.data.features import encode_images, encode_split
+from fedvl.data.encoding import READERS, encode_images
+from fedvl.data.features import encode_split
 from fedvl.data.inputs import embed_classes
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
@@ -254,7 +254,7 @@ def main() -> None:
         "precision": arguments.precision,
         "images": len(split),
     }
-    known |= {"readers": features._READERS, "torch_threads": torch.get_num_threads()}
+    known |= {"readers": READERS, "torch_threads": torch.get_num_threads()}
     if arguments.json:
         print(json.dumps({**known, **found}))
         return

@@ -21,11 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvl.config import FederationConfig, TrainingConfig
-from fedvl.data.stored import StoredRows
+from fedvl.data.stored import DiskRows, StoredRows, table_in
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
@@ -57,7 +58,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
     """Train on the file and return what it took."""
     method_type = load_method("linear")
     before = resident()
-    features = StoredRows(path, "features", arguments.device, unit=True)
+    table = table_in(path, "features")
+    features = StoredRows(DiskRows(table, "features", np.arange(len(table))), arguments.device, unit=True)
     rows = len(features)
     labels = torch.randint(CLASSES, (rows,), generator=torch.Generator().manual_seed(1)).to(arguments.device)
     samples = Samples({"features": cast("Tensor", features)}, labels)

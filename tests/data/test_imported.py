@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedvl.api import RunResult, open_run, run
 from fedvl.cli import app
-from fedvl.data.features import encode_images
+from fedvl.data.encoding import encode_images
 from fedvl.data.imported import encoding_in, import_vectors, imported_path, load_imported, open_model
 from fedvl.data.inputs import embed_names
 from fedvl.data.sources import open_dataset

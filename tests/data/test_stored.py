@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from fedvl.data import stored
-from fedvl.data.stored import StoredRows, fits
+from fedvl.data.stored import DiskRows, StoredRows, fits, table_in
 
 
 @pytest.fixture
@@ -22,9 +22,14 @@ def written(folder: Path, **tensors: torch.Tensor) -> Path:
     return folder / "rows.safetensors"
 
 
+def rows_of(path: Path, name: str = "features", kept: np.ndarray | None = None, unit: bool = False) -> StoredRows:
+    table = table_in(path, name)
+    return StoredRows(DiskRows(table, name, np.arange(len(table)) if kept is None else kept), unit=unit)
+
+
 def test_rows_are_those_of_the_tensor(tmp_path, table):
     path = written(tmp_path, features=table, other=torch.arange(7))
-    rows = StoredRows(path, "features")
+    rows = rows_of(path)
     assert (len(rows), rows.shape, rows.device) == (50, table.shape, torch.device("cpu"))
     for index in (
         torch.tensor([3, 3, 49, 0]),
@@ -44,7 +49,7 @@ def test_rows_are_those_of_the_tensor(tmp_path, table):
 
 
 def test_features_come_as_unit_vectors_with_the_bits_of_the_whole(tmp_path, table):
-    rows = StoredRows(written(tmp_path, features=table), "features", unit=True)
+    rows = rows_of(written(tmp_path, features=table), unit=True)
     whole = normalize(table, dim=-1)
     assert torch.equal(rows[:], whole)
     assert torch.equal(rows[torch.tensor([[4, 9], [9, 31]])], whole[torch.tensor([[4, 9], [9, 31]])])
@@ -52,7 +57,7 @@ def test_features_come_as_unit_vectors_with_the_bits_of_the_whole(tmp_path, tabl
 
 def test_only_kept_rows_are_counted(tmp_path, table):
     kept = np.array([1, 4, 9, 16, 25])
-    rows = StoredRows(written(tmp_path, features=table), "features", kept=kept)
+    rows = rows_of(written(tmp_path, features=table), kept=kept)
     assert len(rows) == 5
     assert torch.equal(rows[1:3], table[[4, 9]])
     assert torch.equal(rows[torch.tensor([4, 0])], table[[25, 1]])
@@ -60,16 +65,24 @@ def test_only_kept_rows_are_counted(tmp_path, table):
 
 def test_features_in_16_bits_come_in_32(tmp_path, table):
     path = written(tmp_path, features=table.half())
-    assert torch.equal(StoredRows(path, "features")[:], table.half().float())
-    assert torch.equal(StoredRows(path, "features", unit=True)[:], normalize(table.half().float(), dim=-1))
+    assert torch.equal(rows_of(path)[:], table.half().float())
+    assert torch.equal(rows_of(path, unit=True)[:], normalize(table.half().float(), dim=-1))
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.uint8])
 def test_other_types_stay_what_they_are(tmp_path, kind):
     pixels = torch.arange(24).reshape(4, 2, 3).to(kind)
-    rows = StoredRows(written(tmp_path, pixels=pixels), "pixels")
+    rows = rows_of(written(tmp_path, pixels=pixels), "pixels")
     assert rows[1:3].dtype == kind
     assert torch.equal(rows[torch.tensor([3, 1])], pixels[[3, 1]])
+
+
+def test_some_rows_in_memory(tmp_path, table):
+    disk = DiskRows(table_in(written(tmp_path, features=table.half()), "features"), "features", np.array([40, 3, 7]))
+    assert torch.equal(disk.read(), table.half().float()[[40, 3, 7]])
+    assert torch.equal(disk.take(np.array([2, 0])).read(), table.half().float()[[7, 40]])
+    assert (len(disk), disk.bytes_in_memory) == (3, 3 * 6 * 4)  # as 32-bit floats
+    assert disk.take(np.array([], np.int64)).read().shape == (0, 6)
 
 
 def test_pages_are_given_back(tmp_path, monkeypatch):
@@ -79,7 +92,7 @@ def test_pages_are_given_back(tmp_path, monkeypatch):
 
     def held(kept_bytes: int) -> int:
         monkeypatch.setattr(stored, "KEPT_BYTES", kept_bytes)
-        rows = StoredRows(path, "features")
+        rows = rows_of(path)
         for part in order.split(128):
             rows[part]
         return held_of(path)

@@ -55,14 +55,16 @@ def serve(
     from fedvl.report.loopback import is_loopback
     from fedvl.runs.folder import RunFolder
     from fedvl.serve.images import png_of
-    from fedvl.serve.model import TrainedModel, predict_images
+    from fedvl.serve.model import QueryBatch, TrainedModel
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
     tls = read_tls(certificate, key)
     with fitting(run):
         model = TrainedModel(RunFolder.open(run, trust_method), device)
-        predict_images(model, model.user(), [("blank.png", png_of(Image.new("RGB", (8, 8))))], 1)
+        blank = QueryBatch(model.user(), 1, 1)
+        blank.add({}, model.encode([model.read(png_of(Image.new("RGB", (8, 8))))])[0])
+        blank.predict()
     server = make_server(make_app(model, token), tls)
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.

@@ -1,66 +1,59 @@
 """Feature cache: the output of a frozen encoder for each image, on disk and memory-mapped.
 
-An entry is two files named after a hash of the encoder's fingerprint (weights and preprocessing),
-the kind and the identity of the images: `<kind>-<key>.safetensors` with the tensor, and a JSON
-file with its SHA-256 and the images that could not be used. Both are verified on every load,
-because safetensors loads flipped bits without an error; a damaged entry is computed again. While an
-entry is made it is a `.part`, and a `.done` says how many images it holds and their SHA-256: who is
-interrupted goes on from there.
-Features of the embedded image sets under the embedded model ship with the package in the same
-form and are used first.
+For each encoder (weights, preprocessing, precision) and kind there is a table, two files named
+after a hash of them: `<kind>-<key>.rows` with a row for each image that was ever encoded, and
+`.index` with the SHA-256 of each image's file, its row, and a SHA-256 over both. So an image is
+encoded once, in whichever datasets it is. Rows are only added. Each row is
+verified when it is read; a damaged one is computed again. Who is interrupted, or writes beside
+another process, loses nothing.
+Features of the embedded image sets under the embedded model ship with the package, as
+`features-<key>.safetensors` with a description, and are used first.
 
-Features are rounded to 16-bit floats when computed, and used as 32-bit floats. The shipped files
-are stored in 16 bits to stay small; because of the rounding, a run gives the same bits with them
-as with a newly computed cache. (Two kinds of machine may still differ in the last of those bits.)
+Features are rounded to 16-bit floats when computed, and used as 32-bit floats. Because of the
+rounding, a run gives the same bits with shipped features as with computed ones. (Two kinds of
+machine may still differ in the last of those bits.)
 """
 
 import fcntl
 import hashlib
 import json
-import math
 import os
-import stat
-import struct
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from fedvl.data.images import BadImage
+from fedvl.data.encoding import EncodesImages, ImageEncoder, Progress, encode_rows, uneven
+from fedvl.data.images import DECODING
+from fedvl.data.stored import DiskRows, DiskTable, table_in
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256, parse_json, read_file, write_whole
-from fedvl.tensors import usable_cores
+from fedvl.tensors import save
 
-FORMAT = 1
+FORMAT = 2  # of the index
+SHIPPED_FORMAT = 1
 SHIPPED = Path(__file__).parent / "embedded" / "features"
-KINDS = {
-    "features": (torch.float32, torch.float16),
-    "pixels": (torch.uint8,),
-    "patches": (torch.float16,),
-}
+KINDS = {"features": "F16", "pixels": "U8", "patches": "F16"}
 
-# The header is padded to a fixed size, because the number of usable images is known only at the end.
-_HEADER_SIZE = 248
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
-# Pillow releases the GIL while it decodes; more readers than this wait for each other.
-_READERS = min(16, max(2, usable_cores()))
-_BATCHES_AHEAD = 2  # that are read while one is encoded: readers have work while the last image of a batch is awaited
-_BATCHES_AT_RISK = 16  # between two notes of what is done
 # Features tell much of an image: only their owner reads them.
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
 MAX_DESCRIPTION = 2**28  # bytes
+MAX_INDEX = 2**34
+HEAD = 512  # bytes of the index before its records
+RECORD = np.dtype([("image", "u1", 32), ("row", "<u8"), ("seal", "u1", 32)])
+BATCHES_AT_RISK = 16  # between two that are flushed to the disk
+VERIFIED_AT_ONCE = 4096  # rows
+ABSENT = -1
 
-Progress = Callable[[int, int], None]
+Places = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.uint8]
 
 
 class ImageSplit(Protocol):
@@ -73,26 +66,7 @@ class ImageSplit(Protocol):
 
     def describe(self, index: int) -> str: ...
 
-
-class ImageEncoder(Protocol):
-    name: str
-    encoding: str
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def preprocess(self, image: Image.Image) -> torch.Tensor: ...
-
-    def normalise(self, pixels: torch.Tensor) -> torch.Tensor: ...
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
-
-
-@runtime_checkable
-class _EncodesImages(Protocol):
-    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor: ...
-
-    def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def content(self, index: int) -> bytes: ...
 
 
 @runtime_checkable
@@ -107,16 +81,18 @@ class Encoded:
     """Output of an encoder for a split: one row for each usable image.
 
     `kept` holds the indices of those images in the split, `bad` the names of the others with the
-    reason. `note` says that a damaged file was replaced; it is empty otherwise. `mapped` says that
-    the tensor is the one in the file at `path`, row by row.
+    reason. `note` says that a damaged file was replaced; it is empty otherwise.
     """
 
-    tensor: torch.Tensor
-    kept: npt.NDArray[np.int64]
+    rows: torch.Tensor | DiskRows
+    kept: Places
     bad: list[tuple[str, str]]
-    path: Path
     note: str = ""
-    mapped: bool = False
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The rows in memory."""
+        return self.rows if isinstance(self.rows, torch.Tensor) else self.rows.read()
 
 
 def default_cache_dir() -> Path:
@@ -132,57 +108,98 @@ def encode_split(
     kind: str,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-    batch_size: int = 64,
 ) -> Encoded:
-    """Return features, pixels or patches of a split.
+    """Return features, pixels or patches of a split, of which at least one image is usable.
 
     Features are n x d float32, pixels n x 3 x H x W uint8 and patches n x M x d float16. They come
     from the package, from the cache, or from the encoder, whose output is then cached. Processes
-    that need the same entry wait for the first. `progress(done, total)` is called while encoding.
+    that need images of the same encoder wait for each other. `progress(done, total)` is called
+    while encoding.
     """
     if isinstance(encoder, HoldsFeatures):
         return encoder.look_up(split, kind)
-    key = _key(split, encoder, kind)
-    cached = _Entry(cache_dir or default_cache_dir(), kind, key)
-    found, shipped_damage = _Entry(SHIPPED, kind, key).find(split)
-    if found is None:
-        found, _ = cached.find(split)
-    cache_damage = ""
-    if found is None:
-        keep_private(cached.folder)
-        with cached.locked():
-            # Look again: another process may have written it while we waited, or have been between its two files.
-            found, cache_damage = cached.find(split)
-            if found is None:
-                found = cached.make(split, encoder, KINDS[kind][0], progress, batch_size)
-    notes = []
-    if shipped_damage:
-        notes.append(f"The features that came with the package were not used because {shipped_damage}.")
-    if cache_damage:
-        notes.append(f"The {kind} in {cached.data} were computed again because {cache_damage}.")
-    return replace(found, note=" ".join(notes))
+    if len(split) == 0:
+        raise FedVLError("There are no images to encode; check that the dataset is not empty.")
+    found = encode_each(split, encoder, kind, cache_dir, progress)
+    if not len(found.kept):
+        name, reason = found.bad[0]
+        raise FedVLError(f"None of the {len(split)} images can be used (the first is {name}: {reason.rstrip('.')}).")
+    return found
+
+
+def encode_each(
+    split: ImageSplit,
+    encoder: ImageEncoder,
+    kind: str,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Return the same, also where no image can be used."""
+    shipped = _Shipped(SHIPPED, kind, shipped_key(split, encoder, kind))
+    found, damage = shipped.find(split)
+    if found is not None:
+        return found
+    notes = [f"The features that came with the package were not used because {damage}."] if damage else []
+    table = _Table(cache_dir or default_cache_dir(), kind, table_key(encoder, kind))
+    images = _digests(split)
+    places, damage = table.find(images)
+    bad: dict[int, str] = {}
+    if (places == ABSENT).any():
+        keep_private(table.folder)
+        with table.locked():
+            places, damage = table.find(images)  # again: another process may have added them while this one waited
+            if damage:
+                notes.append(f"Some of the {kind} in {table.rows} were computed again because {damage}.")
+            bad = table.add(split, images, places, encoder, progress)
+    kept = np.flatnonzero(places != ABSENT)
+    rows = DiskRows(table.on_disk(), kind, places[kept]) if len(kept) else torch.empty(0, 1)
+    return Encoded(rows, kept, [(split.describe(index), bad[index]) for index in sorted(bad)], " ".join(notes))
 
 
 def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progress: Progress | None = None) -> Path:
     """Compute the features of an embedded set again, in the 16 bits in which they ship."""
-    entry = _Entry(folder, "features", _key(split, encoder, "features"))
-    with entry.locked():
-        made = entry.make(split, encoder, torch.float16, progress, batch_size=64)
-        entry.lock.unlink()
-        for path in (entry.data, entry.description):
-            path.chmod(0o644)
-    return made.path
+    key = shipped_key(split, encoder, "features")
+    entry = _Shipped(folder, "features", key)
+    parts, bad = [], []
+    for batch in encode_rows(split.read, range(len(split)), encoder, "features"):
+        parts.append(batch.rows)
+        bad += [[index, reason] for index, reason in batch.failed]
+        if progress is not None:
+            progress(len(batch.images), len(split))
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {"format": SHIPPED_FORMAT, "key": key, "total": len(split), "bad": sorted(bad)}
+    described["sha256"] = save(entry.data, {"features": torch.cat(parts)})
+    described["seal"] = _seal(described)
+    write_whole(entry.description, json.dumps(described, indent=1, sort_keys=True).encode())
+    return entry.data
 
 
-def _key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
+def shipped_key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
+    """Name the features of a set of images in their order."""
+    return _hash_of([SHIPPED_FORMAT, fingerprint_for(encoder, kind), kind, split.identity])
+
+
+def table_key(encoder: ImageEncoder, kind: str) -> str:
+    """Name what an encoder makes of images as this version decodes them."""
+    return _hash_of([FORMAT, fingerprint_for(encoder, kind), kind, DECODING])
+
+
+def fingerprint_for(encoder: ImageEncoder, kind: str) -> str:
     if kind not in KINDS:
         raise FedVLError(f"There is no kind of feature called '{kind}'; use features, pixels or patches.")
-    if kind != "pixels" and not isinstance(encoder, _EncodesImages):
+    if kind != "pixels" and not isinstance(encoder, EncodesImages):
         raise FedVLError(f"Model {encoder.name} does not encode images separately from texts; use a CLIP model.")
-    if len(split) == 0:
-        raise FedVLError("There are no images to encode; check that the dataset is not empty.")
-    parts = [FORMAT, encoder.fingerprint, kind, split.identity]
+    return encoder.fingerprint
+
+
+def _hash_of(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _digests(split: ImageSplit) -> Digests:
+    """Return a row of 32 bytes for each image, the same for the same file under any name."""
+    found = b"".join(hashlib.sha256(split.content(index)).digest() for index in range(len(split)))
+    return np.frombuffer(found, np.uint8).reshape(-1, 32)
 
 
 def keep_private(folder: Path) -> None:
@@ -194,20 +211,28 @@ def keep_private(folder: Path) -> None:
 
 
 def _own(path: str, flags: int) -> int:
-    return os.open(path, flags, OWN_FILE)
+    return os.open(path, flags | os.O_NOFOLLOW, OWN_FILE)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+def _head_of(path: Path) -> bytes:
+    with open(path, "rb", opener=_own) as file:
+        return file.read(HEAD)
 
 
 class _DamagedError(FedVLError):
-    """A damaged cache entry."""
+    """A damaged file of the cache."""
+
+
+class _Found(NamedTuple):
+    """What is in a table for some images."""
+
+    places: Places  # the row of each image
+    damage: str
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """The files of one cached tensor."""
+class _Table:
+    """All rows of one encoder and kind; a later record of an image replaces an earlier one."""
 
     folder: Path
     kind: str
@@ -217,29 +242,206 @@ class _Entry:
         return self.folder / f"{self.kind}-{self.key[:16]}{suffix}"
 
     @property
-    def data(self) -> Path:
-        return self._file(".safetensors")
+    def rows(self) -> Path:
+        return self._file(".rows")
 
     @property
-    def description(self) -> Path:
-        return self._file(".json")
-
-    @property
-    def lock(self) -> Path:
-        return self._file(".lock")
+    def index(self) -> Path:
+        return self._file(".index")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the entry's lock; the kernel releases it with the process, so it is never stale."""
+        """Hold the table's lock; the kernel releases it with the process, so it is never stale."""
         with _writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.lock, "ab", opener=_own)  # noqa: SIM115 (closed below)
+            file = open(self._file(".lock"), "ab", opener=_own)  # noqa: SIM115 (closed below)
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def on_disk(self) -> DiskTable:
+        """Return the rows as a table, with the shape that the index names."""
+        return DiskTable(self.rows, KINDS[self.kind], self._shape(_head_of(self.index)))
+
+    def find(self, images: Digests) -> _Found:
+        """Return the verified row of each image, and what is wrong with damaged ones."""
+        absent = np.full(len(images), ABSENT, np.int64)
+        try:
+            if self.index.is_symlink() or self.rows.is_symlink():
+                raise _DamagedError("its files are links")
+            content = read_file(self.index, MAX_INDEX)
+            table = DiskTable(self.rows, KINDS[self.kind], self._shape(content))
+            records = np.frombuffer(content, RECORD, (len(content) - HEAD) // RECORD.itemsize, HEAD)
+            chosen = _latest(records["image"], images)
+            known = np.flatnonzero(chosen != ABSENT)
+            places = absent.copy()
+            places[known] = records["row"][chosen[known]].astype(np.int64)
+            wrong = self._damaged(table, images[known], places[known], records["seal"][chosen[known]])
+        except FileNotFoundError as error:
+            missing = self.index.exists() or self.rows.exists()
+            return _Found(absent, f"{Path(error.filename).name} is missing" if missing else "")
+        except _DamagedError as error:
+            return _Found(absent, str(error))
+        except OSError as error:
+            return _Found(absent, f"{Path(error.filename or self.rows).name} cannot be read ({error.strerror})")
+        places[known[wrong]] = ABSENT
+        return _Found(places, "their SHA-256 is not the one that was written" if wrong.any() else "")
+
+    def _shape(self, content: bytes) -> tuple[int, ...]:
+        """Return the shape of a row, which the head of the index names under its own hash."""
+        try:
+            if len(content) < HEAD:
+                raise _DamagedError("the index is cut off")
+            described = parse_json(content[:HEAD])
+            if described["seal"] != _seal(described) or (described["format"], described["key"]) != (FORMAT, self.key):
+                raise _DamagedError("the index is of another model or version, or was changed")
+            return tuple(described["shape"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _DamagedError("the index is not in FedVL's format") from error
+
+    def _damaged(self, table: DiskTable, images: Digests, places: Places, seals: Digests) -> npt.NDArray[np.bool_]:
+        """Return which rows are not those that were written for these images."""
+        wrong = (places < 0) | (places >= len(table))
+        for first in range(0, len(images), VERIFIED_AT_ONCE):
+            part = np.arange(first, min(first + VERIFIED_AT_ONCE, len(images)))
+            part = part[~wrong[part]]
+            for number, row in zip(part.tolist(), table.take(places[part]), strict=True):
+                wrong[number] = _row_seal(images[number], row) != seals[number].tobytes()
+        return wrong
+
+    def add(
+        self,
+        split: ImageSplit,
+        images: Digests,
+        places: Places,
+        encoder: ImageEncoder,
+        progress: Progress | None,
+    ) -> dict[int, str]:
+        """Encode what is absent, and note its places; return why others are unusable.
+
+        The lock must be held.
+        """
+        wanted = np.flatnonzero(places == ABSENT).tolist()
+        bad: dict[int, str] = {}
+        done = 0
+        with _Adding(self) as adding:
+            for number, batch in enumerate(encode_rows(split.read, wanted, encoder, self.kind), 1):
+                if len(batch.images):
+                    places[batch.images] = adding.append(images[batch.images], batch.rows)
+                bad |= dict(batch.failed)
+                done += len(batch.images) + len(batch.failed)
+                if number % BATCHES_AT_RISK == 0:
+                    adding.flush()
+                if progress is not None:
+                    progress(done, len(wanted))
+            adding.flush()
+        return bad
+
+
+class _Adding:
+    """Appends rows to a table: first the rows, then the records that name them."""
+
+    def __init__(self, table: _Table) -> None:
+        self.table = table
+        self.files: tuple[BinaryIO, BinaryIO] | None = None  # rows and index
+        self.shape: tuple[int, ...] | None = None  # of a row
+
+    def __enter__(self) -> "_Adding":
+        return self
+
+    def append(self, images: Digests, rows: torch.Tensor) -> Places:
+        """Return the places of the rows."""
+        content = rows.contiguous().numpy()
+        if self.shape not in (None, content.shape[1:]):
+            raise uneven()
+        with _writing(self.table.folder):
+            data, index = self.files or self._open(content.shape[1:])
+            width = content[0].nbytes
+            first = -(-data.seek(0, os.SEEK_END) // width)  # behind a row that was cut off
+            data.seek(first * width)
+            data.write(content.data)
+            data.flush()
+            places = np.arange(first, first + len(content))
+            records = np.empty(len(content), RECORD)
+            records["image"], records["row"] = images, places
+            seals = b"".join(_row_seal(image, row) for image, row in zip(images, content, strict=True))
+            records["seal"] = np.frombuffer(seals, np.uint8).reshape(-1, 32)
+            end = index.seek(0, os.SEEK_END)
+            index.seek(end - (end - HEAD) % RECORD.itemsize)
+            index.write(records.tobytes())
+            index.flush()
+        return places
+
+    def _open(self, shape: tuple[int, ...]) -> tuple[BinaryIO, BinaryIO]:
+        table = self.table
+        try:
+            known = table._shape(_head_of(table.index))
+            safe = all(path.is_file() and not path.is_symlink() for path in (table.rows, table.index))
+        except (OSError, _DamagedError):
+            known, safe = (), False
+        if not safe:
+            described: dict[str, Any] = {"format": FORMAT, "key": table.key, "shape": list(shape)}
+            described["seal"] = _seal(described)
+            table.rows.unlink(missing_ok=True)  # of a damaged table; whoever reads it keeps the file
+            write_whole(table.index, json.dumps(described).encode().ljust(HEAD), OWN_FILE)
+            open(table.rows, "xb", opener=_own).close()
+        elif known != shape:
+            raise uneven()
+        data = open(table.rows, "r+b", opener=_own)  # noqa: SIM115 (closed on exit)
+        index = open(table.index, "r+b", opener=_own)  # noqa: SIM115
+        self.files, self.shape = (data, index), shape
+        return self.files
+
+    def flush(self) -> None:
+        """Write through to the disk."""
+        with _writing(self.table.folder):
+            for file in self.files or ():
+                os.fsync(file.fileno())
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files or ():
+            with suppress(OSError):  # a failed write fails again here, and was already reported
+                file.close()
+
+
+def _row_seal(image: Digests, row: npt.NDArray[Any]) -> bytes:
+    return hashlib.sha256(image.tobytes() + row.tobytes()).digest()
+
+
+def _latest(known: Digests, images: Digests) -> Places:
+    """Return the last place of each image among the known ones."""
+    chosen = np.full(len(images), ABSENT, np.int64)
+    if not len(known):
+        return chosen
+    order = np.argsort(_beginnings(known), kind="stable")
+    last = np.searchsorted(_beginnings(known)[order], _beginnings(images), side="right") - 1
+    candidates = order[np.maximum(last, 0)]
+    same = (last >= 0) & (known[candidates] == images).all(1)
+    chosen[same] = candidates[same]
+    return chosen
+
+
+def _beginnings(digests: Digests) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """The files of the features of one set of images, in its order."""
+
+    folder: Path
+    kind: str
+    key: str
+
+    @property
+    def data(self) -> Path:
+        return self.folder / f"{self.kind}-{self.key[:16]}.safetensors"
+
+    @property
+    def description(self) -> Path:
+        return self.data.with_suffix(".json")
+
     def find(self, split: ImageSplit) -> tuple[Encoded | None, str]:
-        """Return the entry or None, and what is wrong with it if it is damaged."""
+        """Return the rows or None, and what is wrong with them if they are damaged."""
         if not self.data.exists() and not self.description.exists():
             return None, ""
         try:
@@ -253,68 +455,26 @@ class _Entry:
             total, bad = described["total"], described["bad"]
             if described["seal"] != _seal(described):
                 raise _DamagedError("its description was changed")
-            if (described["format"], described["key"], total) != (FORMAT, self.key, len(split)):
+            if (described["format"], described["key"], total) != (SHIPPED_FORMAT, self.key, len(split)):
                 raise _DamagedError("it is of other images, another model or another version")
             if file_sha256(self.data) != described["sha256"]:
                 raise _DamagedError("its SHA-256 is not the one that was written")
-            with safe_open(self.data, framework="pt") as file:  # memory-mapped: read on use, never written back
-                tensor = file.get_tensor(self.kind)
+            table = table_in(self.data, self.kind)
         except OSError as error:
             raise _DamagedError(
                 f"{Path(error.filename or self.data).name} cannot be read ({error.strerror})"
             ) from error
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise _DamagedError("it is not in FedVL's format") from error
-        if tensor.dtype not in KINDS[self.kind] or len(tensor) != total - len(bad):
+        if table.dtype != KINDS[self.kind] or len(table) != total - len(bad):
             raise _DamagedError("its type or length is wrong")
         good = np.ones(total, dtype=bool)
         good[[index for index, _ in bad]] = False
         return Encoded(
-            tensor=tensor.float() if self.kind == "features" else tensor,
+            rows=DiskRows(table, self.kind, np.arange(len(table))),
             kept=np.flatnonzero(good),
             bad=[(split.describe(index), reason) for index, reason in bad],
-            path=self.data,
-            mapped=True,
         )
-
-    def make(
-        self,
-        split: ImageSplit,
-        encoder: ImageEncoder,
-        storage: torch.dtype,
-        progress: Progress | None,
-        batch_size: int,
-    ) -> Encoded:
-        """Encode the split and write the entry, replacing any old one; the lock must be held."""
-        self._remove()
-        with _Part(self._file(".part"), self.kind, storage, [FORMAT, self.key, len(split), batch_size]) as part:
-            for done, rows, failed in _encoded_batches(split, encoder, self.kind, batch_size, part.done):
-                part.append(done, rows, failed)
-                if done // batch_size % _BATCHES_AT_RISK == 0:
-                    part.note()
-                if progress is not None:
-                    progress(done, len(split))
-            bad = part.bad
-            if part.rows == 0:
-                index, reason = min(bad)
-                first = f"{split.describe(index)}: {reason.rstrip('.')}"
-                raise FedVLError(f"None of the {len(split)} images can be used (the first is {first}).")
-            described = {"format": FORMAT, "key": self.key, "total": len(split), "bad": sorted(bad)}
-            described["sha256"] = part.finish()
-            described["seal"] = _seal(described)
-            try:
-                with _writing(self.folder):
-                    os.replace(part.path, self.data)
-                    write_whole(self.description, json.dumps(described, indent=1, sort_keys=True).encode(), OWN_FILE)
-                return self.load(split)
-            except FedVLError:
-                self._remove()
-                raise
-
-    def _remove(self) -> None:
-        with _writing(self.folder):
-            self.description.unlink(missing_ok=True)
-            self.data.unlink(missing_ok=True)
 
 
 def _seal(described: dict[str, Any]) -> str:
@@ -331,226 +491,3 @@ def _writing(folder: Path) -> Iterator[None]:
             f"The feature cache in {folder} cannot be written ({error.strerror or error}); "
             "free some space there, or set FEDVL_CACHE to a folder that can be written."
         ) from error
-
-
-class _Part:
-    """A safetensors file of one tensor, written batch by batch, from where it was left.
-
-    It is deleted if it cannot be finished, and kept if it was interrupted.
-    """
-
-    def __init__(self, path: Path, kind: str, storage: torch.dtype, of: list[Any]) -> None:
-        self.path, self.kind, self.storage = path, kind, storage
-        self.of = [*of, _NAMES[storage]]  # what it is a part of
-        self.done = self.rows = 0  # images that were looked at, and those of them that are in it
-        self.bad: list[tuple[int, str]] = []
-        self.shape: torch.Size | None = None
-        self.sha256 = hashlib.sha256()  # of the rows
-        self.file: BinaryIO
-
-    @property
-    def notes(self) -> Path:
-        return self.path.with_suffix(".done")
-
-    def __enter__(self) -> Self:
-        with _writing(self.path.parent):
-            if not self._go_on():
-                self.path.unlink(missing_ok=True)  # also a link, or a file that others can read
-                self.notes.unlink(missing_ok=True)
-                self.file = open(self.path, "xb", opener=_own)
-                self.file.write(bytes(8 + _HEADER_SIZE))
-        return self
-
-    def _go_on(self) -> bool:
-        """Open what an interrupted process left, if its rows are those that it noted."""
-        try:
-            noted = parse_json(read_file(self.notes, MAX_DESCRIPTION))
-            if noted["seal"] != _seal(noted) or noted["of"] != self.of:
-                return False
-            shape = torch.Size(noted["shape"])
-            size = noted["rows"] * math.prod(shape) * self.storage.itemsize
-            self.file = open(self.path, "r+b", opener=_no_link)  # noqa: SIM115 (closed on exit)
-            found = os.fstat(self.file.fileno())
-            own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o77 == 0
-            hasher = _hash_rows(self.file, size) if own else hashlib.sha256()
-            if not own or hasher.hexdigest() != noted["sha256"]:
-                self.file.close()
-                return False
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        self.file.truncate(8 + _HEADER_SIZE + size)
-        self.file.seek(0, os.SEEK_END)
-        self.sha256, self.shape = hasher, shape
-        self.done, self.rows = noted["done"], noted["rows"]
-        self.bad = [(index, reason) for index, reason in noted["bad"]]
-        return True
-
-    def append(self, done: int, rows: torch.Tensor, bad: list[tuple[int, str]]) -> None:
-        self.done = done
-        self.bad += bad
-        if not len(rows):
-            return
-        self.shape = self.shape or rows.shape[1:]
-        if rows.shape[1:] != self.shape:
-            raise _uneven()
-        self.rows += len(rows)
-        content = rows.to(self.storage).contiguous().numpy().data
-        self.sha256.update(content)
-        with _writing(self.path.parent):
-            self.file.write(content)
-
-    def note(self) -> None:
-        """Record progress, so that another process can continue after an interruption."""
-        if self.shape is None:
-            return
-        noted = {"of": self.of, "done": self.done, "rows": self.rows, "shape": list(self.shape), "bad": self.bad}
-        noted["sha256"] = self.sha256.hexdigest()
-        noted["seal"] = _seal(noted)
-        with _writing(self.path.parent):
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            write_whole(self.notes, json.dumps(noted).encode(), OWN_FILE)
-
-    def finish(self) -> str:
-        """Write the header, flush the file to disk and return its SHA-256."""
-        shape = [self.rows, *(self.shape or ())]
-        size = math.prod(shape) * self.storage.itemsize
-        described = {self.kind: {"dtype": _NAMES[self.storage], "shape": shape, "data_offsets": [0, size]}}
-        with _writing(self.path.parent):
-            self.file.seek(0)
-            self.file.write(struct.pack("<Q", _HEADER_SIZE) + json.dumps(described).encode().ljust(_HEADER_SIZE))
-            self.file.flush()
-            os.fsync(self.file.fileno())
-            return file_sha256(self.path)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):  # a failed write fails again here, and was already reported
-            self.file.close()
-        if error is None or isinstance(error, FedVLError) or not self.notes.exists():
-            self.path.unlink(missing_ok=True)
-            self.notes.unlink(missing_ok=True)
-
-
-def _hash_rows(file: BinaryIO, size: int) -> "hashlib._Hash":
-    """Return the hash of so many bytes behind the header, read piece by piece."""
-    hasher, left = hashlib.sha256(), size
-    file.seek(8 + _HEADER_SIZE)
-    while left > 0 and (piece := file.read(min(left, 2**20))):
-        hasher.update(piece)
-        left -= len(piece)
-    return hasher
-
-
-class _Rows(NamedTuple):
-    """Rows in the processor's memory, or on their way to it from a GPU."""
-
-    tensor: torch.Tensor
-    copied: torch.cuda.Event | None = None
-
-    def arrived(self) -> torch.Tensor:
-        if self.copied is not None:
-            self.copied.synchronize()
-        return self.tensor
-
-
-class _Launched(NamedTuple):
-    """A batch that a GPU may still be at work on."""
-
-    done: int  # images looked at with this batch
-    images: list[int]
-    rows: _Rows
-    failed: list[tuple[int, str]]
-
-    def finished(self) -> tuple[int, torch.Tensor, list[tuple[int, str]]]:
-        rows = self.rows.arrived()
-        finite = rows.isfinite().flatten(1).all(1)
-        reason = "the model gives numbers for it that are not finite."
-        failed = [(index, reason) for index, fine in zip(self.images, finite.tolist(), strict=True) if not fine]
-        return self.done, rows[finite], self.failed + failed
-
-
-def _encoded_batches(
-    split: ImageSplit, encoder: ImageEncoder, kind: str, batch_size: int, done: int
-) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, str]]]]:
-    """Yield per batch: images done so far, rows of the good ones, the others with the reason.
-
-    A batch is waited for when the next one is launched, so that a GPU always has work.
-    """
-    launched: _Launched | None = None
-    for start, batch in _read_batches(split, encoder, batch_size, done):
-        images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
-        failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
-        rows = _launch(encoder, kind, list(images.values())) if images else _Rows(torch.empty(0, 1))
-        if launched is not None:
-            yield launched.finished()
-        launched = _Launched(start + len(batch), list(images), rows, failed)
-    if launched is not None:
-        yield launched.finished()
-
-
-def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Encode a batch of preprocessed images as rows of the given kind, rounded as in the cache."""
-    return _launch(encoder, kind, images).arrived()
-
-
-def _launch(encoder: ImageEncoder, kind: str, images: Sequence[torch.Tensor]) -> _Rows:
-    """Begin to encode a batch; neither a GPU nor this thread waits for the other."""
-    if any(image.shape != images[0].shape for image in images):
-        raise _uneven()
-    if not isinstance(encoder, _EncodesImages) or kind == "pixels":
-        return _Rows(_stack(images))
-    device = next(encoder.parameters()).device
-    on_gpu = device.type == "cuda"
-    lower = torch.autocast(device.type, torch.bfloat16, enabled=encoder.encoding == "bfloat16")
-    with torch.inference_mode(), lower:
-        normalised = encoder.normalise(_stack(images, pinned=on_gpu).to(device, non_blocking=on_gpu))
-        rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
-        if not on_gpu:
-            return _Rows(rows.half().cpu())
-        # The copy back is in the queue before the next batch is, which it would otherwise wait for.
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        copy = rows.half().to("cpu", non_blocking=True)
-        copied.record(torch.cuda.current_stream(device))
-        return _Rows(copy, copied)
-
-
-def _stack(images: Sequence[torch.Tensor], pinned: bool = False) -> torch.Tensor:
-    """Stack by one thread: a team of PyTorch's would wait for cores that readers have."""
-    stacked = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype, pin_memory=pinned)
-    np.stack([image.numpy() for image in images], out=stacked.numpy())
-    return stacked
-
-
-def _uneven() -> FedVLError:
-    return FedVLError(
-        "This model keeps the aspect ratio of images, and images of several shapes cannot be cached as one array; "
-        "crop them to one shape first."
-    )
-
-
-def _read_batches(
-    split: ImageSplit, encoder: ImageEncoder, batch_size: int, done: int
-) -> Iterator[tuple[int, list[tuple[int, torch.Tensor | str]]]]:
-    """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
-
-    def read(index: int) -> torch.Tensor | str:
-        try:
-            return encoder.preprocess(split.read(index))
-        except BadImage as error:
-            return error.reason
-
-    def submit(start: int) -> list[tuple[int, Future[torch.Tensor | str]]]:
-        return [(index, pool.submit(read, index)) for index in range(start, min(start + batch_size, len(split)))]
-
-    with ThreadPoolExecutor(_READERS) as pool:
-        try:
-            starts = range(done, len(split), batch_size)
-            ahead = deque(map(submit, starts[:_BATCHES_AHEAD]))
-            for number, start in enumerate(starts):
-                batch = [(index, future.result()) for index, future in ahead.popleft()]
-                ahead.extend(map(submit, starts[number + _BATCHES_AHEAD : number + _BATCHES_AHEAD + 1]))
-                yield start, batch
-        finally:
-            pool.shutdown(cancel_futures=True)

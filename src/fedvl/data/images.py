@@ -21,6 +21,7 @@ if READS_HEIC := find_spec("pillow_heif") is not None:  # an extra
 
     pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
 
+DECODING = 1  # raised when the same file becomes other pixels, of which features are then others
 MAX_PIXELS = 32_000_000
 MAX_BYTES = 2**28
 # Encoders resize the shorter side to their input size, so a strip of 1 x 30,000 would grow to gigapixels.

@@ -85,7 +85,7 @@ class ImportedEncoder:
         reason = f"no vector was imported for it with '{self.name}'."
         bad = [(split.describe(index), reason) for index, row in enumerate(found) if row is None]
         rows = torch.tensor([row for row in found if row is not None])
-        return Encoded(self._images[rows], kept, bad, imported_path(self.name))
+        return Encoded(self._images[rows], kept, bad)
 
     def embed_names(self, names: Sequence[str]) -> torch.Tensor:
         """Return the imported texts of class names; zeros if none were imported at all."""

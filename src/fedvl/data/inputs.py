@@ -89,13 +89,15 @@ def stacked(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
 
 def rows_of(read: Encoded, form: str, kept: NDArray[np.int64], device: str) -> torch.Tensor:
     """Return the rows of the images that are kept, on the device if they fit, or else on disk."""
-    tensor, places = read.tensor, None if len(read.kept) == len(kept) else np.searchsorted(read.kept, kept)
-    unit = form == "features"
-    if read.mapped and not fits(tensor.nbytes * len(kept) // len(tensor), device):
-        name = "features" if form == "embeddings" else form
+    rows, unit = read.rows, form == "features"
+    places = np.arange(len(kept)) if len(read.kept) == len(kept) else np.searchsorted(read.kept, kept)
+    if isinstance(rows, torch.Tensor):
+        found = rows[torch.from_numpy(places)].to(device)
+    elif fits((chosen := rows.take(places)).bytes_in_memory, device):
+        found = chosen.read().to(device)
+    else:
         # where a tensor stands it is used as one: by its rows, its length and its width
-        return cast("torch.Tensor", StoredRows(read.path, name, device, unit, places))
-    found = (tensor if places is None else tensor[places]).to(device)
+        return cast("torch.Tensor", StoredRows(chosen, device, unit))
     return normalize(found, dim=-1) if unit else found
 
 

@@ -61,9 +61,13 @@ class Split:
         """Return the path or row number, for messages."""
         return self.store.describe(int(self.rows[index]))
 
+    def content(self, index: int) -> bytes:
+        """Return what names an image's content, the same for the same file under any name."""
+        return self.store.content(int(self.rows[index]))
+
     def sha256(self, index: int) -> str:
         """Return the SHA-256 of an image's file; tiles of a sheet have no file hash."""
-        return self.store.content(int(self.rows[index])).decode().rpartition(" ")[2]
+        return self.content(index).decode().rpartition(" ")[2]
 
     @cached_property
     def identity(self) -> str:
@@ -94,13 +98,21 @@ def size_and_hash(data: bytes) -> str:
     return f"{len(data)} {hashlib.sha256(data).hexdigest()}"
 
 
+def content_of(source: Path | bytes) -> bytes:
+    """Return what names an image's content, whatever its file is called."""
+    try:
+        return size_and_hash(source if isinstance(source, bytes) else read_file(source, MAX_BYTES)).encode()
+    except (OSError, FedVLError):
+        return b"unreadable"
+
+
 @dataclass(frozen=True)
 class FileStore:
     """One file per image; names are relative to the source, so that it can be moved."""
 
     paths: Sequence[Path]
     names: Sequence[str]
-    _contents: dict[int, str] = field(default_factory=dict)  # each file is hashed once
+    _contents: dict[int, bytes] = field(default_factory=dict)  # each file is hashed once
 
     def read(self, row: int) -> Image.Image:
         return self.decoded(row).image
@@ -113,11 +125,8 @@ class FileStore:
 
     def content(self, row: int) -> bytes:
         if row not in self._contents:
-            try:
-                self._contents[row] = size_and_hash(read_file(self.paths[row], MAX_BYTES))
-            except (OSError, FedVLError):
-                self._contents[row] = "unreadable"
-        return self._contents[row].encode()
+            self._contents[row] = content_of(self.paths[row])
+        return self._contents[row]
 
     def fingerprint(self, row: int) -> bytes:
         return self.names[row].encode("utf-8", "surrogateescape") + b"\0" + self.content(row) + b"\n"

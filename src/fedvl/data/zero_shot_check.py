@@ -12,8 +12,8 @@ from scipy.stats import mannwhitneyu, wilcoxon
 from torch.nn.functional import normalize
 
 from fedvl.data.catalogue import general_templates
+from fedvl.data.encoding import Progress, encode_images
 from fedvl.data.faults import Fault
-from fedvl.data.features import Progress, encode_images
 from fedvl.data.inputs import embed_names
 from fedvl.models.clip import DualEncoder
 from fedvl.seeding import numpy_generator

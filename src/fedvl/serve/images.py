@@ -1,14 +1,17 @@
 """The images that a user gives: files, folders of them, and images in memory."""
 
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from fedvl.data.images import EXTENSIONS, HEIC
+from fedvl.data.images import EXTENSIONS, HEIC, decode
+from fedvl.data.stores import content_of
 from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
@@ -17,6 +20,29 @@ if TYPE_CHECKING:
     AnyImage = str | Path | Image.Image | NDArray[np.integer[Any]]
 
 ImageSource = tuple[str, Path | bytes]  # an image's name, and its file or the content of one
+
+
+@dataclass(frozen=True)
+class GivenImages:
+    """Images that a user gives, as the feature cache reads them."""
+
+    sources: Sequence[ImageSource]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def identity(self) -> str:
+        return hashlib.sha256(b"\n".join(map(self.content, range(len(self))))).hexdigest()
+
+    def read(self, index: int) -> Image.Image:
+        return decode(self.sources[index][1])
+
+    def describe(self, index: int) -> str:
+        return self.sources[index][0]
+
+    def content(self, index: int) -> bytes:
+        return content_of(self.sources[index][1])
 
 
 def image_sources(images: "AnyImage | Sequence[AnyImage]") -> Iterator[ImageSource]:

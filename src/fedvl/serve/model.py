@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvl.data.features import encode_images
+from fedvl.data.encoding import NOT_FINITE, encode_images
+from fedvl.data.features import encode_each
 from fedvl.data.images import BadImage, decode
 from fedvl.data.imported import ImportedEncoder, encoding_in, open_model
 from fedvl.data.inputs import embed_names
@@ -25,12 +27,12 @@ from fedvl.methods.zero_shot import ZeroShot
 from fedvl.models.clip import DualEncoder
 from fedvl.runs.evaluation import read_thresholds
 from fedvl.runs.folder import RunFolder
-from fedvl.serve.images import ImageSource
+from fedvl.serve.images import GivenImages, ImageSource
 from fedvl.tensors import Tensors, pick_device
 
 BATCH = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
 
-ENCODED_TOGETHER = 64
+ENCODED_TOGETHER = 256
 
 
 class Reply(NamedTuple):
@@ -199,16 +201,36 @@ class TrainedModel:
         """Return the inputs of each image for the method and for zero-shot."""
         if not pixels:
             return []
-        embeddings = encode_images(self.encoder, "features", pixels).float().to(self.device)
-        forms = {"embeddings": embeddings, "features": normalize(embeddings, dim=-1)}
-        for kind in {"pixels", "patches"}.intersection(self.forms):
-            forms[kind] = encode_images(self.encoder, kind, pixels).to(self.device)
-        return [
-            {form: tensor[row] for form, tensor in forms.items() if form in (*self.forms, "features")}
-            if finite
-            else BadImage("the model gives numbers for it that are not finite.")
-            for row, finite in enumerate(embeddings.isfinite().all(1).tolist())
-        ]
+        kinds = ("features", *self._further)
+        rows = {kind: encode_images(self.encoder, kind, pixels) for kind in kinds}
+        finite = rows["features"].isfinite().all(1).tolist()
+        inputs = self._inputs({kind: tensor.to(self.device) for kind, tensor in rows.items()})
+        return [row if fine else BadImage(NOT_FINITE) for row, fine in zip(inputs, finite, strict=True)]
+
+    def encode_files(self, sources: Sequence[ImageSource]) -> list[Tensors | BadImage]:
+        """Return the same of files, by way of the feature cache: an image is encoded once."""
+        images = GivenImages(sources)
+        read = {kind: encode_each(images, self.encoder, kind) for kind in ("features", *self._further)}
+        kept = read["features"].kept
+        refused = (BadImage(reason, name) for name, reason in read["features"].bad)
+        found: list[Tensors | BadImage] = []
+        rows = iter(
+            self._inputs({kind: each.tensor.to(self.device) for kind, each in read.items()}) if len(kept) else []
+        )
+        for usable in np.isin(np.arange(len(sources)), kept).tolist():
+            found.append(next(rows) if usable else next(refused))
+        return found
+
+    @property
+    def _further(self) -> list[str]:
+        return sorted({"pixels", "patches"}.intersection(self.forms))
+
+    def _inputs(self, rows: Tensors) -> list[Tensors]:
+        """Return the method's inputs, and those of zero-shot, of each image."""
+        embeddings = rows["features"].float()
+        forms = {**rows, "embeddings": embeddings, "features": normalize(embeddings, dim=-1)}
+        wanted = {*self.forms, "features"}
+        return [{form: forms[form][row] for form in forms if form in wanted} for row in range(len(embeddings))]
 
     def batch_size(self, user: User) -> int:
         return self.experiment.evaluation.batch_size if user.remembers else BATCH
@@ -277,18 +299,8 @@ def predict_images(
     """Predict images in their order; return a line for each."""
     batch, lines = QueryBatch(user, model.batch_size(user), top), list[dict[str, Any]]()
     for first in range(0, len(sources), ENCODED_TOGETHER):
-        read = [read_image(model, source) for _, source in sources[first : first + ENCODED_TOGETHER]]
-        encoded = iter(model.encode([pixels for pixels in read if not isinstance(pixels, BadImage)]))
-        for number, pixels in enumerate(read, first):
-            row = pixels if isinstance(pixels, BadImage) else next(encoded)
+        for number, row in enumerate(model.encode_files(sources[first : first + ENCODED_TOGETHER]), first):
             if batch.add({"number": number, "image": sources[number][0]}, row):
                 lines += batch.predict()
         progress(min(first + ENCODED_TOGETHER, len(sources)), len(sources))
     return lines + batch.predict()
-
-
-def read_image(model: TrainedModel, source: Path | bytes) -> Tensor | BadImage:
-    try:
-        return model.read(source)
-    except BadImage as refusal:
-        return refusal

@@ -20,7 +20,8 @@ from torch.nn.functional import normalize
 
 from fedvl.data.assemble import plain_name
 from fedvl.data.catalogue import class_key
-from fedvl.data.features import ImageEncoder, Progress, default_cache_dir, encode_split
+from fedvl.data.encoding import ImageEncoder, Progress
+from fedvl.data.features import default_cache_dir, encode_split
 from fedvl.data.partition import few_shot
 from fedvl.data.sources import read_path
 from fedvl.data.stores import Split

@@ -1,0 +1,192 @@
+"""Encode images in batches of one size, so that the bits of a row depend on its image alone.
+
+The last bits of a matrix product may depend on its number of rows, and on the threads that share
+them. So every batch has the same number of images, padded with black ones, and a processor computes
+each batch on one thread, several batches side by side.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fedvl.data.images import BadImage
+from fedvl.errors import FedVLError
+from fedvl.tensors import on_threads, usable_cores
+
+NOT_FINITE = "the model gives numbers for it that are not finite."
+BATCHES = {"cuda": 64}  # images of a forward pass
+BATCH = 8  # on a processor
+READ_AT_ONCE = 64  # images
+# Pillow releases the GIL while it decodes; more readers than this wait for each other.
+READERS = min(16, max(2, usable_cores()))
+_AHEAD = 2  # batches that are read while one is encoded: readers have work while the last image of a batch is awaited
+
+Progress = Callable[[int, int], None]
+Pixels = torch.Tensor  # a preprocessed image
+
+
+class ImageEncoder(Protocol):
+    name: str
+    encoding: str
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def preprocess(self, image: Image.Image) -> torch.Tensor: ...
+
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor: ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+
+@runtime_checkable
+class EncodesImages(Protocol):
+    def encode_image(self, pixels: torch.Tensor) -> torch.Tensor: ...
+
+    def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Batch(NamedTuple):
+    """Some images, encoded: rows of the usable ones, and the others with the reason."""
+
+    images: list[int]
+    rows: torch.Tensor
+    failed: list[tuple[int, str]]
+
+
+class _Rows(NamedTuple):
+    """Rows in the processor's memory, or on their way to it from a GPU."""
+
+    tensor: torch.Tensor
+    copied: torch.cuda.Event | None = None
+
+    def arrived(self) -> torch.Tensor:
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.tensor
+
+
+class _Launched(NamedTuple):
+    """A batch that a GPU may still be at work on."""
+
+    images: list[int]
+    rows: list[_Rows]
+    failed: list[tuple[int, str]]
+
+    def finished(self) -> Batch:
+        rows = _joined(self.rows, len(self.images))
+        finite = rows.isfinite().flatten(1).all(1)
+        kept = [image for image, fine in zip(self.images, finite.tolist(), strict=True) if fine]
+        lost = [(image, NOT_FINITE) for image in self.images if image not in set(kept)]
+        return Batch(kept, rows[finite], self.failed + lost)
+
+
+def encode_rows(
+    read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder, kind: str
+) -> Iterator[Batch]:
+    """Read and encode images, by their numbers.
+
+    A batch is waited for when the next one is launched, so that a GPU always has work.
+    """
+    launched: _Launched | None = None
+    for batch in _read_batches(read, wanted, encoder):
+        images = {index: pixels for index, pixels in batch if isinstance(pixels, torch.Tensor)}
+        failed = [(index, reason) for index, reason in batch if isinstance(reason, str)]
+        rows = _launch(encoder, kind, list(images.values()))
+        if launched is not None:
+            yield launched.finished()
+        launched = _Launched(list(images), rows, failed)
+    if launched is not None:
+        yield launched.finished()
+
+
+def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[Pixels]) -> torch.Tensor:
+    """Encode preprocessed images as rows of the given kind, with the bits of the cache."""
+    return _joined(_launch(encoder, kind, images), len(images))
+
+
+def _joined(rows: Sequence[_Rows], count: int) -> torch.Tensor:
+    return torch.cat([part.arrived() for part in rows])[:count] if rows else torch.empty(0, 1)
+
+
+def _launch(encoder: ImageEncoder, kind: str, images: Sequence[Pixels]) -> list[_Rows]:
+    """Begin to encode images; neither a GPU nor this thread waits for the other."""
+    if any(image.shape != images[0].shape for image in images):
+        raise uneven()
+    if not images or not isinstance(encoder, EncodesImages) or kind == "pixels":
+        return [_Rows(_stack(images))] if images else []
+    device = next(encoder.parameters()).device
+    size = BATCHES.get(device.type, BATCH)
+    parts = [_padded(images[first : first + size], size) for first in range(0, len(images), size)]
+    if device.type == "cuda":
+        return [_encode(encoder, kind, part, device) for part in parts]
+    threads = min(len(parts), torch.get_num_threads())
+    with on_threads(1):
+        if threads == 1:
+            return [_encode(encoder, kind, part, device) for part in parts]
+        with ThreadPoolExecutor(threads) as pool:  # torch's threads begin with what is set here
+            return list(pool.map(lambda part: _encode(encoder, kind, part, device), parts))
+
+
+def _padded(images: Sequence[Pixels], size: int) -> list[Pixels]:
+    return [*images, *[torch.zeros_like(images[0])] * (size - len(images))]
+
+
+def _encode(encoder: EncodesImages, kind: str, images: Sequence[Pixels], device: torch.device) -> _Rows:
+    on_gpu = device.type == "cuda"
+    lower = torch.autocast(device.type, torch.bfloat16, enabled=encoder.encoding == "bfloat16")  # type: ignore[attr-defined]
+    with torch.inference_mode(), lower:
+        normalised = encoder.normalise(_stack(images, pinned=on_gpu).to(device, non_blocking=on_gpu))  # type: ignore[attr-defined]
+        rows = encoder.encode_image(normalised) if kind == "features" else encoder.encode_patches(normalised)[1]
+        if not on_gpu:
+            return _Rows(rows.half().cpu())
+        # The copy back is in the queue before the next batch is, which it would otherwise wait for.
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copy = rows.half().to("cpu", non_blocking=True)
+        copied.record(torch.cuda.current_stream(device))
+        return _Rows(copy, copied)
+
+
+def _stack(images: Sequence[Pixels], pinned: bool = False) -> torch.Tensor:
+    """Stack by one thread: a team of PyTorch's would wait for cores that readers have."""
+    stacked = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype, pin_memory=pinned)
+    np.stack([image.numpy() for image in images], out=stacked.numpy())
+    return stacked
+
+
+def uneven() -> FedVLError:
+    return FedVLError(
+        "This model keeps the aspect ratio of images, and images of several shapes cannot be cached as one array; "
+        "crop them to one shape first."
+    )
+
+
+def _read_batches(
+    read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder
+) -> Iterator[list[tuple[int, Pixels | str]]]:
+    """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
+
+    def preprocessed(index: int) -> Pixels | str:
+        try:
+            return encoder.preprocess(read(index))
+        except BadImage as error:
+            return error.reason
+
+    def submit(start: int) -> list[tuple[int, Future[Pixels | str]]]:
+        return [(index, pool.submit(preprocessed, index)) for index in wanted[start : start + READ_AT_ONCE]]
+
+    with ThreadPoolExecutor(READERS) as pool:
+        try:
+            starts = range(0, len(wanted), READ_AT_ONCE)
+            ahead = deque(map(submit, starts[:_AHEAD]))
+            for number in range(len(starts)):
+                batch = [(index, future.result()) for index, future in ahead.popleft()]
+                ahead.extend(map(submit, starts[number + _AHEAD : number + _AHEAD + 1]))
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
