@@ -135,7 +135,7 @@ def train(data: Data, partition: str, seed: int, name: str, **settings: Any) -> 
     rows = client_rows(data, experiment, seed)
     engine = LocalEngine(method, data.train, rows, experiment.training, experiment.federation, seed)
     federation = Federation(method, engine, experiment.federation, seed, method.start(torch_generator(seed, "start")))
-    federation.run(lambda shared, kept, number: {}, lambda record: None)
+    federation.run()
     return method, federation.shared
 
 
@@ -253,7 +253,7 @@ def ours(method: CacheFL, samples: Samples, start: Tensors) -> tuple[list[float]
     engine = LocalEngine(method, samples, rows, TrainingConfig(**preset), config, 0)
     federation = Federation(method, engine, config, 0, dict(start))
     times = [time.perf_counter()]
-    federation.run(lambda shared, kept, number: {}, lambda record: times.append(time.perf_counter()))
+    federation.run(after_round=lambda record: times.append(time.perf_counter()))
     return [after - before for before, after in pairwise(times)], federation.shared
 
 

@@ -118,7 +118,7 @@ def accuracies(dataset: str, seeds: int, clients: int, shots: int) -> dict[str, 
                     least_weight=min(weights),
                     most_weight=max(weights),
                     gate_moved=moved,
-                    loss=federation.records[-1]["loss"],
+                    loss=federation.records[-1].loss,
                 )
     return rows
 

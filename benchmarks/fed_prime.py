@@ -25,6 +25,7 @@ import fedvl.runs.preparation as preparation
 from fedvl.data.sources import Opener, open_dataset
 from fedvl.data.stores import Dataset, Split
 from fedvl.display import Silent
+from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
 from fedvl.models.checkpoint import load_model
 from fedvl.runs.experiment import local_engine, make_judge
@@ -93,9 +94,14 @@ def measure(
     engine, start = local_engine(prepared), prepared.method.start(torch_generator(seed, "start"))
     federation = Federation(prepared.method, engine, prepared.experiment.federation, seed, start)
     began = time.perf_counter()
-    federation.run(lambda shared, last, number: {"pool": len(shared.get("inter", ()))}, lambda record: None)
+    pools = list[int]()
+
+    def count(shared: Any, last: Any, number: int) -> RoundFigures:
+        pools.append(len(shared.get("inter", ())))
+        return RoundFigures()
+
+    federation.run(count)
     seconds = time.perf_counter() - began
-    pools = [record["pool"] for record in federation.records]
     judge = make_judge(prepared, engine)
     asked = arguments.conditions or list(judge.conditions)
     judge = replace(judge, conditions={name: judge.conditions[name] for name in asked})
@@ -112,10 +118,10 @@ def measure(
         "seed": seed,
         "rounds": arguments.rounds,
         "conditions": judge.judge_conditions(federation.shared, federation.last),
-        "loss": [record["loss"] for record in federation.records][:: max(1, arguments.rounds // 10)],
+        "loss": [record.loss for record in federation.records][:: max(1, arguments.rounds // 10)],
         "pool": pools[-1],
         "pools": pools[:: max(1, arguments.rounds // 10)],
-        "bytes_up": [record["bytes_up"] for record in federation.records][:: max(1, arguments.rounds // 10)],
+        "bytes_up": [record.bytes_up for record in federation.records][:: max(1, arguments.rounds // 10)],
         "moved": {
             name: float((tensor - start[name]).norm() / start[name].norm())
             for name, tensor in federation.shared.items()

@@ -28,6 +28,7 @@ import fedvl.runs.preparation as preparation
 from fedvl.config import MAX_ROUNDS, overlay
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
+from fedvl.federation.records import Record, RoundFigures
 from fedvl.federation.round import Federation
 from fedvl.methods.fedpp import SETTING
 from fedvl.methods.parts.pseudo_labels import label_figures
@@ -94,12 +95,12 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
     engine.private_seed = derived_seed(seed, "draw", draw) if draw else seed
     judge = make_judge(prepared, engine)
     federation = Federation(method, engine, experiment.federation, seed, shared)
-    by_round: list[Row] = []
+    by_round: list[Record] = []
 
-    def evaluate(shared: Any, last: Any, number: int) -> Row:
+    def evaluate(shared: Any, last: Any, number: int) -> RoundFigures:
         due = arguments.every and number % arguments.every == 0
-        accuracy = {"accuracy": judge.judge(shared, last).figures["accuracy"]} if due else {}
-        return {**accuracy, **pseudo_label_figures(prepared, federation)}
+        found = RoundFigures(accuracy=judge.judge(shared, last).figures["accuracy"]) if due else RoundFigures()
+        return found.joined(pseudo_label_figures(prepared, federation))
 
     if shared or method.role.trained_private:
         federation.run(evaluate, by_round.append)
@@ -108,8 +109,8 @@ def measure(arguments: argparse.Namespace, dataset: str, partition: str, seed: i
     return {
         "accuracy": found["accuracy"],
         "weighted_accuracy": found["weighted_accuracy"],
-        **pseudo_label_figures(prepared, federation),
-        "rounds": [{k: v for k, v in record.items() if k.startswith(kept_of_round)} for record in by_round],
+        **pseudo_label_figures(prepared, federation).to_dict(),
+        "rounds": [{k: v for k, v in record.to_dict().items() if k.startswith(kept_of_round)} for record in by_round],
     }
 
 

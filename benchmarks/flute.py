@@ -46,7 +46,7 @@ def ours(samples: Samples, start: Tensors, per_round: int) -> Tensors:
     rows = Rows(torch.arange(CLIENTS * SAMPLES, device=device), torch.full((CLIENTS,), SAMPLES, device=device))
     engine = LocalEngine(Linear(LinearOptions(scale=1.0, initial="zeros"), task), samples, rows, training, config, SEED)
     federation = Federation(engine.method, engine, config, SEED, dict(start))
-    federation.run(lambda shared, last, number: {}, lambda record: None)
+    federation.run()
     return federation.shared
 
 

@@ -83,7 +83,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict[str, object]:
         seconds.append(round(time.perf_counter() - began, 3))
         began = time.perf_counter()
 
-    federation.run(lambda shared, last, number: {}, noted)
+    federation.run(after_round=noted)
     size = round(math.prod(features.shape) * 4 / 2**20)
     found = {
         "rows": rows,

@@ -69,7 +69,7 @@ def measure(method: str, kind: str, seed: int, device: str) -> dict[str, float]:
     engine, start = local_engine(prepared), prepared.method.start(torch_generator(seed, "start"))
     run = Federation(prepared.method, engine, experiment.federation, seed, start, device=prepared.device)
     began = time.perf_counter()
-    run.run(lambda shared, last, number: {}, lambda record: None)
+    run.run()
     if prepared.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began

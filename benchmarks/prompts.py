@@ -125,7 +125,7 @@ class Contest:
             wait(self.device)
             times.append(time.perf_counter())
 
-        federation.run(lambda shared, kept, number: {}, after)
+        federation.run(after_round=after)
         if "fedpp" in self.name:  # it draws its own labels in the first round and every fifth
             self.labels = torch.cat([engine.private[client]["labels"].cpu() for client in private])
         return Run(differences(times), federation.shared, engine.private), encoding, start, private

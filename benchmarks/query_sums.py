@@ -33,7 +33,7 @@ def after_a_round(dataset: str, clients: int, **options: Any) -> tuple[Prepared,
     prepared = prepare(experiment, Silent(), OPENER)
     start = prepared.method.start(torch_generator(experiment.seed, "start"))
     run = Federation(prepared.method, local_engine(prepared), experiment.federation, experiment.seed, start)
-    run.run(lambda shared, last, number: {}, lambda record: None)
+    run.run()
     return prepared, run
 
 

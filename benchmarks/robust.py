@@ -67,11 +67,11 @@ def measure(method: str, partition: str, rule: str, attack: str | None, seed: in
     root = root_engine(experiment, prepared.method, prepared.training)
     run = Federation(prepared.method, engine, experiment.federation, seed, start, root=root)
     with suppress(FedVLError):  # no sound update is left: the model of the rounds before is the last
-        run.run(lambda shared, last, number: {}, lambda record: None)
+        run.run()
     judge = make_judge(prepared, engine)
-    success = backdoor_figures(prepared, judge, run)
+    success = backdoor_figures(prepared, judge, run).backdoor_success
     found = {"accuracy": float(judge.judge(run.shared, run.last).figures["accuracy"])}
-    return found | ({"backdoor": success["backdoor_success"]} if success else {})
+    return found | ({} if success is None else {"backdoor": success})
 
 
 def cell(method: str, partition: str, rule: str, attack: str | None, seeds: int, size: Size) -> Cell:

@@ -65,7 +65,7 @@ def ours(samples: Samples, start: Tensors) -> tuple[list[float], Tensors]:
     engine = LocalEngine(method, samples, rows, training, config, SEED)
     federation = Federation(method, engine, config, SEED, dict(start))
     times = [time.perf_counter()]
-    federation.run(lambda shared, kept, number: {}, lambda record: times.append(time.perf_counter()))
+    federation.run(after_round=lambda record: times.append(time.perf_counter()))
     return differences(times), federation.shared
 
 

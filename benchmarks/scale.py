@@ -76,13 +76,13 @@ def measure(name: str, clients: int, cohort: int, settings: argparse.Namespace) 
     federation = Federation(method, engine, config, 0, start)
     times, held = [time.perf_counter()], [resident_mb()]
 
-    def after_round(record: dict[str, Any]) -> None:
+    def after_round(record: object) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter())
         held.append(resident_mb())
 
-    federation.run(lambda shared, last, number: {}, after_round)
+    federation.run(after_round=after_round)
     rounds = [later - earlier for earlier, later in pairwise(times)]
     typical = statistics.median(rounds)
     return {

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedvl.display import Silent
+from fedvl.federation.records import Record
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -34,11 +35,11 @@ class Measured(Silent):
         self.folder, self.rows = folder, list[dict[str, float]]()
         self.last, self.used, self.written = 0.0, 0.0, 0
 
-    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+    def rounds(self, *ignored: Any) -> Callable[[Record], None]:
         self.last, self.used, self.written = time.perf_counter(), time.process_time(), self.bytes_of("metrics.jsonl")
         return self.measure
 
-    def measure(self, record: dict[str, Any]) -> None:
+    def measure(self, record: Record) -> None:
         now, used, written = time.perf_counter(), time.process_time(), self.bytes_of("metrics.jsonl")
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.rows.append(
@@ -48,7 +49,7 @@ class Measured(Silent):
                 "memory": pages * os.sysconf("SC_PAGE_SIZE"),
                 "descriptors": len(os.listdir("/proc/self/fd")),
                 "tensors": self.bytes_of("journal/*.safetensors"),
-                "added": written - self.written + self.bytes_of(f"journal/{record['round']:06d}.json"),
+                "added": written - self.written + self.bytes_of(f"journal/{record.round:06d}.json"),
             }
         )
         self.last, self.used, self.written = time.perf_counter(), time.process_time(), written

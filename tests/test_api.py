@@ -26,6 +26,7 @@ from fedvl.config import FLAGS
 from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
 from fedvl.display import SilentLine
+from fedvl.runs.contents import Federation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
 from fedvl.serve.images import png_of
@@ -115,14 +116,14 @@ def test_a_run_is_the_command_lines_to_the_bit():
     done = subprocess.run([sys.executable, "-m", "fedvl.cli", *words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     there, here = json.loads(done.stdout), fedvl.run(out="here", quiet=True, **SMALL).figures
-    assert here["state_sha256"] == there["state_sha256"]
-    assert here["confusion"] == there["confusion"]
-    assert np.sum(here["confusion"]) == 50
-    assert here["per_round"] == there["per_round"]
-    assert here["command"] == there["command"]
+    assert here.state_sha256 == there["state_sha256"]
+    assert here.confusion == there["confusion"]
+    assert np.sum(here.confusion) == 50
+    assert here.per_round == there["per_round"]
+    assert here.command == there["command"]
     assert Path("here/config.toml").read_bytes() == Path("there/config.toml").read_bytes()
     other = fedvl.run(out="other", quiet=True, **{**SMALL, "seed": 1}).figures
-    assert other["state_sha256"] != here["state_sha256"], "else nothing was compared"
+    assert other.state_sha256 != here.state_sha256, "else nothing was compared"
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_what_the_caller_set_in_torch_changes_no_bit_and_stays_set(finished):
         again = fedvl.run(out="again", quiet=True, **SMALL)
         predicted = again.predict(picture(3))
         assert torch.is_inference_mode_enabled()
-    assert again.figures["state_sha256"] == finished.figures["state_sha256"]
+    assert again.figures.state_sha256 == finished.figures["state_sha256"]
     assert predicted.score[0] == pytest.approx(finished.predict(picture(3)).score[0])
     assert torch.get_default_dtype() == torch.float64
     assert torch.get_float32_matmul_precision() == "medium"
@@ -166,7 +167,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(monkeypatch, finished):
     assert "not finished; go on with it by fedvl resume run" in one_sentence(error)
     assert len(list(Path("run/journal").glob("*.json"))) == 1
     went_on = fedvl.resume("run", quiet=True)
-    assert went_on.figures["state_sha256"] == finished.figures["state_sha256"]
+    assert went_on.figures.state_sha256 == finished.figures["state_sha256"]
     assert len(went_on.rounds) == 2
     assert (Path("run") / "report.html").is_file()
 
@@ -175,7 +176,7 @@ def test_what_cannot_be_resumed_is_told():
     with pytest.raises(fedvl.FedVLError) as error:
         fedvl.resume("nowhere")
     assert "no run in nowhere" in one_sentence(error)
-    with RunFolder.create(Path("far"), resolve_experiment({}), {"federation": "clinic", "run": "1"}):
+    with RunFolder.create(Path("far"), resolve_experiment({}), Federation(federation="clinic", run="1")):
         pass
     with pytest.raises(fedvl.FedVLError) as error:
         fedvl.resume("far")
@@ -235,7 +236,7 @@ def test_settings_win_over_flags_and_flags_over_the_file_as_on_the_command_line(
     )
     given = api.settings_of({"data.clients": 3, "clients": 4, "rounds": 2, "shots": None}, FLAGS, ())
     assert given == {"data": {"clients": 3}, "federation": {"rounds": 2}}
-    config = fedvl.run(Path("mine.toml"), quiet=True, **{**SMALL, "seed": 6}).figures["config"]
+    config = fedvl.run(Path("mine.toml"), quiet=True, **{**SMALL, "seed": 6}).figures.to_dict()["config"]
     assert (config["seed"], config["data"]["clients"], config["federation"]["rounds"]) == (6, 3, 2)
     assert config["training"]["momentum"] == 0.5
 
@@ -250,8 +251,8 @@ def test_numbers_of_numpy_and_paths_are_taken():
         dataset=folder, clients=np.int64(2), rounds=np.int32(1), partition="iid", out=Path("run"), quiet=True,
         **{"training.learning_rate": np.float32(0.5)},
     )  # fmt: skip
-    assert result.figures["config"]["training"]["learning_rate"] == 0.5
-    assert (result.figures["clients"], result.figures["class_names"]) == (2, ["cat", "dog"])
+    assert result.figures.setting("training", "learning_rate") == 0.5
+    assert (result.figures.clients, result.figures.class_names) == (2, ["cat", "dog"])
     assert result.folder == Path("run")
 
 
@@ -519,7 +520,7 @@ def test_a_comparison_is_a_table_and_a_frame():
     assert list(table.n) == [2] * 4
     for line in comparison.rows:
         found = [fedvl.open_run(folder) for folder in line["runs"]]
-        assert [each.figures["seed"] for each in found] == [0, 1]
+        assert [each.figures.seed for each in found] == [0, 1]
         assert [each.accuracy for each in found] == line["values"]
         assert line["mean"] == np.mean(line["values"])
     assert table["values"][2] != table["values"][0]
@@ -613,6 +614,6 @@ def test_the_state_of_a_method_that_shares_nothing_is_hashed_too(folder_of):
     assert shared == {}
     private = folder.state().private
     assert private
-    assert figures["state_sha256"] == digest(flatten(private))
+    assert figures.state_sha256 == digest(flatten(private))
     linear = RunFolder(folder_of("linear"))
-    assert linear.result["state_sha256"] == digest(linear.tensors()[0])
+    assert linear.result.state_sha256 == digest(linear.tensors()[0])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.contents import record_of
 from helpers.forked import SMALL, in_child
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +42,7 @@ def progress(display):
         encoded(2, 2)
         done = display.rounds(3, [], 50.0)
         for record in RECORDS:
-            done(record)
+            done(record_of(record))
 
 
 def test_where_there_is_no_terminal_a_line_is_written_for_each_round(capsys):
@@ -110,7 +111,7 @@ def test_quiet_shows_nothing(capsys):
 
 def test_a_run_that_goes_on_says_so(capsys):
     with TerminalDisplay() as display:
-        display.rounds(5, [{"round": 1}, {"round": 2}], None)
+        display.rounds(5, [record_of({"round": 1}), record_of({"round": 2})], None)
     assert capsys.readouterr().err == "Continuing after round 2 of 5.\n"
 
 
@@ -176,7 +177,7 @@ def test_a_notebook_has_one_line_that_is_rewritten(page):
         show = display.rounds(3, [], 50.0)
         for record in RECORDS:
             page.now += 1
-            show(record)
+            show(record_of(record))
     assert page.made == 1
     assert page.lines == [
         "Images 0/2",
@@ -302,7 +303,7 @@ def test_a_grid_shows_each_run_and_logs_it_when_it_ends():
     grid = GridDisplay(shared)
     grid.begin("linear, iid, seed 0", 0, 2)
     grid.stage("Images")(5, 10)
-    grid.rounds(3, [])({"round": 2})
+    grid.rounds(3, [])(record_of({"round": 2}))
     grid.end("71.2 (0.4 s)", 1, 2)
     assert shared.shown == [
         ("Runs", 0, 2, "linear, iid, seed 0"),
@@ -323,7 +324,7 @@ def test_a_grid_shows_each_run_and_logs_it_when_it_ends():
     ],
 )
 def test_the_figure_of_a_round(record, zero_shot, text):
-    assert figure_of(record, zero_shot) == text
+    assert figure_of(record_of(record), zero_shot) == text
 
 
 # --- names that a terminal would obey

@@ -17,7 +17,7 @@ from fedvl.files import (
     bounded_integer,
     checked,
     file_sha256,
-    fits,
+    fitting,
     no_link,
     parse_json,
     read_file,
@@ -180,11 +180,11 @@ def test_every_row_of_a_square_has_its_width():
 def test_content_has_the_types_of_its_fields_and_may_have_others(tmp_path):
     path = tmp_path / "row.json"
     good = {"number": 0, "unknown": [1]}
-    assert fits(Row, good)
+    assert fitting(Row, good)
     assert checked(Row, good, path) == good
     wrong: list[Any] = [{"number": -1}, {"number": "1"}, {"number": 2**63}, {"number": 1.0}, {}, []]
     for bad in wrong:
-        assert not fits(Row, bad)
+        assert fitting(Row, bad) is None
         with pytest.raises(FedVLError, match="is not as FedVL writes it"):
             checked(Row, bad, path)
 
@@ -209,7 +209,7 @@ def test_a_hash_is_64_hexadecimal_digits(value, good):
     class Hashed(Content):
         digest: Hash
 
-    assert fits(Hashed, {"digest": value}) is good
+    assert (fitting(Hashed, {"digest": value}) is not None) is good
 
 
 def test_a_validated_content_is_written_with_the_keys_that_were_set():

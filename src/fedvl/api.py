@@ -38,6 +38,7 @@ from fedvl.config import (
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
 from fedvl.report.notebook import frame, html_table
+from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class RunResult:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self.figures: Row = folder.result  # everything that result.json holds
+        self.figures: Result = folder.result  # everything that result.json holds
         self._model = cache(self._open)
 
     @property
@@ -70,17 +71,17 @@ class RunResult:
     @property
     def accuracy(self) -> float | None:
         """Percent of the test images that the federated model gets right."""
-        return _number(self.figures.get("accuracy"))
+        return self.figures.accuracy
 
     @property
     def zero_shot_accuracy(self) -> float | None:
         """The same for the pretrained model; None if it cannot name classes."""
-        return _number(self.figures.get("zero_shot_accuracy"))
+        return self.figures.zero_shot_accuracy
 
     @property
     def rounds(self) -> Any:
         """One row per round: a DataFrame if pandas is installed, else a list of dicts."""
-        return frame(self._folder.rounds)
+        return frame([record.to_dict() for record in self._folder.rounds])
 
     def predict(
         self,
@@ -133,7 +134,7 @@ class RunResult:
 
     @property
     def _title(self) -> str:
-        return f"{self.figures['method']} on {self.figures['dataset']}"
+        return f"{self.figures.method} on {self.figures.dataset}"
 
     def __repr__(self) -> str:
         reference = f", zero-shot {self.zero_shot_accuracy:.2f} %" if self.zero_shot_accuracy is not None else ""
@@ -144,7 +145,7 @@ class RunResult:
         from fedvl.report.tables import accuracy_rows
 
         rows = [(row.label, row.text) for row in accuracy_rows(self.figures) if not row.label.startswith("Macro")]
-        rows += [("Rounds", str(self.figures["rounds"])), ("Folder", str(self.folder))]
+        rows += [("Rounds", str(self.figures.rounds)), ("Folder", str(self.folder))]
         return html_table([], [[escape(cell) for cell in row] for row in rows], title=self._title)
 
 
@@ -430,7 +431,3 @@ def _listed(names: str | Path | Sequence[str | Path]) -> list[str]:
     if isinstance(names, str):
         return [name.strip() for name in names.split(",") if name.strip()]
     return [str(name) for name in names]
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

@@ -22,6 +22,7 @@ from fedvl.files import SHORTENED, read_file
 MAX_TOML = 2**20  # bytes
 MAX_DOTS = 200
 MAX_ROUNDS = 999_999  # the journal names rounds with six digits
+Settings = dict[str, Any]  # nested, as TOML has them
 MAX_CLIENTS = 10_000_000
 MAX_TEXT = 4096  # characters of a name or path
 MANY = 10**9  # more than there is of anything that is counted
@@ -53,7 +54,7 @@ class MethodConfig(BaseModel):
         return Path(self.name).stem if self.name.endswith(".py") else self.name
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Settings:
         return dict(self.model_extra or {})
 
 
@@ -340,7 +341,7 @@ class Experiment(Section):
 
 def resolve(layers: Iterable[Mapping[str, Any]]) -> Experiment:
     """Merge nested settings (later ones win) and check the whole."""
-    merged: dict[str, Any] = {}
+    merged: Settings = {}
     for layer in layers:
         overlay(merged, layer)
     try:
@@ -349,7 +350,7 @@ def resolve(layers: Iterable[Mapping[str, Any]]) -> Experiment:
         raise FedVLError(explain(error, Experiment)) from error
 
 
-def overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
+def overlay(base: Settings, layer: Mapping[str, Any]) -> None:
     for key, value in layer.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), dict):
             overlay(base[key], value)
@@ -357,7 +358,7 @@ def overlay(base: dict[str, Any], layer: Mapping[str, Any]) -> None:
             base[key] = dict(value) if isinstance(value, Mapping) else value
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Settings:
     if path.is_dir():
         raise FedVLError(
             f"{path} is a folder, and an experiment is a TOML file; to use a folder of images, say --dataset {path}."
@@ -418,7 +419,7 @@ FLAGS = {
 }
 
 
-def gather_settings(file: Path | None, flags: Mapping[str, Any], assignments: Iterable[str] = ()) -> dict[str, Any]:
+def gather_settings(file: Path | None, flags: Mapping[str, Any], assignments: Iterable[str] = ()) -> Settings:
     """Lay flags over a TOML file, and ``--set`` over both; a flag that is None is absent."""
     given = read_toml(file) if file else {}
     for flag, value in flags.items():
@@ -429,7 +430,7 @@ def gather_settings(file: Path | None, flags: Mapping[str, Any], assignments: It
     return given
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
+def nested(key: str, value: Any) -> Settings:
     """Return settings with one value at section.key; a text for ``privacy`` is a whole section."""
     if key == "privacy" and isinstance(value, str):
         value = parse_privacy(value)
@@ -438,7 +439,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def parse_assignment(text: str) -> dict[str, Any]:
+def parse_assignment(text: str) -> Settings:
     """Return ``a.b=c`` of ``--set`` as nested settings; the value is TOML or else plain text."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
@@ -451,10 +452,10 @@ def parse_assignment(text: str) -> dict[str, Any]:
     return nested(".".join(parts), parsed)
 
 
-def parse_privacy(text: str) -> dict[str, Any]:
+def parse_privacy(text: str) -> Settings:
     """Return ``client:eps=3,delta=1e-6,clip=0.5`` of ``--privacy`` as a section."""
     unit, _, rest = text.partition(":")
-    found: dict[str, Any] = {"unit": unit.strip()}
+    found: Settings = {"unit": unit.strip()}
     try:
         for part in rest.split(",") if rest else ():
             name, _, value = part.partition("=")

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rich import console
@@ -39,6 +39,19 @@ class Console(console.Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
+class Measured(Protocol):
+    """What is shown of a round."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def accuracy(self) -> float | None: ...
+
+    @property
+    def validation(self) -> float | None: ...
+
+
 class Display(Protocol):
     """Where progress is shown."""
 
@@ -48,8 +61,8 @@ class Display(Protocol):
         """Say what is waited for; how long it will take is not known."""
 
     def rounds(
-        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
-    ) -> Callable[[dict[str, Any]], None]: ...
+        self, total: int, records: Sequence[Measured], zero_shot_accuracy: float | None
+    ) -> Callable[[Measured], None]: ...
 
 
 class Silent:
@@ -61,7 +74,7 @@ class Silent:
     def waiting(self, text: str) -> None:
         return
 
-    def rounds(self, *ignored: Any) -> Callable[[dict[str, Any]], None]:
+    def rounds(self, *ignored: Any) -> Callable[[Measured], None]:
         return lambda record: None
 
 
@@ -140,16 +153,16 @@ class TerminalDisplay:
         return report
 
     def rounds(
-        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
-    ) -> Callable[[dict[str, Any]], None]:
+        self, total: int, records: Sequence[Measured], zero_shot_accuracy: float | None
+    ) -> Callable[[Measured], None]:
         self.show("Rounds", len(records), total)
         if records:
             self.console.print(f"Continuing after round {len(records)} of {total}.")
 
-        def update(record: dict[str, Any]) -> None:
+        def update(record: Measured) -> None:
             figure = figure_of(record, zero_shot_accuracy)
-            self.show("Rounds", record["round"], total, figure)
-            self.log(f"round {record['round']}/{total}  {figure}")
+            self.show("Rounds", record.round, total, figure)
+            self.log(f"round {record.round}/{total}  {figure}")
 
         return update
 
@@ -195,10 +208,10 @@ class NotebookDisplay:
         self.show(text, 0, None)
 
     def rounds(
-        self, total: int, records: list[dict[str, Any]], zero_shot_accuracy: float | None
-    ) -> Callable[[dict[str, Any]], None]:
+        self, total: int, records: Sequence[Measured], zero_shot_accuracy: float | None
+    ) -> Callable[[Measured], None]:
         self.show("Rounds", len(records), total)
-        return lambda record: self.show("Rounds", record["round"], total, figure_of(record, zero_shot_accuracy))
+        return lambda record: self.show("Rounds", record.round, total, figure_of(record, zero_shot_accuracy))
 
 
 class SilentLine(Silent):
@@ -261,14 +274,15 @@ def duration(seconds: float) -> str:
     )
 
 
-def figure_of(record: dict[str, Any], zero_shot_accuracy: float | None) -> str:
+def figure_of(record: Measured, zero_shot_accuracy: float | None) -> str:
     """Return a round's accuracy as text, with zero-shot beside it."""
-    if record.get("validation") is not None:
-        return f"{record['validation']:5.2f} % of the validation images"
-    accuracy = record.get("accuracy")
-    if accuracy is None:
+    if record.validation is not None:
+        return f"{record.validation:5.2f} % of the validation images"
+    if record.accuracy is None:
         return ""
-    return f"{accuracy:5.2f} %" + (f", zero-shot {zero_shot_accuracy:.2f} %" if zero_shot_accuracy is not None else "")
+    return f"{record.accuracy:5.2f} %" + (
+        f", zero-shot {zero_shot_accuracy:.2f} %" if zero_shot_accuracy is not None else ""
+    )
 
 
 class GridDisplay:
@@ -293,8 +307,8 @@ class GridDisplay:
     def waiting(self, text: str) -> None:
         self._detail(text)
 
-    def rounds(self, total: int, records: list[dict[str, Any]], *figures: Any) -> Callable[[dict[str, Any]], None]:
-        return lambda record: self._detail(f"round {record['round']}/{total}")
+    def rounds(self, total: int, records: Sequence[Measured], *figures: Any) -> Callable[[Measured], None]:
+        return lambda record: self._detail(f"round {record.round}/{total}")
 
     def _detail(self, text: str) -> None:
         self.display.show("Runs", self.done, self.total, f"{self.title}: {text}" if text else self.title)

@@ -8,7 +8,7 @@ import reprlib
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,11 +32,29 @@ Scalar = str | int | float | bool | None
 class Content(BaseModel):
     """Content of a file: known keys have their type, others are not used."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+    def joined(self, *parts: "Content") -> Self:
+        """Return this content with the keys of further ones; the last one wins."""
+        contents: list[Content] = [self, *parts]
+        found = {name: getattr(part, name) for part in contents for name in part.model_fields_set}
+        return type(self).model_validate(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys that were set, in the order of the model's fields."""
+        return self.model_dump(exclude_unset=True)
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the JSON to write: the keys that were set, in the order of the fields."""
-        return json.dumps(self.model_dump(exclude_unset=True), indent=indent)
+        return json.dumps(self.to_dict(), indent=indent)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -142,13 +160,12 @@ def square(rows: list[list[int]] | None, width: int, name: str) -> None:
         raise ValueError(f"a row of {name} has not {width} values")
 
 
-def fits(kind: type[ContentModel], content: object) -> bool:
-    """Whether a content is of this kind."""
+def fitting(kind: type[ContentModel], content: object) -> ContentModel | None:
+    """Return a content as a model; None if it is not of this kind."""
     try:
-        kind.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError:
-        return False
-    return True
+        return None
 
 
 def validated(kind: type[ContentModel], content: Any, path: Path) -> ContentModel:

@@ -66,8 +66,8 @@ def test_a_whole_run_that_gives_nothing_away_is_certified_with_its_hashes(run, t
     assert (found.issued, found.reasons) == (True, [])
     assert [check.holds for check in found.checks] == [True] * 5
     assert found.sha256["config.toml"] == run.settings_sha256
-    assert found.sha256["state"] == run.result["state_sha256"]
-    assert found.sha256["model.safetensors"] == run.result["files_sha256"]["model.safetensors"]
+    assert found.sha256["state"] == run.result.state_sha256
+    assert found.sha256["model.safetensors"] == run.result.files_sha256["model.safetensors"]
     page = write_certificate(found, run.result, tmp_path)
     text = page.read_text()
     assert "Issued: all conditions hold." in text
@@ -109,7 +109,7 @@ def test_a_model_with_its_hash_is_noticed(run):
     """Whoever changes the model can change the hash that lies beside it: the run is repeated."""
     path = run.path / "model.safetensors"
     sha256 = save(path, {name: tensor + 0.01 for name, tensor in load(path).items()})
-    hashes = {**run.result["files_sha256"], "model.safetensors": sha256}
+    hashes = {**run.result.files_sha256, "model.safetensors": sha256}
     found = check_run(rewrite(run, files_sha256=hashes), Silent(), OPEN_ANEW)
     assert (found.holds, "differs in files_sha256:" in found.sentence) == (False, True)
 

@@ -104,8 +104,8 @@ def test_noise_gives_nothing_away(prepared):
     (shares,) = histogram(evidence)
     found = member(evidence)[0]
     for each in (shares, found):
-        assert each.interval[0] <= each.chance <= each.interval[1], each  # type: ignore[union-attr]
-        assert not each.leaks  # type: ignore[union-attr]
+        assert each.interval[0] <= each.chance <= each.interval[1], each
+        assert not each.leaks
 
 
 def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
@@ -203,11 +203,11 @@ def test_reports_and_names_are_attacked_too():
     assert items == ("report of counts",)
     truth = evidence.histogram(CLIENT)
     by_name = {each.name: each for each in histogram(evidence)}
-    assert by_name["label-histogram-of-report"].value == pytest.approx(np.corrcoef(counts, truth)[0, 1])  # type: ignore[union-attr]
+    assert by_name["label-histogram-of-report"].value == pytest.approx(np.corrcoef(counts, truth)[0, 1])
     fed_mp = prepare(settings(method={"name": "fed-mp", "share": "classes"}, evaluation={"protocol": "closed"}))
     (names,) = own_update.called(attacked(fed_mp, sent_by(fed_mp)))
-    assert names.leaks  # type: ignore[union-attr]
-    assert names.interval[0] <= names.value <= names.interval[1]  # type: ignore[union-attr]
+    assert names.leaks
+    assert names.interval[0] <= names.value <= names.interval[1]
 
 
 def test_shares_that_have_nothing_to_do_with_each_other_are_seldom_told():

@@ -12,6 +12,7 @@ from fedvl.cli import app
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count
 from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures
+from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import facts_of, read_evaluation
 from fedvl.runs.folder import RunFolder
 
@@ -27,7 +28,7 @@ def run(folder_of, tmp_path):
 @pytest.fixture
 def others(run, tmp_path):
     """Two noise images of each of the run's first three classes."""
-    for label in RunFolder(run).result["class_names"][:3]:
+    for label in RunFolder(run).result.class_names[:3]:
         (tmp_path / "others" / label).mkdir(parents=True)
         for number in range(2):
             Image.effect_noise((16, 16), 50 + number).save(tmp_path / "others" / label / f"{number}.png")
@@ -71,13 +72,13 @@ def test_words_that_name_no_run_are_refused(run, words, said):
 @pytest.fixture
 def sites(run, tmp_path, monkeypatch):
     """The run is one between machines, whose sites send made-up counts; the numbers of the evaluations asked for."""
-    RunFolder(run).write_federation({"federation": str(tmp_path / "clinic"), "run": "0" * 32})
+    RunFolder(run).write_federation(Federation(federation=str(tmp_path / "clinic"), run="0" * 32))
     asked: list[int] = []
 
     def evaluate_sites(folder, number, display):
         asked.append(number)
         assert folder.at_work, "nobody else may use it at the same time"
-        names = folder.result["class_names"]
+        names = folder.result.class_names
         counts = count(*drawn(200, classes=len(names)))
         return Evaluation(
             **facts_of(folder, folder.result),

@@ -56,7 +56,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(
     rounds: int, saved: str, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(folder: RunFolder, record: Any) -> None:
-        if record["round"] == rounds:
+        if record.round == rounds:
             raise KeyboardInterrupt
 
     def before_the_first(folder: RunFolder, records: Any) -> None:

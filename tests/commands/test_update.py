@@ -26,9 +26,9 @@ def test_an_update_leaves_the_old_run_and_names_the_new_one(run):
     assert told.exit_code == 0
     assert f"The new run is in {new}." in told.output.replace("\n", "")
     result = RunFolder(new).result
-    assert len(result["class_names"]) == 19
-    assert len(RunFolder(run).result["class_names"]) == 10
-    assert f"{result['accuracy']:.2f} % after the update" in told.output
+    assert len(result.class_names) == 19
+    assert len(RunFolder(run).result.class_names) == 10
+    assert f"{result.accuracy:.2f} % after the update" in told.output
 
 
 def test_a_method_that_trains_is_refused_with_what_to_do(tmp_path):

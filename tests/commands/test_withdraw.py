@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedvl.runs.contents import Federation, Status
 from fedvl.runs.folder import RunFolder
 
 RUN = ("run", "--method", "linear", "--clients", "3", "--shots", "4", "--rounds", "1", "--set", "federation.threads=1")
@@ -22,7 +23,7 @@ def test_a_run_is_made_again_without_a_client_and_measured_again_against_it(call
     other = RunFolder(tmp_path / "run-without-1")
     assert other.experiment.federation.withdrawn == (1,)
     assert (other.path / "report.html").is_file()
-    assert measured["without"]["state_sha256"] == other.result["state_sha256"] != measured["run"]["state_sha256"]
+    assert measured["without"]["state_sha256"] == other.result.state_sha256 != measured["run"]["state_sha256"]
     again = call("withdraw", "run", "1", "--against", "run-without-1", "--quiet")
     assert f"Difference: {measured['difference']:+.2f} points" in again.output
     assert "run-without-1" in again.output
@@ -33,8 +34,8 @@ def test_a_run_is_made_again_without_a_client_and_measured_again_against_it(call
 
 
 def test_between_machines_it_says_what_to_do(call, run):
-    RunFolder(run).write_federation({"federation": "clinic", "run": "a"})
-    RunFolder(run).write_status({"parties": ["north", "south", "west"]})
+    RunFolder(run).write_federation(Federation(federation="clinic", run="a"))
+    RunFolder(run).write_status(Status(parties=["north", "south", "west"]))
     error = call("withdraw", "run", "south").exception
     assert "fedvl federation revoke clinic south" in str(error)
     assert "fedvl withdraw run south --against NEW" in str(error)

@@ -72,7 +72,7 @@ def test_imported_vectors_give_the_run_of_their_encoder(photos: Path, tmp_path: 
     expected = ran(photos, tmp_path / "own", method=method)
     arrays = {
         "images": encode_images(tiny, "features", pixels).float(),
-        "texts": embed_names(dataset.class_names, expected.figures["templates"], tiny, "cpu"),
+        "texts": embed_names(dataset.class_names, expected.figures.templates, tiny, "cpu"),
     }
     save_file(arrays, tmp_path / "vectors.safetensors")
     manifest = manifest_of(paths, images=names, classes=list(dataset.class_names), logit_scale=tiny.logit_scale)
@@ -80,8 +80,8 @@ def test_imported_vectors_give_the_run_of_their_encoder(photos: Path, tmp_path: 
     import_vectors(tmp_path / "vectors.safetensors", tmp_path / "manifest.json")
     found = ran(photos, tmp_path / "imported", method=method, model="mine")
     for key in ("state_sha256", "accuracy", "zero_shot_accuracy", "confusion", "right"):
-        assert found.figures[key] == expected.figures[key], key
-    assert found.figures["model_fingerprint"] != expected.figures["model_fingerprint"]
+        assert getattr(found.figures, key) == getattr(expected.figures, key), key
+    assert found.figures.model_fingerprint != expected.figures.model_fingerprint
     with pytest.raises(FedVLError, match="cannot encode new images"):
         found.predict(paths[0])
 
@@ -118,8 +118,8 @@ def test_an_encoder_of_images_alone_ends_in_a_run_and_a_report(photos: Path, tmp
         assert found.report().read_text().count("resnet18") > 0
     assert found.zero_shot_accuracy is None  # without texts there is none
     assert found.accuracy is not None
-    (left_out,) = found.figures["skipped_images"]
-    assert left_out["reason"] == "no vector was imported for it with 'resnet18'."
+    (left_out,) = found.figures.skipped_images
+    assert left_out.reason == "no vector was imported for it with 'resnet18'."
 
 
 @pytest.fixture

@@ -148,24 +148,24 @@ def test_a_run_on_two_datasets_says_who_is_asked_among_what(tmp_path: Any, metho
     with RunFolder.create(tmp_path / "run", resolve_experiment(settings)) as folder:
         result = complete(folder, Silent(), OPENER)
         assert folder.result == result  # as it is read back, checked
-    cifar, emoji = result["datasets"]
-    assert (cifar["dataset"], emoji["dataset"]) == ("cifar10-mini", "emoji-mini")
-    right, names = result["right"], result["class_names"]
+    cifar, emoji = result.datasets
+    assert (cifar.dataset, emoji.dataset) == ("cifar10-mini", "emoji-mini")
+    right, names = result.right or "", result.class_names
     assert len(names) == (10 if protocol == "base-to-new" else 19)
-    assert cifar["test_images"] + emoji["test_images"] == len(right)
-    mean = (cifar["accuracy"] * cifar["test_images"] + emoji["accuracy"] * emoji["test_images"]) / len(right)
+    assert cifar.test_images + emoji.test_images == len(right)
+    mean = (cifar.accuracy * cifar.test_images + emoji.accuracy * emoji.test_images) / len(right)
     assert mean == pytest.approx(100 * right.count("1") / len(right))
     # no image of one dataset gets a name of the other
-    confusion, first = np.array(result["confusion"]), len(cifar["class_names"])
+    confusion, first = np.array(result.confusion), len(cifar.class_names)
     assert not confusion[:first, first:].any()
     assert not confusion[first:, :first].any()
-    lists = result["class_lists"]
+    lists = result.class_lists
     assert len(lists) == (0 if protocol == "closed" else 4)
     for own in lists:
-        assert set(own) <= set(cifar["class_names"]) or set(own) <= set(emoji["class_names"])
+        assert set(own) <= set(cifar.class_names) or set(own) <= set(emoji.class_names)
     if protocol == "base-to-new":
-        assert result["candidate_sets"]["base"] == [cifar["class_names"], emoji["class_names"]]
-        assert [len(own) for own in result["candidate_sets"]["new"]] == [5, 4]
+        assert result.candidate_sets["base"] == [cifar.class_names, emoji.class_names]
+        assert [len(own) for own in result.candidate_sets["new"]] == [5, 4]
     assert len(dataset_rows(result)) == 3
     page = write_report(tmp_path / "run").read_text() if method == "linear" else "Each dataset"
     assert "Each dataset" in page

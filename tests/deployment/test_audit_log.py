@@ -13,6 +13,8 @@ from fedvl.deployment import audit_log
 from fedvl.deployment.audit_log import FILE, FIRST, Log, own_rounds, read_log, who_took_part
 from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
+from fedvl.federation.records import Refused
+from fedvl.runs.contents import Answer, Federation, PartyBytes
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
 
@@ -208,21 +210,21 @@ def test_a_server_knows_the_bytes_of_each_party_and_when_it_answered_last_in_a_r
     log.receive(request(round=0, client=0, run="c" * 32), b"of another run")
     log.append("refused", run=RUN, client=1, reason="it says: no")
     folder = RunFolder(tmp_path / "run")
-    folder.experiment, folder.federation = resolve_experiment({}), {"run": RUN}
+    folder.experiment, folder.federation = resolve_experiment({}), Federation(federation="clinic", run=RUN)
     monkeypatch.chdir(tmp_path.parent)
     found = who_took_part(tmp_path, folder, ["north", "south"])
-    assert found["parties"] == [
-        {"name": "north", "bytes_up": 5, "bytes_down": 5},
-        {"name": "south", "bytes_up": 7, "bytes_down": 5},
+    assert found.parties == [
+        PartyBytes(name="north", bytes_up=5, bytes_down=5),
+        PartyBytes(name="south", bytes_up=7, bytes_down=5),
     ]
     trained = [entry for entry in entries(log) if entry["kind"] == "received" and entry["run"] == RUN]
-    assert found["answers"] == [
-        {"round": 1, "client": 0, "time": trained[0]["time"]},
-        {"round": 1, "client": 1, "time": trained[2]["time"]},
+    assert found.answers == [
+        Answer(round=1, client=0, time=trained[0]["time"]),
+        Answer(round=1, client=1, time=trained[2]["time"]),
     ]
-    assert found["partition"] is None
+    assert found.partition is None
     clients = ["fedvl client north --data IMAGES", "fedvl client south --data IMAGES"]
-    assert found["command"].splitlines() == [f"fedvl server {tmp_path.name}", *clients]
+    assert (found.command or "").splitlines() == [f"fedvl server {tmp_path.name}", *clients]
 
 
 def test_a_server_of_several_experiments_is_told_which_to_run_again(log, tmp_path):
@@ -231,8 +233,11 @@ def test_a_server_of_several_experiments_is_told_which_to_run_again(log, tmp_pat
         (tmp_path / "experiments" / f"{name}.toml").touch()
     log.append("run", run=RUN)
     folder = RunFolder(tmp_path / "run")
-    folder.experiment, folder.federation = resolve_experiment({"method": {"name": "fst-cbdg"}}), {"run": RUN}
-    first = who_took_part(tmp_path, folder, ["north"])["command"].splitlines()[0]
+    folder.experiment, folder.federation = (
+        resolve_experiment({"method": {"name": "fst-cbdg"}}),
+        Federation(federation="clinic", run=RUN),
+    )
+    first = (who_took_part(tmp_path, folder, ["north"]).command or "").splitlines()[0]
     assert first == f"fedvl server {tmp_path} --experiment fst-cbdg"
 
 
@@ -245,8 +250,8 @@ def test_a_party_knows_its_own_rounds_what_it_sent_and_what_it_refused(log, tmp_
     log.receive(request(round=2, kind="finish"), b"123456")
     log.receive(request(round=0, run="c" * 32), b"of another run")
     first, second = own_rounds(tmp_path, RUN, 3, rounds=2)
-    assert (first["round"], first["bytes_down"], first["bytes_up"]) == (1, 4, 2)
-    assert (first["cohort"], first["dropped"], first["refused"]) == ([3], [], [])
-    assert 0 <= first["seconds"] < 600
-    assert (second["round"], second["bytes_down"], second["bytes_up"]) == (2, 8, 0)
-    assert (second["dropped"], second["refused"]) == ([3], [{"client": 3, "reason": "Not at this hour."}])
+    assert (first.round, first.bytes_down, first.bytes_up) == (1, 4, 2)
+    assert (first.cohort, first.dropped, first.refused) == ([3], [], [])
+    assert 0 <= first.seconds < 600
+    assert (second.round, second.bytes_down, second.bytes_up) == (2, 8, 0)
+    assert (second.dropped, second.refused) == ([3], [Refused(client=3, reason="Not at this hour.")])

@@ -15,6 +15,7 @@ from fedvl.deployment.own_counts import request_of
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count
+from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import AT_HALF, ON_TEST
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import prepare
@@ -25,7 +26,7 @@ NAMES = ["north", "south", "west"]
 @pytest.fixture
 def folder(folder_of, tmp_path):
     path = shutil.copytree(folder_of("linear"), tmp_path / "run")
-    RunFolder(path).write_federation({"federation": str(tmp_path / "clinic"), "run": "0" * 32})
+    RunFolder(path).write_federation(Federation(federation=str(tmp_path / "clinic"), run="0" * 32))
     return RunFolder(path)
 
 

@@ -17,7 +17,7 @@ from fedvl.deployment.audit_log import Log
 from fedvl.deployment.finishing import finish_run
 from fedvl.deployment.messages import Message
 from fedvl.deployment.state import state_of
-from fedvl.federation.privacy import budget
+from fedvl.federation.records import Budget
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import load
@@ -29,7 +29,10 @@ SETTINGS = {
     "federation": {"rounds": ROUNDS, "threads": 1},
     "training": {"local_epochs": 1},
 }
-SPENT = [budget("client", epsilon, 1e-5, "every client in every round") for epsilon in (1.5, 2.25)]
+SPENT = [
+    Budget(unit="client", epsilon=epsilon, delta=1e-5, sampling="every client in every round")
+    for epsilon in (1.5, 2.25)
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,24 +79,24 @@ def test_the_folder_holds_shared_tensors_and_the_clients_own(finished):
 def test_the_result_is_of_this_client_alone(finished, prepared):
     run, said, _, _ = finished(data="my scans")
     result = run.result
-    assert (result["party"], result["rounds"], result["partition"]) == ("north", ROUNDS, None)
-    assert result["partition_counts"] == [prepared.training.counts[CLIENT].tolist()]
+    assert (result.party, result.rounds, result.partition) == ("north", ROUNDS, None)
+    assert result.partition_counts == [prepared.training.counts[CLIENT].tolist()]
     assert prepared.training.counts[CLIENT].tolist() != prepared.training.counts[0].tolist()
-    assert result["command"].startswith("fedvl client ")
-    assert result["command"].endswith("--data 'my scans'")
-    assert result["privacy"] is None
+    assert result.command.startswith("fedvl client ")
+    assert result.command.endswith("--data 'my scans'")
+    assert result.privacy is None
     assert any(f"own {len(prepared.test.samples)} test images: " in line for line in said)
 
 
 def test_its_rounds_are_those_of_its_log(finished):
     run, _, _, _ = finished()
     records = run.rounds
-    assert [record["round"] for record in records] == [1, 2]
-    assert [record["cohort"] for record in records] == [[CLIENT]] * 2
-    assert all((record["bytes_down"], record["bytes_up"]) == (5, 8) for record in records)
+    assert [record.round for record in records] == [1, 2]
+    assert [record.cohort for record in records] == [[CLIENT]] * 2
+    assert all((record.bytes_down, record.bytes_up) == (5, 8) for record in records)
 
 
 def test_the_budget_is_what_all_rounds_spent(finished):
     run, said, _, _ = finished(spent=SPENT)
-    assert run.result["privacy"] == SPENT[-1]
+    assert run.result.privacy == SPENT[-1].model_copy(update={"of": "image"})
     assert "This client has spent epsilon 2.25 (delta 1e-05)." in said

@@ -56,7 +56,9 @@ def test_every_method_gives_the_bits_of_the_local_engine_and_keeps_private_tenso
     local = run_quietly(local_federation(name, rounds=2, one_by_one=alone))
     assert same(run_quietly(remote), local)
     for figure in ("loss", "dropped", "bytes_up", "bytes_down"):
-        assert [record[figure] for record in remote.records] == [record[figure] for record in local.records]
+        assert [getattr(record, figure) for record in remote.records] == [
+            getattr(record, figure) for record in local.records
+        ]
     assert remote.engine.private.keys() == local.engine.private.keys()
     for client, private in local.engine.private.items():
         (state,) = remote.engine.private[client].values()  # a name; the party has what it stands for
@@ -111,16 +113,16 @@ def test_a_client_killed_in_any_phase_is_as_one_that_was_not_there(name, phase, 
     remote, grid = remote_federation(name, tmp_path, faults, training=ONE_EPOCH, deadline=AT_ONCE)
     if PHASES[phase] is None:
         grid.online.discard(victim)
-        remote.run(lambda *_: {}, lambda record: grid.online.add(victim) if record["round"] == 2 else None)
+        remote.run(after_round=lambda record: grid.online.add(victim) if record.round == 2 else None)
         expected = without(name, (victim, 0), (victim, 1), epochs=1)
         if name == "fedpp":  # it missed the exchange before the first round as well, and has nothing to train on
-            assert [victim in record["dropped"] for record in remote.records] == [True] * len(remote.records)
+            assert [victim in record.dropped for record in remote.records] == [True] * len(remote.records)
             return
     else:
         run_quietly(remote)
         expected = without(name, (victim, 1), epochs=1)
     assert same(remote, expected)
-    assert [record["dropped"] for record in remote.records] == [record["dropped"] for record in expected.records]
+    assert [record.dropped for record in remote.records] == [record.dropped for record in expected.records]
 
 
 @pytest.mark.parametrize("draw", range(8))
@@ -152,9 +154,9 @@ def test_a_letter_that_the_server_could_not_deliver_is_no_answer(tmp_path):
             envelope.metadata.__dict__["_message_id"] = ticket
             grid.waiting[ticket] = [grid.as_message(flower_app.Error(code=1, reason="expired"), envelope)]
 
-    remote.run(lambda *_: {}, expire)
+    remote.run(after_round=expire)
     assert same(remote, without("linear", (3, 0)))
-    assert [record["refused"] for record in remote.records] == [[], [], []]
+    assert [record.refused for record in remote.records] == [[], [], []]
 
 
 def test_a_client_that_starts_again_goes_on_with_what_was_counted(tmp_path):
@@ -164,7 +166,7 @@ def test_a_client_that_starts_again_goes_on_with_what_was_counted(tmp_path):
     def restart(record):
         grid.parties[3] = party_of(remote.method, 3, tmp_path, template)
 
-    remote.run(lambda *_: {}, restart)
+    remote.run(after_round=restart)
     assert same(remote, without("fst-cbdg", (3, 1)))
 
 
@@ -175,9 +177,9 @@ def test_a_client_that_lost_its_folder_is_named_and_left_out(tmp_path):
         for path in grid.parties[3].folder.glob("*.safetensors"):
             path.unlink()
 
-    remote.run(lambda *_: {}, lose)
+    remote.run(after_round=lose)
     assert same(remote, without("fst-cbdg", (3, 1), (3, 2)))
-    assert "private tensors of an earlier round are lost" in remote.records[1]["refused"][0]["reason"]
+    assert "private tensors of an earlier round are lost" in remote.records[1].refused[0].reason
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -192,16 +194,16 @@ def test_late_double_and_malformed_answers_are_refused_whatever_the_method(name,
     remote, grid = remote_federation(name, tmp_path, faults, training=ONE_EPOCH, deadline=AT_ONCE, rounds=2)
 
     def deliver(record):
-        if record["round"] == 1:
+        if record.round == 1:
             ticket = next(ticket for ticket, late in remote.engine.late.items() if late.client == 3)
             envelope = flower_app.Message(flower_app.RecordDict(), dst_node_id=NODE + 3, message_type="train")
             envelope.metadata.__dict__["_message_id"] = ticket
             grid.waiting[ticket] = [grid.as_message(held[0], envelope)]
 
-    remote.run(lambda *_: {}, deliver)
+    remote.run(after_round=deliver)
     assert same(remote, without(name, (3, 0), (4, 1), epochs=1, rounds=2))
-    assert 3 in remote.records[0]["dropped"]
-    assert {item["client"]: item["reason"].split(":")[0] for item in remote.records[1]["refused"]} == {
+    assert 3 in remote.records[0].dropped
+    assert {item.client: item.reason.split(":")[0] for item in remote.records[1].refused} == {
         3: "its answer of round 1 came too late",
         0: "it answered twice, or what it was not asked",
         4: "its message is not whole safetensors",

@@ -12,6 +12,7 @@ from helpers.prometheus import read_metrics
 
 from fedvl.deployment.messages import Message
 from fedvl.deployment.metrics import Answered
+from fedvl.federation.records import Budget
 
 
 def numbers(answered):
@@ -39,7 +40,7 @@ def test_answers_and_refusals_are_counted_with_their_bytes():
 
 def test_the_budget_is_that_of_the_run_answered_last():
     asked, answered = request(run="1"), Answered(600)
-    spent = [{"unit": "record", "epsilon": epsilon, "delta": 1e-5} for epsilon in (0.5, 0.75)]
+    spent = [Budget(unit="record", epsilon=epsilon, delta=1e-5, sampling="") for epsilon in (0.5, 0.75)]
     answered.count(Message(asked), Message(asked), 1.0, spent)
     answered.count(Message(asked), Message(asked), 1.0, None)  # the run is over
     assert numbers(answered)["epsilon_spent record"] == 0.75

@@ -85,7 +85,7 @@ def test_what_is_no_answer_is_refused_and_changes_nothing(kind, tmp_path):
     remote, _ = remote_federation("fst-cbdg", tmp_path, {(3, 1, "train"): fault}, **settings)
     run_quietly(remote)
     assert same(remote, without("fst-cbdg", (3, 1)))
-    ((client, said),) = [tuple(item.values()) for record in remote.records for item in record["refused"]]
+    ((client, said),) = [(item.client, item.reason) for record in remote.records for item in record.refused]
     assert client == 3
     assert reason in said
 
@@ -108,10 +108,10 @@ def test_two_runs_at_once_on_the_same_clients_do_not_meet(tmp_path):
     second, _ = remote_federation("fst-cbdg", tmp_path / "second", training={"learning_rate": 0.2})
 
     def take_turns(record):
-        second.config = second.config.model_copy(update={"rounds": record["round"]})
+        second.config = second.config.model_copy(update={"rounds": record.round})
         run_quietly(second)
 
-    first.run(lambda *_: {}, take_turns)
+    first.run(after_round=take_turns)
     assert same(first, run_quietly(local_federation("fst-cbdg")))
     assert same(second, run_quietly(local_federation("fst-cbdg", training={"learning_rate": 0.2})))
 

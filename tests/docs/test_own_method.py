@@ -56,10 +56,10 @@ def described(mine: Path, **options: float) -> dict:
 def test_the_worked_example_runs_and_learns(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
     folder, _ = perform_case(Case("mine", "", 0, "accuracy", described(mine)), tmp_path / "runs", quiet, opener)
     result = folder.result
-    assert result["method"] == "mine"
-    assert result["method_sha256"] == file_sha256(mine) == file_sha256(folder.path / "mine.py")
-    assert result["accuracy"] > result["zero_shot_accuracy"]
-    assert result["per_round_loss"][1] < result["per_round_loss"][0]
+    assert result.method == "mine"
+    assert result.method_sha256 == file_sha256(mine) == file_sha256(folder.path / "mine.py")
+    assert result.accuracy > result.zero_shot_accuracy
+    assert result.per_round_loss[1] < result.per_round_loss[0]
 
 
 def test_the_smallest_method_runs_and_learns(
@@ -68,7 +68,7 @@ def test_the_smallest_method_runs_and_learns(
     case = Case("smallest", "", 0, "accuracy", described(examples["smallest.py"]))
     folder, _ = perform_case(case, tmp_path / "runs", quiet, opener)
     result = folder.result
-    assert result["accuracy"] > result["zero_shot_accuracy"]
+    assert result.accuracy > result.zero_shot_accuracy
 
 
 def test_its_option_does_what_it_says(mine: Path, tmp_path: Path, opener: Opener, quiet: GridDisplay) -> None:
@@ -89,7 +89,7 @@ def test_resume_uses_the_copy_of_the_run(mine: Path, tmp_path: Path, opener: Ope
     mine.unlink()
     with pytest.raises(FedVLError, match="say --trust-method"):
         complete(RunFolder(folder), Silent(), opener)
-    assert complete(RunFolder(folder, trust_method=True), Silent(), opener)["rounds"] == 2
+    assert complete(RunFolder(folder, trust_method=True), Silent(), opener).rounds == 2
 
 
 def test_a_changed_copy_is_refused(mine: Path, tmp_path: Path) -> None:

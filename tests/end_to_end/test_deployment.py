@@ -62,7 +62,7 @@ def local(name):
     torch.set_num_threads(1)
     start = prepared.method.start(torch_generator(0, "start"))
     federation = Federation(prepared.method, local_engine(prepared), config, 0, start)
-    federation.run(lambda *_: {}, lambda record: None)
+    federation.run()
     return prepared, federation
 
 
@@ -128,7 +128,7 @@ def name_the_parties(run):
     assert [(answer["round"], answer["client"]) for answer in answers] == [(r, c) for r in (1, 2) for c in (0, 1, 2)]
     assert all(answer["time"][11:19] in page for answer in answers)
     assert "dirichlet" not in page
-    assert {party["state"] for party in read_status(run)["parties"]} == {"finished"}
+    assert {party.state for party in read_status(run).parties} == {"finished"}
 
 
 def use_what_it_has(party, name, place):
@@ -139,7 +139,7 @@ def use_what_it_has(party, name, place):
     image.write_bytes(png(0))
     (line,) = json.loads(said("predict", party, image, "--json"))
     run = RunFolder.open(party)
-    names = run.result["class_names"]
+    names = run.result.class_names
     assert {each["name"] for each in line["ranked"]} < set(names)
     with client_of(make_app(TrainedModel(run))) as client:
         session = client.post("/sessions", json={}).json()
@@ -153,8 +153,8 @@ def use_what_it_has(party, name, place):
     page = (run.path / "report.html").read_text()
     assert f"{name}, one of 3 parties" in page
     accuracy, zero_shot = (re.findall(rf'id="{each}">([\d.]+) %', page)[0] for each in ("accuracy", "zero-shot"))
-    assert accuracy == f"{run.result['accuracy']:.2f}"
-    assert zero_shot == f"{run.result['zero_shot_accuracy']:.2f}"
+    assert accuracy == f"{run.result.accuracy:.2f}"
+    assert zero_shot == f"{run.result.zero_shot_accuracy:.2f}"
     assert 'id="test-images">1,000' in page
 
 

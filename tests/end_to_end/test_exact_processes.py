@@ -76,10 +76,10 @@ def test_a_client_that_left_and_images_that_came_give_the_figures_of_one_process
         alone.path.mkdir()
         alone.describe(experiment)
         complete(alone, Silent())
-        assert run.result["accuracy"] == alone.result["accuracy"]
+        assert run.result.accuracy == alone.result.accuracy
         ours, theirs = (load(each.file("model.safetensors")) for each in (run, alone))
         assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 1e-6
         with pytest.raises(FedVLError, match="no sums of single clients"):
             plan_of(run, None)
-        assert run.rounds[0]["cohort"] == ([0, 1, 2] if name == "after" else [0, 1, 2, 3])
-    assert RunFolder(tmp_path / "after").result["class_names"][-1] == "teapot"
+        assert run.rounds[0].cohort == ([0, 1, 2] if name == "after" else [0, 1, 2, 3])
+    assert RunFolder(tmp_path / "after").result.class_names[-1] == "teapot"

@@ -34,7 +34,7 @@ def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling,
     spent, ceiling = result["privacy"], float(flag.split("=")[1].split(",")[0])
     assert (spent["unit"], spent["delta"]) == (unit, 1e-6 if "delta" in flag else 1e-5)
     assert spent["sampling"].startswith(sampling)
-    assert 0.98 * ceiling < spent["epsilon"] <= ceiling
+    assert 0.98 * ceiling < spent.epsilon <= ceiling
     page = (tmp_path / "run" / "report.html").read_text()
     of = "image" if unit == "record" else unit
     assert f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {of}; {spent['sampling']}" in page
@@ -49,7 +49,7 @@ def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling,
     assert result["per_round_loss"] == [None, None]
     assert "privacy.unit" in result["command"]
     again = fedvl.run(out=str(tmp_path / "again"), privacy=flag, **SMALL)
-    assert RunFolder(tmp_path / "again").result["state_sha256"] == result["state_sha256"]
+    assert RunFolder(tmp_path / "again").result.state_sha256 == result["state_sha256"]
     assert again.accuracy == done.accuracy
 
 
@@ -100,22 +100,24 @@ def test_a_partys_ledger_has_its_reports_beside_its_updates(updates, tmp_path):
     options = {"visual_prompts": updates, "counts": "shares", "interval": 1}
     remote, grid = remote_federation("fedpp", tmp_path, options=options, privacy=CLIENT, **SECURE)
     run_quietly(remote)
-    spent = remote.records[-1]["privacy"]
+    spent = remote.records[-1].privacy
     for party in grid.parties:
         ledger = party.log.entries("budget")
         if party.number not in WITH_DATA:
             assert ledger == []
             continue
-        trained = [record["round"] for record in remote.records if updates]
+        trained = [record.round for record in remote.records if updates]
         assert [entry["round"] for entry in ledger if entry["of"] == "train"] == trained
         reports = [entry for entry in ledger if entry["of"] == "report"]
-        assert [entry["round"] for entry in reports] == [r["round"] for r in remote.records if "counts" in r["privacy"]]
+        assert [entry["round"] for entry in reports] == [
+            r.round for r in remote.records if r.privacy.counts is not None
+        ]
         assert len(reports) > 1
-        counted = {record["privacy"]["counts"] for record in remote.records if "counts" in record["privacy"]}
+        counted = {record.privacy.counts for record in remote.records if record.privacy.counts is not None}
         assert {entry["sigma"] for entry in reports} == counted
-        assert all(entry["sigma"] == spent["sigma"] for entry in ledger if entry["of"] == "train")
+        assert all(entry["sigma"] == spent.sigma for entry in ledger if entry["of"] == "train")
         assert {entry["account"] for entry in ledger} == {"rdp"}
-        assert ledger[-1]["epsilon"] == pytest.approx(spent["epsilon"])
+        assert ledger[-1]["epsilon"] == pytest.approx(spent.epsilon)
         assert ledger[-1]["epsilon"] <= CLIENT.epsilon
 
 
@@ -130,8 +132,8 @@ def test_parties_give_the_bits_of_the_local_engine(privacy, settings, tmp_path):
             told = json.loads(path.read_text())
             assert told["loss"] == 0
             assert told["weight"] in ((0, 1) if privacy is CLIENT else (0, *RAGGED))
-        rounds = [entry["round"] for entry in party.spent]
+        rounds = [entry.round for entry in party.spent]
         own_noise = privacy is RECORD or settings is SECURE  # a share of it at client level
         assert rounds == ([1, 2, 3] if own_noise and party.number in WITH_DATA else [])
     if own_noise:
-        assert 7.8 < max(grid.parties[client].spent[-1]["epsilon"] for client in WITH_DATA) <= 8
+        assert 7.8 < max(grid.parties[client].spent[-1].epsilon for client in WITH_DATA) <= 8

@@ -66,13 +66,13 @@ def outcome(case: str, folder: Path) -> dict[str, Any]:
     state = run.state()
     own = {key: tensor for key, tensor in flatten(state.private).items() if tensor.is_floating_point()}
     return {
-        "accuracy": result["accuracy"],
-        "losses": result["per_round_loss"],
+        "accuracy": result.accuracy,
+        "losses": result.per_round_loss,
         "answers": judged[-1].answers.tolist(),
         "shared": sums(state.shared),
         "last": sums(flatten(state.last)),
         "private": sums(own),
-        "bytes": [result["bytes_up_per_client_round"], result["bytes_down_per_client_round"]],
+        "bytes": [result.bytes_up_per_client_round, result.bytes_down_per_client_round],
     }
 
 

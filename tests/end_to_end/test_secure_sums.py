@@ -9,6 +9,8 @@ import torch
 from helpers.lazy import lazily
 from helpers.small import RAGGED, run_quietly, small_method
 
+from fedvl.federation.records import Refused
+
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
@@ -65,7 +67,9 @@ def test_every_method_of_sums_gives_the_bits_of_the_local_engine(name, tmp_path)
     local = run_quietly(local_federation(name, **settings))
     assert same(run_quietly(remote), local)
     for figure in ("loss", "cohort", "dropped"):
-        assert [record[figure] for record in remote.records] == [record[figure] for record in local.records]
+        assert [getattr(record, figure) for record in remote.records] == [
+            getattr(record, figure) for record in local.records
+        ]
     assert remote.engine.private.keys() == local.engine.private.keys()
     plain = run_quietly(local_federation(name, rounds=2, training={"local_epochs": 1}))
     for key in plain.shared:  # and, but for rounding, those of a run in the open
@@ -125,7 +129,7 @@ def test_a_client_lost_at_any_step_costs_no_more_than_its_round(name, step, tmp_
     late_round = 0 if step == "keys" else 1
     remote, _grid = remote_federation(name, tmp_path, {(victim, late_round, step): silent}, deadline=0.2, **SECURE)
     run_quietly(remote)
-    dropped = [victim in record["dropped"] for record in remote.records]
+    dropped = [victim in record.dropped for record in remote.records]
     before_the_sum = [False, step in ("share_train", "train"), False]
     assert dropped == ([True, False, False] if step == "keys" else before_the_sum)
     assert all(torch.isfinite(tensor).all() for tensor in remote.shared.values())
@@ -145,7 +149,7 @@ def test_a_sum_waits_for_as_many_clients_as_it_needs(tmp_path):
     grid.get_node_ids = one_more
     run_quietly(remote)
     assert len(remote.records) == remote.config.rounds
-    assert len(remote.records[0]["dropped"]) <= CLIENTS - SECURE["least_clients"]
+    assert len(remote.records[0].dropped) <= CLIENTS - SECURE["least_clients"]
 
 
 def test_a_lost_client_gives_the_bits_of_a_round_without_it(tmp_path):
@@ -164,8 +168,8 @@ def test_one_client_lost_before_the_sum_and_one_after_it_cost_no_round(tmp_path)
     faults = {(lost, 1, "train"): silent, (silenced, 1, "reveal_train"): silent}
     remote, _grid = remote_federation("linear", tmp_path, faults, deadline=0.2, sum_threshold=0.6, **SECURE)
     run_quietly(remote)
-    assert [lost in record["dropped"] for record in remote.records] == [False, True, False]
-    assert [silenced in record["dropped"] for record in remote.records] == [False, False, False]
+    assert [lost in record.dropped for record in remote.records] == [False, True, False]
+    assert [silenced in record.dropped for record in remote.records] == [False, False, False]
 
 
 def test_a_client_whose_numbers_were_left_out_of_a_sum_has_that_in_its_log(tmp_path):
@@ -208,9 +212,9 @@ def test_too_few_reveals_stop_the_run_and_it_opens_the_same_sum_when_they_are_ba
     grid.faults.clear()
     again = again_after(remote, grid, tmp_path)
     run_quietly(again)
-    assert [record["round"] for record in again.records] == [1, 2, 3]
-    assert lost in again.records[1]["dropped"]  # the sum that was begun is the one that is opened
-    assert lost not in again.records[2]["dropped"]
+    assert [record.round for record in again.records] == [1, 2, 3]
+    assert lost in again.records[1].dropped  # the sum that was begun is the one that is opened
+    assert lost not in again.records[2].dropped
 
 
 def test_a_lost_client_is_named_and_the_round_waits_for_it(tmp_path):
@@ -218,7 +222,7 @@ def test_a_lost_client_is_named_and_the_round_waits_for_it(tmp_path):
     settings = {**SECURE, "least_clients": CLIENTS, "deadline": 0.2, "attempts": 2}
     remote, grid = remote_federation("linear", tmp_path / "twice", {(1, 1, "train"): silent}, **settings)
     run_quietly(remote)  # the second attempt at the round has all of them
-    assert [record["dropped"] for record in remote.records] == [[], [], []]
+    assert [record.dropped for record in remote.records] == [[], [], []]
     attempts = {(header["round"], header["sum_attempt"]) for header in grid.headers if header["kind"] == "train"}
     assert attempts == {(0, 1), (1, 1), (1, 2), (2, 1)}
     remote, grid = remote_federation("linear", tmp_path / "gone", **settings)
@@ -464,11 +468,9 @@ def test_a_false_share_costs_nothing_and_its_sender_is_named_and_left_out(tmp_pa
     cheat = WITH_DATA[-1]
     remote, _grid = remote_federation("linear", tmp_path, {(cheat, 0, "reveal_train"): flipped("shares")}, **SECURE)
     run_quietly(remote)
-    assert [record["dropped"] for record in remote.records] == [[], [cheat], [cheat]]
-    assert {
-        "client": cheat,
-        "reason": "it opened a false share of another client's mask; it is left out of the run's further sums",
-    } in remote.records[0]["refused"]
+    assert [record.dropped for record in remote.records] == [[], [cheat], [cheat]]
+    reason = "it opened a false share of another client's mask; it is left out of the run's further sums"
+    assert Refused(client=cheat, reason=reason) in remote.records[0].refused
 
 
 def garbage(message, party):
@@ -484,14 +486,14 @@ def test_a_client_that_sends_garbage_is_found_and_left_out_and_the_run_goes_on(t
     settings = {**SECURE, "rounds": rounds, "attempts": 2}  # more sums than two in a row are spoiled
     remote, _grid = remote_federation("linear", tmp_path, faults, **settings)
     run_quietly(remote)
-    void = [record.get("void") for record in remote.records]
+    void = [record.void for record in remote.records]
     assert str(void[0]).startswith("The sum of round 1 ")
     assert void[-1] is None
-    named = [refusal["client"] for record in remote.records for refusal in record["refused"]]
+    named = [refusal.client for record in remote.records for refusal in record.refused]
     assert named == [cheat]
-    assert all(record["loss"] is None for record in remote.records if record.get("void"))
+    assert all(record.loss is None for record in remote.records if record.void)
     assert all(torch.isfinite(tensor).all() for tensor in remote.shared.values())
-    assert remote.records[-1]["dropped"] == [cheat]
+    assert remote.records[-1].dropped == [cheat]
 
 
 def test_sums_that_are_spoiled_again_and_again_end_the_run_with_a_sentence(tmp_path):
@@ -503,7 +505,7 @@ def test_sums_that_are_spoiled_again_and_again_end_the_run_with_a_sentence(tmp_p
     with pytest.raises(FedVLError, match="sums of 6 rounds in a row could not be used"):
         run_quietly(remote)
     assert len(remote.records) == 5
-    assert not any(record["refused"] for record in remote.records)  # nobody is named
+    assert not any(record.refused for record in remote.records)  # nobody is named
 
 
 def test_one_attempt_allows_no_spoiled_sum(tmp_path):

@@ -73,18 +73,18 @@ def settings(method: str, **options: Any) -> dict[str, Any]:
 def test_a_run_states_candidates_and_figures(tmp_path: Any, method: str) -> None:
     with RunFolder.create(tmp_path / "run", resolve_experiment(settings(method))) as folder:
         result = complete(folder, Silent(), OPENER)
-    sets = result["candidate_sets"]
+    sets = result.candidate_sets
     assert sets["base"] == [["airplane", "automobile", "bird", "cat", "deer"]]
     assert sets["new"] == [["dog", "frog", "horse", "ship", "truck"]]
     assert sorted(name for own in sets["own"] for name in own) == sets["base"][0]
     assert [len(own) for own in sets["own"]] == [3, 2]
-    rows = {row["name"]: row for row in result["base_to_new"]}
-    assert result["accuracy"] == pytest.approx(rows["own"]["accuracy"])
-    assert set_figures(*(rows[name]["accuracy"] for name in ("own", "local", "base", "new"))) == pytest.approx(
-        {name: row["accuracy"] for name, row in rows.items()}
+    rows = {row.name: row for row in result.base_to_new}
+    assert result.accuracy == pytest.approx(rows["own"].accuracy)
+    assert set_figures(*(rows[name].accuracy for name in ("own", "local", "base", "new"))) == pytest.approx(
+        {name: row.accuracy for name, row in rows.items()}
     )
-    assert rows["base"]["zero_shot_accuracy"] > 20
-    assert sum(map(sum, result["confusion"])) == 50
+    assert rows["base"].zero_shot_accuracy > 20
+    assert sum(map(sum, result.confusion)) == 50
     assert folder.result == result  # as it is read back, checked
 
 

@@ -175,7 +175,7 @@ def test_one_client_of_ten_ruins_the_mean_and_not_the_rule_of_federations(attack
     def accuracy(**federation):
         settings = {"method": {"name": "linear"}, "data": {"partition": "dirichlet:0.5", "clients": 10}}
         finished = run({**settings, "federation": {"rounds": 10, "threads": 1, **federation}})
-        assert not any(record["refused"] for record in finished.federation.records)
+        assert not any(record.refused for record in finished.federation.records)
         return finished.accuracy
 
     attacked, clean = {"attack": f"{attack}:0.1"}, accuracy()

@@ -25,6 +25,7 @@ from fedvl.federation.count_noise import (
     slack,
 )
 from fedvl.federation.privacy import ClientPrivacy
+from fedvl.federation.records import Budget
 from fedvl.federation.stacks import Rows
 from fedvl.methods.parts.selection import RARE, WHOLE
 from fedvl.runs.requirements import check_privacy
@@ -131,14 +132,14 @@ def test_counts_and_updates_share_one_budget():
     hidden = ClientPrivacy(private(), 10, 100, 100, 0, counts=counts)
     assert 2 / hidden._of_counts(hidden.sigma) ** 2 == pytest.approx(SHARE * 10 / hidden.sigma**2)
     spent: list[float] = []
-    records: list[dict[str, Any]] = []
+    before: list[Budget] = []
     for _ in range(10):
-        records.append({"privacy": hidden.spend(records, [])})
-        spent.append(records[-1]["privacy"]["epsilon"])
+        before.append(hidden.spend(before, []))
+        spent.append(before[-1].epsilon)
     assert spent == sorted(spent)
     assert 2.99 < spent[-1] <= 3.0
     with pytest.raises(FedVLError, match="Round 11 would take epsilon to 3"):
-        hidden.spend(records, [])
+        hidden.spend(before, [])
     # without the counts the same noise spends less; with them it is one Gaussian mechanism of all
     alone = math.sqrt(1 / (10 / hidden.sigma**2 + 2 / hidden._of_counts(hidden.sigma) ** 2))
     assert epsilon_of({Step(1.0, alone): 1}, 1e-5, "rdp") == pytest.approx(spent[-1])
@@ -167,8 +168,8 @@ def test_where_nothing_else_is_sent_counts_have_the_whole_budget():
     hidden = ClientPrivacy(private(), 3, CLIENTS, CLIENTS, 0, counts=noise)
     assert epsilon_of({Step(1.0, hidden.sigma): 3}, 1e-5, "rdp") == pytest.approx(3.0, rel=2e-3)
     federation = small_federation(method, privacy=private(), rounds=3)
-    assert [record["privacy"]["counts"] for record in run_quietly(federation).records] == [hidden.sigma] * 3
-    assert federation.records[-1]["privacy"]["epsilon"] <= 3.0
+    assert [record.privacy.counts for record in run_quietly(federation).records] == [hidden.sigma] * 3
+    assert federation.records[-1].privacy.epsilon <= 3.0
     assert count_noise(small_method("linear"), {}, 3) is None
 
 

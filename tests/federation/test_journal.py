@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from helpers.contents import record_of
 from helpers.small import run_quietly, small_federation, small_method
 
 from fedvl.errors import FedVLError
@@ -15,14 +16,14 @@ from fedvl.tensors import digest, load
 def commit_rounds(folder, count=3):
     journal = Journal(folder)
     for number in range(1, count + 1):
-        journal.commit(number, {"shared/w": torch.full((50,), float(number))}, {"round": number})
+        journal.commit(number, {"shared/w": torch.full((50,), float(number))}, record_of({"round": number}))
     return journal
 
 
 def test_latest_gives_the_last_committed_round_and_its_history(tmp_path):
     tensors, records = commit_rounds(tmp_path / "journal").latest()
     assert tensors["shared/w"].tolist() == [3.0] * 50
-    assert records == [{"round": 1}, {"round": 2}, {"round": 3}]
+    assert records == [record_of({"round": number}) for number in (1, 2, 3)]
 
 
 def test_nothing_committed_is_nothing(tmp_path):
@@ -79,13 +80,18 @@ def test_a_round_that_adds_is_read_with_the_earlier_ones(tmp_path):
     journal.commit(
         1,
         {"shared/w": torch.zeros(1), "0/a": torch.zeros(1), "0/b": torch.zeros(1), "1/a": torch.zeros(1)},
-        {"round": 1},
+        record_of({"round": 1}),
     )
     assert journal.can_add(2)
     journal.commit(
-        2, {"shared/w": torch.ones(1), "0/a": torch.ones(1), "kept/3/a": torch.ones(1)}, {"round": 2}, adds=True
+        2,
+        {"shared/w": torch.ones(1), "0/a": torch.ones(1), "kept/3/a": torch.ones(1)},
+        record_of({"round": 2}),
+        adds=True,
     )
-    journal.commit(3, {"shared/w": torch.full((1,), 2.0), "2/a": torch.full((1,), 2.0)}, {"round": 3}, adds=True)
+    journal.commit(
+        3, {"shared/w": torch.full((1,), 2.0), "2/a": torch.full((1,), 2.0)}, record_of({"round": 3}), adds=True
+    )
     found = {name: float(tensor) for name, tensor in journal.tensors(3).items()}
     # of a client the newest alone, with all its names; of the server nothing but this round's
     assert found == {"shared/w": 2.0, "2/a": 2.0, "0/a": 1.0, "1/a": 0.0}
@@ -95,18 +101,18 @@ def test_a_round_that_adds_is_read_with_the_earlier_ones(tmp_path):
         "kept/3/a": 1,
         "1/a": 0,
     }
-    journal.commit(4, {"shared/w": torch.zeros(1)}, {"round": 4})
+    journal.commit(4, {"shared/w": torch.zeros(1)}, record_of({"round": 4}))
     assert set(journal.tensors(4)) == {"shared/w"}
     assert len(list(tmp_path.glob("*.safetensors"))) == 4  # round 3 may still be gone back to
-    journal.commit(5, {"shared/w": torch.zeros(1)}, {"round": 5})
+    journal.commit(5, {"shared/w": torch.zeros(1)}, record_of({"round": 5}))
     assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["000004", "000005"]
 
 
 def test_a_round_whose_earlier_file_is_damaged_is_not_believed(tmp_path):
     journal = Journal(tmp_path, "x")
-    journal.commit(1, {"shared/w": torch.zeros(1), "0/a": torch.zeros(1)}, {"round": 1})
-    journal.commit(2, {"shared/w": torch.ones(1), "0/a": torch.ones(1)}, {"round": 2})
-    journal.commit(3, {"shared/w": torch.ones(1)}, {"round": 3}, adds=True)
+    journal.commit(1, {"shared/w": torch.zeros(1), "0/a": torch.zeros(1)}, record_of({"round": 1}))
+    journal.commit(2, {"shared/w": torch.ones(1), "0/a": torch.ones(1)}, record_of({"round": 2}))
+    journal.commit(3, {"shared/w": torch.ones(1)}, record_of({"round": 3}), adds=True)
     (tmp_path / "000002.safetensors").write_bytes(b"x")
     with pytest.raises(FedVLError, match="000002"):
         journal.tensors(3)

@@ -175,8 +175,8 @@ def test_only_chosen_samples_are_trained_on_and_counted(one_by_one):
         assert tensors["uses"].tolist() == [6.0 * (place % 2) for place in range(RAGGED[client])]
     trained = federation.engine.train(0, range(5), federation.shared)
     assert [(result.update.client, result.update.weight) for result in trained] == [(0, 3), (3, 6), (4, 2)]
-    assert federation.records[0]["dropped"] == [1, 2]
-    assert federation.records[0]["refused"] == []
+    assert federation.records[0].dropped == [1, 2]
+    assert federation.records[0].refused == []
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if not small_method(name).role.statistics])
@@ -259,8 +259,8 @@ def test_a_hand_out_may_hold_tensors_that_clients_only_read(one_by_one):
     mean = sum(0.1 * client * size for client, size in with_data.items()) / sum(with_data.values())
     torch.testing.assert_close(federation.shared["w"], torch.tensor([mean]))
     (record,) = federation.records
-    assert record["bytes_up"] == 4 * len(with_data)  # w alone comes back
-    assert record["bytes_down"] == 8 * len(RAGGED)
+    assert record.bytes_up == 4 * len(with_data)  # w alone comes back
+    assert record.bytes_down == 8 * len(RAGGED)
 
 
 class Making(Method):

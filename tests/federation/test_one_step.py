@@ -22,9 +22,9 @@ def test_the_mean_of_the_clients_steps_is_a_step_of_their_mean(name, momentum, d
         torch.testing.assert_close(together.shared[key], tensor, rtol=0, atol=2e-6)
         assert (tensor - each.method.start(torch.Generator().manual_seed(0))[key]).abs().max() > 1e-4
     for one, other in zip(together.records, each.records, strict=True):
-        assert (one["cohort"], one["dropped"]) == (other["cohort"], other["dropped"])
-        assert (one["bytes_up"], one["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert (one.cohort, one.dropped) == (other.cohort, other.dropped)
+        assert (one.bytes_up, one.bytes_down) == (other.bytes_up, other.bytes_down)
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
 
 
 def test_how_many_clients_one_pass_has_changes_nothing(monkeypatch):

@@ -1,12 +1,12 @@
 """Noise of the right size, cuts at the right norm, samples as they are accounted for, and a budget that ends."""
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from helpers.contents import record_of
 from helpers.runs import prepare
 from helpers.small import RAGGED, drawn, run_quietly, small_federation, small_method
 from scipy.stats import beta
@@ -34,6 +34,7 @@ from fedvl.federation.privacy import (
     row_gradients,
     uniforms,
 )
+from fedvl.federation.records import Record
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Rows
 from fedvl.methods import method_names
@@ -198,7 +199,7 @@ def test_a_run_moves_in_directions_of_images_that_no_client_trains_on(secure):
     assert space is not None
     hidden = privacy.privacy_of(experiment, 0, space)
     federation = Federation(method, local_engine(prepared), experiment.federation, 0, dict(start), privacy=hidden)
-    federation.run(lambda *_: {}, lambda record: None)
+    federation.run()
     move = (federation.shared["weight"] - start["weight"]).double()
     assert float(length({"move": move})) > 0.01
     torch.testing.assert_close(move @ space.basis @ space.basis.T, move, atol=1e-5, rtol=0)
@@ -229,7 +230,7 @@ def test_without_noise_and_cuts_the_model_is_that_of_plain_training_to_the_bit(n
         found.append(run_quietly(federation))
     plain, hidden = found
     assert digest(hidden.shared) == digest(plain.shared)
-    assert [record["loss"] for record in hidden.records] == [None] * 3
+    assert [record.loss for record in hidden.records] == [None] * 3
 
 
 def test_the_same_under_secure_sums():
@@ -254,7 +255,7 @@ def test_in_a_secure_sum_clients_cut_their_own_moves_so_that_rounding_cannot_len
         norms.append(length(total.moves))
     assert 0.0099 < max(norms) <= 0.01
     run_quietly(federation)
-    assert [record["loss"] for record in federation.records] == [None] * 3
+    assert [record.loss for record in federation.records] == [None] * 3
 
 
 def test_noise_comes_in_shares_of_which_the_least_clients_add_all():
@@ -325,7 +326,7 @@ def test_cohorts_are_poisson_samples_that_the_secret_alone_decides():
 def test_a_round_of_nobody_is_a_round_of_noise_alone():
     federation = small_federation(small_method("linear"), privacy=settings(), per_round=1, rounds=8)
     run_quietly(federation)
-    assert [] in [record["cohort"] for record in federation.records]
+    assert [] in [record.cohort for record in federation.records]
     assert len(federation.records) == 8
 
 
@@ -342,16 +343,16 @@ def test_the_clip_is_found_near_the_median_with_noise():
 
 def test_the_clip_follows_the_median_in_small_steps():
     hidden = hiding(settings(clip=None, epsilon=3.0), rounds=10, expected=201, clients=201, sigma=0.0)
-    up, down = (hidden.clip_of(1, [{"clip": 0.25}], [norm] * 201) for norm in (99.0, 0.01))
+    up, down = (hidden.clip_of(1, [record_of({"clip": 0.25})], [norm] * 201) for norm in (99.0, 0.01))
     assert up == pytest.approx(
         0.25 * math.exp(0.1)
     )  # all are above: half of them more than should be, at a rate of 0.2
     assert down == pytest.approx(0.25 * math.exp(-0.1))
-    norms, records = torch.logspace(-2, 0, 201).tolist(), [{"clip": 0.2}]
+    norms, records = torch.logspace(-2, 0, 201).tolist(), [record_of({"clip": 0.2})]
     noisy = replace(hidden)  # with the noise that epsilon asks for
     for index in range(1, 60):
-        records.append({"clip": noisy.clip_of(index, records, norms)})
-    followed = [record["clip"] for record in records[20:]]
+        records.append(record_of({"clip": noisy.clip_of(index, records, norms)}))
+    followed = [record.clip or 0.0 for record in records[20:]]
     assert 0.07 < sum(followed) / len(followed) < 0.14  # the median is 0.1
     assert len(set(followed)) > 10
     assert noisy.clip_of(5, [{"clip": 2**4}], [1e9] * 201) == 2**4
@@ -594,7 +595,7 @@ def test_hidden_images_train_the_same_whatever_the_chunk_and_tell_no_loss():
         federation = run_quietly(
             small_federation(small_method("linear"), privacy=settings("record", 8.0, 1.0), chunk=chunk)
         )
-        assert [record["loss"] for record in federation.records] == [None] * 3
+        assert [record.loss for record in federation.records] == [None] * 3
         assert federation.engine.train(0, [3], federation.shared)[0].loss == 0
         found.append(federation.shared)
     for key in found[0]:
@@ -622,11 +623,11 @@ def test_a_step_without_images_is_a_step_of_noise_alone():
 @pytest.mark.parametrize("unit, clip", [("client", 0.1), ("client", None), ("record", 1.0)])
 def test_the_budget_grows_round_by_round_and_is_spent_with_the_last(unit, clip):
     federation = run_quietly(small_federation(small_method("linear"), privacy=settings(unit, 3.0, clip)))
-    spent = [record["privacy"]["epsilon"] for record in federation.records]
+    spent = [record.privacy.epsilon for record in federation.records]
     assert spent == sorted(set(spent))
     assert 2.9 < spent[-1] <= 3.0
-    assert {(record["privacy"]["unit"], record["privacy"]["delta"]) for record in federation.records} == {(unit, 1e-5)}
-    assert json.loads(json.dumps(federation.records)) == federation.records
+    assert {(record.privacy.unit, record.privacy.delta) for record in federation.records} == {(unit, 1e-5)}
+    assert [Record.model_validate_json(record.to_json()) for record in federation.records] == federation.records
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
@@ -647,16 +648,16 @@ def test_a_restored_run_under_privacy_ends_in_the_same_bits(tmp_path):
     stopped = replace(small_federation(small_method("linear"), privacy=settings(clip=None), rounds=3), journal=journal)
 
     def stop(record):
-        if record["round"] == 2:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stopped.run(lambda shared, kept, number: {}, stop)
+        stopped.run(after_round=stop)
     resumed = replace(small_federation(small_method("linear"), privacy=settings(clip=None), rounds=3), journal=journal)
     resumed.restore()
     run_quietly(resumed)
     assert digest(resumed.shared) == digest(whole.shared)
-    assert [record["privacy"] for record in resumed.records] == [record["privacy"] for record in whole.records]
+    assert [record.privacy for record in resumed.records] == [record.privacy for record in whole.records]
 
 
 def party(folder):
@@ -671,8 +672,8 @@ def test_a_party_keeps_a_ledger_that_survives_it_and_stops_it(tmp_path):
     party(tmp_path).spend(1, "train")
     party(tmp_path).spend(1, "train")  # answered again: the same noise, and nothing more spent
     ledger = party(tmp_path).spent
-    assert [entry["round"] for entry in ledger] == [1, 2]
-    assert 0 < ledger[0]["epsilon"] < ledger[1]["epsilon"] < 3
+    assert [entry.round for entry in ledger] == [1, 2]
+    assert 0 < ledger[0].epsilon < ledger[1].epsilon < 3
     party(tmp_path).spend(2, "train")
     with pytest.raises(FedVLError, match="Round 4 would take epsilon"):
         party(tmp_path).spend(3, "train")

@@ -6,7 +6,7 @@ import pytest
 
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
 from fedvl.federation.records import Budget, Manifest, Record
-from fedvl.files import fits
+from fedvl.files import fitting
 
 BUDGET = {"unit": "client", "epsilon": 3.0, "delta": 1e-5, "sampling": "poisson"}
 
@@ -37,7 +37,7 @@ def test_a_record_needs_its_round_alone():
     ],
 )
 def test_fields_of_a_record_have_their_types_and_limits(changed, good):
-    assert fits(Record, {"round": 1, **changed}) is good
+    assert (fitting(Record, {"round": 1, **changed}) is not None) is good
 
 
 @pytest.mark.parametrize(
@@ -62,17 +62,17 @@ def test_fields_of_a_record_have_their_types_and_limits(changed, good):
     ],
 )
 def test_fields_of_a_budget_have_their_types_and_limits(changed, good):
-    assert fits(Budget, {**BUDGET, **changed}) is good
-    assert fits(Record, {"round": 1, "privacy": {**BUDGET, **changed}}) is good
+    assert (fitting(Budget, {**BUDGET, **changed}) is not None) is good
+    assert (fitting(Record, {"round": 1, "privacy": {**BUDGET, **changed}}) is not None) is good
 
 
 def test_a_manifest_has_a_hash_its_earlier_rounds_and_a_record():
     good: dict[str, object] = {"tensors_sha256": "0" * 64, "earlier": [1, MAX_ROUNDS], "record": {"round": 3}}
-    assert fits(Manifest, good)
+    assert fitting(Manifest, good)
     for name, value in (
         ("tensors_sha256", "0"),
         ("earlier", [0]),
         ("earlier", [MAX_ROUNDS + 1]),
         ("record", {}),
     ):
-        assert not fits(Manifest, {**good, name: value})
+        assert fitting(Manifest, {**good, name: value}) is None

@@ -9,6 +9,7 @@ from fedvl.config import PrivacyConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.records import Refused
 from fedvl.methods import method_names
 from fedvl.methods.linear import Linear
 from fedvl.methods.roles import Server
@@ -54,7 +55,7 @@ def test_partial_participation_is_drawn_from_the_seed():
     cohorts = []
     for seed in (0, 0, 1):
         federation = replace(small_federation(small_method("linear"), per_round=2, rounds=6), seed=seed)
-        cohorts.append([record["cohort"] for record in run_quietly(federation).records])
+        cohorts.append([record.cohort for record in run_quietly(federation).records])
     assert cohorts[0] == cohorts[1] != cohorts[2]
     assert all(len(cohort) == 2 for cohort in cohorts[0])
     assert len({tuple(cohort) for cohort in cohorts[0]}) > 1
@@ -89,9 +90,9 @@ def with_engine(kind, **settings):
 def test_one_bad_client_changes_nothing_and_is_named():
     spoilt = run_quietly(with_engine(Spoilt))
     assert digest(spoilt.shared) == digest(run_quietly(with_engine(Without)).shared)
-    assert [record["refused"] for record in spoilt.records] == [
+    assert [record.refused for record in spoilt.records] == [
         [],
-        [{"client": 3, "reason": "'weight' holds values that are not finite"}],
+        [Refused(client=3, reason="'weight' holds values that are not finite")],
         [],
     ]
 
@@ -125,9 +126,9 @@ def test_too_few_updates_are_drawn_again_and_then_stop_the_run():
 
 def test_dropped_clients_are_left_out_and_named():
     federation = run_quietly(small_federation(small_method("linear"), dropout=0.4, rounds=8))
-    dropped = [set(record["dropped"]) for record in federation.records]
+    dropped = [set(record.dropped) for record in federation.records]
     assert any(clients - {1} for clients in dropped)  # client 1 has no data, so it is always among them
-    assert all(clients < set(record["cohort"]) for clients, record in zip(dropped, federation.records, strict=True))
+    assert all(clients < set(record.cohort) for clients, record in zip(dropped, federation.records, strict=True))
 
 
 @pytest.mark.parametrize("committed", [1, 2])
@@ -141,7 +142,7 @@ def test_a_restored_run_ends_in_the_same_bits(tmp_path, committed):
     assert len(resumed.records) == committed
     run_quietly(resumed)
     assert digest(resumed.shared) == digest(whole.shared)
-    assert [r["loss"] for r in resumed.records] == [r["loss"] for r in whole.records]
+    assert [r.loss for r in resumed.records] == [r.loss for r in whole.records]
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -198,7 +199,7 @@ def test_tensors_of_the_server_take_part_in_the_step_and_never_travel(settings):
     plain = run_quietly(small_federation(small_method("linear"), **settings))
     assert digest(federation.shared) == digest(plain.shared)  # no other noise, no other order of names
     for record, other in zip(federation.records, plain.records, strict=True):
-        assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+        assert (record.bytes_up, record.bytes_down) == (other.bytes_up, other.bytes_down)
     assert federation.method.seen["names"] == {*plain.shared, *federation.server}
     assert federation.method.seen["mean"] == plain.shared.keys()
     assert federation.server["rounds"] == 3

@@ -178,8 +178,8 @@ def test_a_sum_of_chunks_has_the_bits_of_rows_that_are_held(name):
     run_quietly(found)
     run_quietly(held(expected))
     assert digest(found.shared) == digest(expected.shared)
-    assert [r["usual_move"] for r in found.records] == [r["usual_move"] for r in expected.records]
-    assert [r["bytes_up"] for r in found.records] == [r["bytes_up"] for r in expected.records]
+    assert [r.usual_move for r in found.records] == [r.usual_move for r in expected.records]
+    assert [r.bytes_up for r in found.records] == [r.bytes_up for r in expected.records]
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(float("nan"), "not finite"), (-500.0, "far more than the usual")])

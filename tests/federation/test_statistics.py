@@ -117,9 +117,9 @@ def test_a_run_has_one_outcome_with_its_sums_and_no_loss():
     method = small_method("ridge")
     federation = run_quietly(small_federation(method, rounds=1))
     (record,) = federation.records
-    assert record["loss"] is None
-    assert record["bytes_up"] == 4 * 8 * (21 + 24 + 4)  # of four clients with samples: G, H and k in float64
-    assert record["dropped"] == [1]  # which has no samples
+    assert record.loss is None
+    assert record.bytes_up == 4 * 8 * (21 + 24 + 4)  # of four clients with samples: G, H and k in float64
+    assert record.dropped == [1]  # which has no samples
     pooled = method.statistics({}, small_samples(method))
     assert_near(federation.server, pooled, 1e-12)
 

@@ -99,13 +99,13 @@ def test_the_server_adds_the_noise_where_clients_are_hidden_without_secure_aggre
         federation = small_federation(method, rounds=1)
         federation.engine = engine_of(method, "client", clip=2.0)
         federation.privacy = statistics_privacy(method, privacy, federation.config, seed)
-        federation.run(lambda shared, last, number: {}, lambda record: None)
+        federation.run()
         exact = federation.engine.sum_statistics(0, range(len(RAGGED)), federation.engine.start).total
         found.append(flat(federation.server) - flat(exact))
     noise = torch.stack(found)
     expected = sigma_for(3.0, 1.0, 1, 1e-5) * 2.0
     assert float(noise.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * noise.numel()))
-    assert federation.records[0]["privacy"]["epsilon"] == pytest.approx(3.0, abs=0.01)
+    assert federation.records[0].privacy.epsilon == pytest.approx(3.0, abs=0.01)
 
 
 def test_statistics_of_a_client_are_clipped_as_a_whole():
@@ -121,9 +121,9 @@ def test_statistics_of_a_client_are_clipped_as_a_whole():
 def test_another_exchange_than_planned_is_refused():
     noise = StatisticsPrivacy(PrivacyConfig(unit="record", epsilon=1.0), 1, 1, 1.0)
     spent = noise.spend([], [])
-    assert (spent["unit"], spent["rate"]) == ("record", 1.0)
+    assert (spent.unit, spent.rate) == ("record", 1.0)
     with pytest.raises(FedVLError, match="Round 2 would take epsilon to"):
-        noise.spend([{"privacy": spent}], [])
+        noise.spend([spent], [])
 
 
 def test_noise_of_several_exchanges_composes():

@@ -113,6 +113,6 @@ def test_threads_do_not_change_the_bits_of_several_small_chunks(name):
         with on_threads(threads):
             federation = run_quietly(small_federation(small_method(name), chunk=2, rounds=2))
         private = {f"{client}/{key}": t for client, own in federation.engine.private.items() for key, t in own.items()}
-        return digest(federation.shared | private), [record["loss"] for record in federation.records]
+        return digest(federation.shared | private), [record.loss for record in federation.records]
 
     assert trained(1) == trained(3)

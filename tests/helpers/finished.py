@@ -17,6 +17,7 @@ from fedvl.data.protocols import PROTOCOLS, Labels
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import Split
 from fedvl.display import Silent
+from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -35,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def finish(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def finish(folder: Path, settings: dict[str, Any]) -> Result:
     """Run an experiment into a folder; its result."""
     folder.mkdir()
     RunFolder(folder).describe(resolve_experiment(settings))
     return complete(RunFolder(folder), Silent())
 
 
-def asked_rows(result: dict[str, Any]) -> list[int]:
+def asked_rows(result: Result) -> list[int]:
     """The images of a run in the order in which it was asked about them, as ``picture`` takes them."""
-    experiment = resolve_experiment(result["config"])
+    experiment = resolve_experiment(result.config)
     dataset = open_dataset(experiment.data.dataset, None)
     train, test = (dataset.splits[name].labels for name in ("train", "test"))
     protocol = PROTOCOLS[experiment.evaluation.protocol]

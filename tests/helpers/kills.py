@@ -121,9 +121,9 @@ def small_experiment(method: str, images: Path) -> Experiment:
 
 def ending(folder: Path) -> Ending:
     result = json.loads((folder / "result.json").read_bytes())
-    last = read_sealed(folder / "journal" / f"{ROUNDS:06d}.json") or {"tensors_sha256": "damaged"}
+    last = read_sealed(folder / "journal" / f"{ROUNDS:06d}.json")
     lines = len((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return Ending(result["state_sha256"], last["tensors_sha256"], result["per_round"], lines)
+    return Ending(result["state_sha256"], last.tensors_sha256 if last else "damaged", result["per_round"], lines)
 
 
 def die(*ignored: Any) -> Any:

@@ -167,7 +167,7 @@ def alone(experiment: Experiment, missing: Sequence[tuple[int, int]] = ()) -> Fe
     engine.train = answering  # type: ignore[method-assign, assignment]
     start = prepared.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(prepared.method, engine, experiment.federation, experiment.seed, start)
-    federation.run(lambda *_: {}, lambda record: None)
+    federation.run()
     return federation
 
 

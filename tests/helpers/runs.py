@@ -13,7 +13,9 @@ from fedvl.config import Experiment
 from fedvl.data.sources import Opener
 from fedvl.display import Display, Silent
 from fedvl.evaluation.judge import Judge
+from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
+from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete, local_engine, make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared
@@ -55,11 +57,11 @@ def run(settings: dict[str, Any]) -> Finished:
     federation = Federation(prepared.method, engine, prepared.experiment.federation, seed, start)
     began = time.perf_counter()
     if federation.trains:
-        federation.run(lambda shared, last, number: pseudo_label_figures(prepared, federation), lambda record: None)
+        federation.run(lambda shared, last, number: RoundFigures().joined(pseudo_label_figures(prepared, federation)))
     return Finished(prepared, federation, make_judge(prepared, engine), time.perf_counter() - began)
 
 
-def run_experiment(experiment: Experiment, folder: Path, display: Display, opener: Opener = OPENER) -> dict[str, Any]:
+def run_experiment(experiment: Experiment, folder: Path, display: Display, opener: Opener = OPENER) -> Result:
     """Run, or go on with, an experiment in a folder that is there; its result."""
     run_folder = RunFolder(folder)
     run_folder.describe(experiment)

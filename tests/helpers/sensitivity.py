@@ -21,7 +21,8 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.fixed_point import FIGURES, from_whole, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
+from fedvl.federation.records import Budget, Record
 from fedvl.federation.round import Federation
 from fedvl.federation.statistics import Statistics
 from fedvl.methods import load_method
@@ -215,7 +216,7 @@ class Seen:
     covered: dict[Any, Tensors] = field(default_factory=dict)
     updates: list[dict[int, Update]] = field(default_factory=list)
     figures: list[list[float]] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
     def release(self, key: Any, value: Any) -> Any:
         return self.released.setdefault(key, value)
@@ -236,8 +237,11 @@ class Watched(RecordPrivacy):
         seen.covered[purpose] = {name: tensor.double() for name, tensor in total.items()}
         return dict(seen.release(purpose, total))
 
-    def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
-        return budget(self.config.unit, 1.0, 1e-5, "no noise")
+    def spend(self, records: Any, sizes: Any) -> Budget:
+        return NO_NOISE
+
+
+NO_NOISE = Budget(unit="client", epsilon=1.0, delta=1e-5, sampling="no noise")
 
 
 class Drawn(NamedTuple):
@@ -258,8 +262,8 @@ class WatchedClients(ClientPrivacy):
         seen.covered[round_index] = {name: (mean[name] - exact[name]) * self.expected for name in exact}
         return seen.release(round_index, {n: t.to(shared[n].dtype) for n, t in mean.items()}), clip
 
-    def spend(self, records: Any, sizes: Any) -> dict[str, Any]:
-        return budget(self.config.unit, 1.0, 1e-5, "no noise")
+    def spend(self, records: Any, sizes: Any) -> Budget:
+        return NO_NOISE
 
 
 def observe(found: Prepared, released: dict[Any, Any], left_out: Drawn | None = None) -> Seen:
@@ -272,7 +276,7 @@ def observe(found: Prepared, released: dict[Any, Any], left_out: Drawn | None = 
     hidden.__dict__["left_out"] = left_out
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start, privacy=hidden)
-    federation.run(lambda shared, last, number: {}, seen.records.append)
+    federation.run(after_round=seen.records.append)
     return seen
 
 
@@ -299,7 +303,7 @@ def observe_statistics(found: Prepared, engine: LocalEngine, released: dict[Any,
     engine.__dict__["sum_statistics"] = noting
     start = found.method.start(torch_generator(experiment.seed, "start"))
     federation = Federation(found.method, engine, experiment.federation, experiment.seed, start)
-    federation.run(lambda shared, last, number: {}, seen.records.append)
+    federation.run(after_round=seen.records.append)
     return seen
 
 

@@ -196,7 +196,7 @@ def small_federation(
 
 
 def run_quietly(federation: AnyFederation) -> AnyFederation:
-    federation.run(lambda shared, kept, round_number: {}, lambda record: None)
+    federation.run()
     return federation
 
 

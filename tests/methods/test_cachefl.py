@@ -89,7 +89,7 @@ def test_with_one_batch_a_client_the_partition_cannot_matter():
         config = FederationConfig(rounds=3)
         engine = LocalEngine(method, samples, rows, steps, config, seed=0)
         federation = Federation(method, engine, config, 0, dict(start))
-        federation.run(lambda shared, kept, number: {}, lambda record: None)
+        federation.run()
         return federation.shared["keys"]
 
     pooled, skewed = [torch.arange(20)], list(samples.labels.argsort().split([1, 11, 8]))
@@ -233,7 +233,7 @@ def test_training_beats_the_untrained_cache_and_zero_shot_on_real_images():
 
     zero_shot = accuracy(test.inputs["features"] @ task.text_features.T)
     untrained = accuracy(method.predict(federation.shared, test.inputs))
-    federation.run(lambda shared, kept, number: {}, lambda record: None)
+    federation.run()
     trained = accuracy(method.predict(federation.shared, test.inputs))
     assert abs(untrained - zero_shot) < 0.02  # keys around the texts say what the texts say
     assert trained > max(untrained, zero_shot) + 0.05
@@ -268,7 +268,7 @@ def test_one_step_a_round_does_not_depend_on_the_partition_and_several_do():
                 0,
             )
             federation = Federation(method, engine, FederationConfig(rounds=3), 0, method.start(torch_generator(0)))
-            federation.run(lambda shared, kept, number: {}, lambda record: None)
+            federation.run()
             found[batch_size, name] = federation.shared["keys"]
     torch.testing.assert_close(found[40, "even"], found[40, "uneven"], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found[5, "even"], found[5, "uneven"], rtol=1e-3, atol=1e-4)

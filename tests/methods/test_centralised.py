@@ -19,4 +19,4 @@ def test_it_is_the_linear_classifier_but_pools_all_data():
 def test_it_learns():
     federation = small_federation(small_method("centralised"), rounds=5)
     run_quietly(federation)
-    assert federation.records[-1]["loss"] < federation.records[0]["loss"]
+    assert federation.records[-1].loss < federation.records[0].loss

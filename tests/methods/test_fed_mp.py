@@ -155,7 +155,7 @@ def test_the_mean_tells_the_server_as_much_as_one_vector_a_class():
     assert len(set(weights[0].values())) == 4  # each client counts differently
     models = [user.tailor(run.shared, run.last) for run in runs.values()]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-    up = {share: run.records[-1]["bytes_up"] for share, run in runs.items()}
+    up = {share: run.records[-1].bytes_up for share, run in runs.items()}
     classes = sum(len(run_rows.unique()) for run_rows in small_samples(small_method("fed-mp")).labels.split(RAGGED))
     assert up["classes"] - up["mean"] == 4 * 6 * (classes - 4)  # four clients have images
 
@@ -206,7 +206,7 @@ def test_a_client_that_sends_other_texts_is_refused(monkeypatch):
 
     monkeypatch.setattr(federation.engine, "train", tampered)
     run_quietly(federation)
-    assert "shape (2, 6), not (1, 6)" in federation.records[0]["refused"][0]["reason"]
+    assert "shape (2, 6), not (1, 6)" in federation.records[0].refused[0].reason
     assert 0 not in federation.last
 
 
@@ -485,8 +485,8 @@ def test_a_run_folder_holds_what_answers_any_user(real, tmp_path):
     expected = prepared.queried.tailor(in_memory.shared, in_memory.last)
     tailored = prepared.queried.tailor(shared, unflatten(kept))
     assert all(torch.equal(tailored[name], expected[name]) for name in expected)
-    assert result["accuracy"] == pytest.approx(accuracy(prepared, in_memory))
-    assert result["bytes_up_per_client_round"] - result["bytes_down_per_client_round"] == 4 * 256  # one vector
+    assert result.accuracy == pytest.approx(accuracy(prepared, in_memory))
+    assert result.bytes_up_per_client_round - result.bytes_down_per_client_round == 4 * 256  # one vector
 
 
 def test_prototypes_help_where_the_model_is_right_more_often_than_not(real):

@@ -195,8 +195,8 @@ def test_rounds_go_on_with_a_pool_of_another_size_and_the_loss_falls():
     run_quietly(federation)
     assert federation.shared["inter"].shape == (len(federation.shared["uses"]), 8)
     assert len(federation.shared["uses"]) != 20
-    assert all(not record["refused"] for record in federation.records)
-    assert federation.records[-1]["loss"] < federation.records[0]["loss"] - 0.05
+    assert all(not record.refused for record in federation.records)
+    assert federation.records[-1].loss < federation.records[0].loss - 0.05
 
 
 def test_local_intra_pools_stay_with_their_clients_and_answer_for_them_alone():
@@ -313,7 +313,7 @@ def test_rounds_of_sums_alone_learn_and_keep_the_size_of_the_pool(name):
     ]
     for tensor, in_sum in zip(*(run.shared.values() for run in runs), strict=True):
         torch.testing.assert_close(tensor, in_sum, rtol=0, atol=1e-4)
-    assert runs[1].records[-1]["loss"] < runs[1].records[0]["loss"] - 0.03
+    assert runs[1].records[-1].loss < runs[1].records[0].loss - 0.03
     if "inter" in runs[1].shared:
         assert len(runs[1].shared["inter"]) == 20
         moved = (runs[1].shared["inter"] - method.start(torch.Generator())["inter"]).norm(dim=1) > 0
@@ -339,7 +339,7 @@ def test_without_matching_the_pool_is_averaged_position_by_position():
     torch.testing.assert_close(loss, aligning.objective(aligning.start(torch.Generator()), batch)[0])
     assert not changed
     federation = run_quietly(small_federation(method, {"learning_rate": 0.3, "batch_size": 4}, rounds=3))
-    assert federation.records[-1]["loss"] < federation.records[0]["loss"]
+    assert federation.records[-1].loss < federation.records[0].loss
 
 
 def test_the_server_that_matches_needs_each_client_and_says_what_does_not():

@@ -122,20 +122,20 @@ def _cache(tmp_path_factory):
 @pytest.mark.parametrize("name", ["fedavg-nn", "fedprox-nn"])
 def test_a_closed_run_learns(name, tmp_path):
     result = run_experiment(resolve_experiment(settings(name, federation={"rounds": 3})), tmp_path, Silent())
-    assert result["per_round_loss"][-1] < result["per_round_loss"][0] - 0.1
-    assert result["zero_shot_accuracy"] > 30  # from features, which the method itself never sees
-    assert result["local_flops"] > 0
-    assert result["notes"] == []
+    assert result.per_round_loss[-1] < result.per_round_loss[0] - 0.1
+    assert result.zero_shot_accuracy > 30  # from features, which the method itself never sees
+    assert result.local_flops > 0
+    assert result.notes == []
 
 
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("name", ["fedavg-nn", "fedka"])
 def test_an_open_run_says_that_an_oracle_named_its_clusters(name, tmp_path):
     result = run_experiment(resolve_experiment(settings(name, evaluation={"protocol": "open"})), tmp_path, Silent())
-    assert any("true labels" in note for note in result["notes"])
-    assert any("unlabelled images" in note for note in result["notes"]) == (name == "fedka")
-    assert result["accuracy"] >= 100 / len(result["class_names"])  # the best naming is no worse than chance
-    assert result["per_round_loss"][-1] < result["per_round_loss"][0]
+    assert any("true labels" in note for note in result.notes)
+    assert any("unlabelled images" in note for note in result.notes) == (name == "fedka")
+    assert result.accuracy >= 100 / len(result.class_names)  # the best naming is no worse than chance
+    assert result.per_round_loss[-1] < result.per_round_loss[0]
 
 
 def test_only_known_depths_are_taken():

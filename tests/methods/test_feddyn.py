@@ -67,5 +67,5 @@ def test_h_is_in_no_message():
     plain = small_method("linear").start(torch.Generator())
     assert federation.shared.keys() == plain.keys()
     for record in federation.records:
-        assert record["bytes_up"] == 4 * count_bytes(plain)
-        assert record["bytes_down"] == 5 * count_bytes(plain)
+        assert record.bytes_up == 4 * count_bytes(plain)
+        assert record.bytes_down == 5 * count_bytes(plain)

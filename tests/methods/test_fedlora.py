@@ -161,7 +161,7 @@ def test_clients_of_different_ranks_train_together(variant: str) -> None:
     single = run_quietly(small_federation(method, steps, one_by_one=True))
     torch.testing.assert_close(products(batched.shared), products(single.shared), rtol=1e-4, atol=1e-5)
     assert products(batched.shared).norm() > 1e-2
-    assert all(not record["refused"] for record in batched.records)
+    assert all(not record.refused for record in batched.records)
 
 
 def test_batched_equals_one_by_one_in_double_precision() -> None:
@@ -179,7 +179,7 @@ def test_half_of_the_factors_travel_where_half_are_kept() -> None:
     sizes = {}
     for variant in ("fedit", "ffa", "fedsa"):
         federation = run_quietly(small_federation(small_method("fedlora", variant=variant), rounds=1))
-        sizes[variant] = federation.records[0]["bytes_up"]
+        sizes[variant] = federation.records[0].bytes_up
     assert sizes["ffa"] == sizes["fedsa"] == sizes["fedit"] / 2
 
 

@@ -138,7 +138,7 @@ def test_a_client_sends_the_groups_that_it_drew_and_keeps_all():
         assert result.private.keys() == {"own.text", "chosen"}
     run_quietly(federation)
     assert federation.shared["text"].shape == (2, 2, 8)
-    assert federation.records[0]["bytes_up"] == 4 * 2 * 2 * 8 * 4  # clients with data, groups, tokens, width, bytes
+    assert federation.records[0].bytes_up == 4 * 2 * 2 * 8 * 4  # clients with data, groups, tokens, width, bytes
 
 
 def test_the_second_round_trains_what_the_server_sent_in_place_of_what_was_drawn():

@@ -160,6 +160,6 @@ def test_its_loss_falls_on_real_images_and_predictions_stay_near_zero_shot():
     data = {"clients": 2, "shots": 3, "test_shots": 4, "partition": "iid"}
     training = {"learning_rate": 0.1, "batch_size": 15}  # all images of a client: one step a round
     finished = run({"method": {"name": "fedmvp"}, "data": data, "training": training, "federation": {"rounds": 3}})
-    first, _, last = (record["loss"] for record in finished.federation.records)
+    first, _, last = (record.loss for record in finished.federation.records)
     assert last < first - 0.2  # 2.39 and 1.88 were seen
     assert abs(finished.accuracy - finished.zero_shot_accuracy) < 15  # of 40 images

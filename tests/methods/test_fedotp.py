@@ -154,7 +154,7 @@ def test_answers_do_not_depend_on_how_many_are_asked_at_once(monkeypatch):
 
 def test_training_lowers_the_loss():
     federation = run_quietly(small_federation(small_method("fedotp"), {"learning_rate": 0.1}, rounds=8))
-    assert federation.records[-1]["loss"] < 0.95 * federation.records[0]["loss"]
+    assert federation.records[-1].loss < 0.95 * federation.records[0].loss
 
 
 def real_patches(encoder, split, per_class):
@@ -186,7 +186,7 @@ def test_it_learns_on_real_images():
     before = accuracy()
     run_quietly(federation)
     assert accuracy() > before + 10
-    assert federation.records[-1]["loss"] < 0.9 * federation.records[0]["loss"]
+    assert federation.records[-1].loss < 0.9 * federation.records[0].loss
 
 
 def test_mixed_precision_gives_float32_gradients_of_about_the_same_direction():

@@ -79,7 +79,7 @@ def test_the_released_codes_frozen_texts_are_of_a_placeholder():
 def test_the_factors_stay_with_their_client_and_the_context_is_averaged_by_size():
     federation = run_quietly(small_federation(small_method("fedpgp"), rounds=1))
     assert federation.shared.keys() == {"context"}
-    assert federation.records[0]["bytes_up"] == 4 * 16 * 8 * 4  # clients with data, tokens, width, bytes
+    assert federation.records[0].bytes_up == 4 * 16 * 8 * 4  # clients with data, tokens, width, bytes
     assert {name for kept in federation.engine.private.values() for name in kept} == {"left", "right"}
     trained = federation.engine.train(1, range(5), federation.shared)
     assert [result.update.weight for result in trained] == [7, 1, 12, 5]

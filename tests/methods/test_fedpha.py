@@ -113,8 +113,8 @@ def test_the_local_context_stays_and_directions_do_not_travel():
     assert federation.shared.keys() == {"context"}
     assert all(kept.keys() == {"local_context"} for kept in federation.engine.private.values())
     (record,) = federation.records
-    assert record["bytes_up"] == 4 * 16 * 8 * 4  # clients with data, tokens, width, bytes
-    assert record["bytes_down"] == len(RAGGED) * 16 * 8 * 4
+    assert record.bytes_up == 4 * 16 * 8 * 4  # clients with data, tokens, width, bytes
+    assert record.bytes_down == len(RAGGED) * 16 * 8 * 4
 
 
 def test_queries_are_answered_by_the_local_context_or_else_by_the_shared_one():

@@ -127,7 +127,7 @@ def test_a_client_that_has_not_trained_answers_by_the_class_texts():
 
 def test_only_clients_that_took_part_have_trained():
     federation = run_quietly(small_federation(quick(), rounds=1, per_round=2))
-    took_part = set(federation.records[0]["cohort"]) - set(federation.records[0]["dropped"])
+    took_part = set(federation.records[0].cohort) - set(federation.records[0].dropped)
     found = {client for client, private in federation.engine.private.items() if private["trained"] > 0}
     assert found == took_part
 
@@ -180,8 +180,8 @@ def test_a_client_without_selected_labels_sits_the_round_out():
     method = picky(visual_prompts=False)
     federation = run_quietly(small_federation(method, rounds=2))
     for record in federation.records:
-        assert 4 in record["dropped"]
-        assert record["refused"] == []
+        assert 4 in record.dropped
+        assert record.refused == []
     start = method.join(small_samples(method, RAGGED[4]), torch_generator(0, "join", 4))["context"]
     assert torch.equal(federation.engine.private[4]["context"], start)
 
@@ -230,14 +230,14 @@ def test_all_clients_are_consulted_although_few_train():
     assert sorted(federation.engine.private) == [0, 2, 3, 4]
     assert all((federation.engine.private[c]["labels"] >= 0).any() for c in (0, 3))
     sizes = {"up": 5 * 4 * (4 + 1), "down": 5 * 4 * (4 + 2)}  # 5 clients, 4 classes and a number or two, 4 bytes each
-    assert [record["bytes_up"] for record in federation.records] == [sizes["up"], 0, sizes["up"]]
-    assert [record["bytes_down"] for record in federation.records] == [sizes["down"], 0, sizes["down"]]
+    assert [record.bytes_up for record in federation.records] == [sizes["up"], 0, sizes["up"]]
+    assert [record.bytes_down for record in federation.records] == [sizes["down"], 0, sizes["down"]]
 
 
 def test_consulted_clients_are_sent_the_prompts_once():
     federation = small_federation(small_method("fedpp"), rounds=1, per_round=1)
     run_quietly(federation)
-    assert federation.records[0]["bytes_down"] == 5 * (count_bytes(federation.shared) + 4 * (4 + 2))
+    assert federation.records[0].bytes_down == 5 * (count_bytes(federation.shared) + 4 * (4 + 2))
 
 
 def test_a_restored_run_ends_in_the_same_bits(tmp_path):
@@ -306,8 +306,6 @@ def test_every_visual_prompt_learns_from_real_images():
     moved = (federation.shared["visual"] - start["visual"]).abs().sum(-1)
     assert moved.shape == (8, 5)  # 9 layers but the last
     assert (moved > 0).all()
-    assert federation.records[1]["loss"] < federation.records[0]["loss"]
-    assert federation.records[0]["pseudo_label_accuracy"] > 60
-    assert (
-        federation.records[0]["cosine_distance_visual"] < federation.records[0]["cosine_distance_context"]
-    )  # figure 3
+    assert federation.records[1].loss < federation.records[0].loss
+    assert federation.records[0].pseudo_label_accuracy > 60
+    assert federation.records[0].cosine_distance_visual < federation.records[0].cosine_distance_context  # figure 3

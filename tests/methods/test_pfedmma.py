@@ -101,7 +101,7 @@ def test_towers_of_unlike_depth_are_paired_from_the_end():
 def test_only_the_middle_travels():
     federation = run_quietly(small_federation(small_method("pfedmma"), rounds=1))
     assert federation.shared.keys() == {"middle.weight", "middle.bias"}
-    assert federation.records[0]["bytes_up"] == 4 * 2 * (32 * 32 + 32) * 4  # clients with data, layers, numbers, bytes
+    assert federation.records[0].bytes_up == 4 * 2 * (32 * 32 + 32) * 4  # clients with data, layers, numbers, bytes
     kept = {name for private in federation.engine.private.values() for name in private}
     assert kept == {f"{t}.{p}.{k}" for t in ("image", "text") for p in ("down", "up") for k in ("weight", "bias")}
 
@@ -130,6 +130,6 @@ def test_it_learns_its_clients_classes_on_real_images():
     training = {"learning_rate": 0.1, "batch_size": 3}
     settings = {"data": data, "training": training, "federation": {"rounds": 2}, "evaluation": {"protocol": "personal"}}
     finished = run({"method": {"name": "pfedmma"}, **settings})
-    first, second = (record["loss"] for record in finished.federation.records)
+    first, second = (record.loss for record in finished.federation.records)
     assert second < 0.7 * first  # 1.98 and 0.72 were seen
     assert finished.accuracy > finished.zero_shot_accuracy - 5  # of 40 images

@@ -116,9 +116,9 @@ def test_a_client_keeps_what_it_trained_and_whom_it_trained_with():
         assert private["own_experts"].shape == (2, 16, 8)
     first, second = federation.records
     context = 16 * 8 * 4
-    assert first["bytes_up"] == second["bytes_up"] == 4 * context
-    assert first["bytes_down"] == 5 * context
-    assert second["bytes_down"] == (5 + 4 * 2) * context  # two experts for each client that was there before
+    assert first.bytes_up == second.bytes_up == 4 * context
+    assert first.bytes_down == 5 * context
+    assert second.bytes_down == (5 + 4 * 2) * context  # two experts for each client that was there before
 
 
 def test_the_gate_stands_still_until_there_are_experts():

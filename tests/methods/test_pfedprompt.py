@@ -18,8 +18,8 @@ from fedvl.runs.settings import resolve_experiment
 def test_what_goes_over_the_wire_is_the_context():
     federation = run_quietly(small_federation(small_method("pfedprompt"), rounds=1))
     (record,) = federation.records
-    assert record["bytes_up"] == 4 * 16 * 8 * 4  # 4 clients with data, 16 tokens of width 8, 4 bytes
-    assert record["bytes_down"] == len(record["cohort"]) * 16 * 8 * 4
+    assert record.bytes_up == 4 * 16 * 8 * 4  # 4 clients with data, 16 tokens of width 8, 4 bytes
+    assert record.bytes_down == len(record.cohort) * 16 * 8 * 4
 
 
 def test_a_bad_option_is_refused():

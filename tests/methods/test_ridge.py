@@ -103,7 +103,7 @@ def test_a_personal_run_sends_what_any_run_sends():
     assert personal.method.role.statistics_shapes == plain.method.role.statistics_shapes
     assert all(torch.equal(personal.server[name], tensor) for name, tensor in plain.server.items())
     assert all(torch.equal(personal.shared[name], tensor) for name, tensor in plain.shared.items())
-    assert personal.records[0]["bytes_up"] == plain.records[0]["bytes_up"]
+    assert personal.records[0].bytes_up == plain.records[0].bytes_up
     assert not plain.engine.private
 
 

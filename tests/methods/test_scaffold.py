@@ -54,7 +54,7 @@ def test_three_rounds_equal_a_plain_loop(settings):
     engine = federation.engine
     expected = small_federation(small_method("scaffold", scale=1.0), TRAINING)
     run_quietly(federation)
-    cohorts = [[c for c in record["cohort"] if RAGGED[c]] for record in federation.records]
+    cohorts = [[c for c in record.cohort if RAGGED[c]] for record in federation.records]
     x, c, own = reference(expected, 3, cohorts)
     exact = 1e-6
     for name, tensor in x.items():

@@ -190,7 +190,7 @@ def test_a_run_on_it(small: tuple[Any, Siglip], method: str, tmp_path: Path) -> 
         **{"data.test_shots": 1, "evaluation.examples": 0},
     )
     assert found.accuracy is not None
-    assert found.figures["model_fingerprint"] == model.fingerprint
+    assert found.figures.model_fingerprint == model.fingerprint
 
 
 def test_methods_with_prompts_take_it(small: tuple[Any, Siglip]) -> None:

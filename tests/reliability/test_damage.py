@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.contents import record_of
 from helpers.forked import SMALL, in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def commit_rounds(folder, experiment="this", rounds=ROUNDS, add=0.0):
     journal = Journal(folder, experiment)
     for number in range(1, rounds + 1):
         tensors = {"shared/w": torch.full((50,), number + add), "0/own": torch.arange(4)}
-        journal.commit(number, tensors, {"round": number, "cohort": [0, 1], "loss": 0.5})
+        journal.commit(number, tensors, record_of({"round": number, "cohort": [0, 1], "loss": 0.5}))
 
 
 @pytest.fixture(scope="module")

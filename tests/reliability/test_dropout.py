@@ -74,7 +74,7 @@ def test_those_present_are_averaged_or_the_run_stops(dropout, quorum):
             expected = sum(sent[name].double() * SIZES[client] for client, sent in present.items()) / total
             torch.testing.assert_close(tensor, expected.float(), rtol=0, atol=1e-7)
         assert not torch.equal(merged["weight"], models[index]["weight"])
-        assert federation.records[index]["dropped"] == sorted(set(range(10)) - present.keys())
+        assert federation.records[index].dropped == sorted(set(range(10)) - present.keys())
     committed = len(models) - 1
     assert len(federation.records) == committed
     assert federation.shared is models[-1]

@@ -158,8 +158,8 @@ def test_a_lie_is_refused_and_changes_nothing(what, tmp_path, without_the_liar):
     remote, _ = remote_federation("linear", tmp_path, {(LIAR, ROUND, "train"): fault}, max_message_bytes=2**16)
     run_quietly(remote)
     assert same(remote, without_the_liar)
-    assert [record["loss"] for record in remote.records] == [record["loss"] for record in without_the_liar.records]
-    ((client, said),) = [tuple(item.values()) for record in remote.records for item in record["refused"]]
+    assert [record.loss for record in remote.records] == [record.loss for record in without_the_liar.records]
+    ((client, said),) = [(item.client, item.reason) for record in remote.records for item in record.refused]
     assert client == LIAR
     assert reason in said
 
@@ -182,7 +182,7 @@ def test_who_answers_in_anothers_name_is_named_and_the_other_still_counts(tmp_pa
     remote, _ = remote_federation("linear", tmp_path, {(0, ROUND, "train"): forge})
     run_quietly(remote)
     assert same(remote, run_quietly(local_federation("linear")))
-    told = [item for record in remote.records for item in record["refused"]]
+    told = [item for record in remote.records for item in record.refused]
     assert told == [{"client": LIAR, "reason": "it answered in the name of client 0"}] * 2
 
 
@@ -193,7 +193,7 @@ def test_a_thousand_answers_are_one_and_a_few_lines_of_the_record(tmp_path):
     remote, _ = remote_federation("linear", tmp_path, {(LIAR, ROUND, "train"): flood})
     run_quietly(remote)
     assert same(remote, run_quietly(local_federation("linear")))
-    told = [item for record in remote.records for item in record["refused"]]
+    told = [item for record in remote.records for item in record.refused]
     assert told == [{"client": LIAR, "reason": "it answered twice, or what it was not asked"}] * MOST_NOTED
 
 
@@ -212,7 +212,7 @@ def test_another_clients_private_tensors_cannot_be_named(tmp_path):
     run_quietly(remote)
     assert len(stolen["state"]) == 64
     assert same(remote, without("fst-cbdg", (LIAR, ROUND)))
-    told = [item for record in remote.records for item in record["refused"]]
+    told = [item for record in remote.records for item in record.refused]
     assert told == [{"client": LIAR, "reason": "it names the private tensors of another client"}]
 
 
@@ -223,13 +223,13 @@ def test_what_was_declared_holds_after_a_server_starts_again(tmp_path):
     first, _ = remote_federation("linear", tmp_path / "parties", rounds=1)
     first.journal = Journal(tmp_path / "journal")
     run_quietly(first)
-    assert first.records[0]["declared"] == {"0": 7, "2": 1, "3": 12, "4": 5}
+    assert first.records[0].declared == {"0": 7, "2": 1, "3": 12, "4": 5}
     fault = altered(weight=400.0, examples=400)
     again, _ = remote_federation("linear", tmp_path / "parties", {(LIAR, ROUND, "train"): fault}, rounds=2)
     again.journal = Journal(tmp_path / "journal")
     again.restore()
     run_quietly(again)
-    assert again.records[1]["refused"][0]["reason"] == "weight 400.0 is not between 0 and 12, what it declared"
+    assert again.records[1].refused[0].reason == "weight 400.0 is not between 0 and 12, what it declared"
 
 
 def test_nobody_declares_more_than_the_server_takes(tmp_path):
@@ -237,7 +237,7 @@ def test_nobody_declares_more_than_the_server_takes(tmp_path):
     remote, _ = remote_federation("linear", tmp_path, {(LIAR, 0, "train"): fault})
     run_quietly(remote)
     assert same(remote, without("linear", (LIAR, 0)))
-    assert "it declares 100000000 examples" in remote.records[0]["refused"][0]["reason"]
+    assert "it declares 100000000 examples" in remote.records[0].refused[0].reason
 
 
 @pytest.mark.parametrize("loss", [1e6, -1e6])
@@ -256,8 +256,8 @@ def test_fed_mps_texts_have_a_row_for_each_class_at_most(rows, tmp_path):
     options = {"share": "classes"}
     remote, _ = remote_federation("fed-mp", tmp_path, {(LIAR, ROUND, "train"): change}, options)
     run_quietly(remote)
-    told = [item for record in remote.records for item in record["refused"]]
-    assert [item["client"] for item in told] == [LIAR]
+    told = [item for record in remote.records for item in record.refused]
+    assert [item.client for item in told] == [LIAR]
     assert f"'perturbed_texts' has shape ({rows}, 6)" in told[0]["reason"]
 
 
@@ -291,9 +291,9 @@ def of_ten(name, kind, **attributes):
 @pytest.mark.parametrize("name", ["linear", "fst-cbdg", "fed-mp"])
 def test_a_scaled_update_of_one_in_ten_is_refused(name, factor):
     scaled_run = of_ten(name, Scaling, factor=factor)
-    refused = {item["client"] for record in scaled_run.records for item in record["refused"]}
+    refused = {item.client for record in scaled_run.records for item in record.refused}
     assert refused == {LIAR}
-    assert not any(record["refused"] for record in of_ten(name, LocalEngine).records)
+    assert not any(record.refused for record in of_ten(name, LocalEngine).records)
 
 
 # --- bad updates, of the methods of the five papers

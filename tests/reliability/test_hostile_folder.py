@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.bad_updates import Canary
+from helpers.contents import record_of
 from helpers.finished import finish, png
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
@@ -811,7 +812,7 @@ def as_settings(content, folder):
 
 
 def as_checkpoint(content, folder):
-    Journal(folder).commit(1, {"shared/w": torch.ones(2)}, {"round": 1})
+    Journal(folder).commit(1, {"shared/w": torch.ones(2)}, record_of({"round": 1}))
     for path in folder.iterdir():
         path.write_bytes(content)
     Journal(folder).latest()

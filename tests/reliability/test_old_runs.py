@@ -32,7 +32,7 @@ def test_it_has_a_report_and_answers(old: Path) -> None:
     (encoded,) = model.encode([model.read(png(0))])
     assert not isinstance(encoded, BadImage)
     (reply,) = model.user().ask([encoded], 1)
-    assert reply.ranked[0][0] in (RunFolder(old).result["class_names"])
+    assert reply.ranked[0][0] in (RunFolder(old).result.class_names)
 
 
 def test_it_is_resumed_from_its_journal_to_the_same_bits(old: Path) -> None:
@@ -41,8 +41,8 @@ def test_it_is_resumed_from_its_journal_to_the_same_bits(old: Path) -> None:
     for path in (old / "journal").glob("000003.*"):
         path.unlink()
     again = complete(RunFolder(old), Silent(), OPENER)
-    assert all(again[key] == before[key] for key in ("accuracy", "per_round", "state_sha256"))
-    assert len(RunFolder(old).rounds) == before["rounds"] == 3
+    assert all(getattr(again, key) == getattr(before, key) for key in ("accuracy", "per_round", "state_sha256"))
+    assert len(RunFolder(old).rounds) == before.rounds == 3
 
 
 def test_a_result_of_another_form_is_refused_with_a_reason(old: Path) -> None:

@@ -67,7 +67,7 @@ def spied(client):
 
 
 def refused_by(federation, client):
-    return [item["reason"] for record in federation.records for item in record["refused"] if item["client"] == client]
+    return [item.reason for record in federation.records for item in record.refused if item.client == client]
 
 
 def check_nothing_left(replies):
@@ -133,7 +133,7 @@ def test_a_server_refuses_an_answer_without_the_head_of_its_clients_log(tmp_path
     federation.engine.transport.grid.faults[VICTIM, 0, "train"] = altered(log="")
     run_quietly(federation)
     assert refused_by(federation, VICTIM) == [NO_HEAD]
-    assert [VICTIM in record["dropped"] for record in federation.records] == [True, False]
+    assert [VICTIM in record.dropped for record in federation.records] == [True, False]
 
 
 def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
@@ -149,7 +149,7 @@ def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
     )
     assert log.read_bytes() == before
     assert not (tmp_path / str(VICTIM) / "state" / "runs").exists()
-    assert all(VICTIM in record["dropped"] for record in federation.records)  # the others go on
+    assert all(VICTIM in record.dropped for record in federation.records)  # the others go on
     with pytest.raises(FedVLError, match="line 2 "):
         verify([log])
 
@@ -212,7 +212,7 @@ def test_a_spent_budget_at_client_level_is_refused_over_runs_and_nothing_is_sent
     assert refused_by(first, VICTIM) == []
     budget = [e for e in read_log(tmp_path / str(VICTIM)).chain.entries if e["kind"] == "budget"]
     assert [(e["unit"], e["rate"], e["steps"]) for e in budget] == [("client", 1.0, 1)] * 3
-    assert budget[-1]["epsilon"] == pytest.approx(first.records[-1]["privacy"]["epsilon"])
+    assert budget[-1]["epsilon"] == pytest.approx(first.records[-1].privacy.epsilon)
     assert budget[-1]["sigma"] == pytest.approx(clients[VICTIM].parties[RUN].engine.shared_noise.sigma)
     second, clients = federation_of(tmp_path, run="c" * 32, privacy=CLIENT, **SECURE)
     replies = spied(clients[VICTIM])
@@ -249,7 +249,7 @@ def test_a_sum_of_too_few_clients_is_refused_and_nothing_is_sent(tmp_path):
     check_nothing_left(refused)
     assert "A sum of 4 clients is too few; this client takes part in sums of 5" in refused_by(federation, VICTIM)[0]
     assert {entry["message"] for entry in sent_entries(tmp_path, VICTIM)} == {"keys"}
-    assert all(VICTIM in record["dropped"] for record in federation.records)
+    assert all(VICTIM in record.dropped for record in federation.records)
 
 
 def test_without_secure_sums_a_party_that_wants_them_sends_nothing(tmp_path):

@@ -1,47 +1,49 @@
 """What is said at the end of a run: computed from its figures, and nothing that they do not show."""
 
-from typing import Any
-
+from helpers.contents import result_of
 from helpers.made_up import make_result
 
 from fedvl.report.ending import course, ending, skipped, took_part, true_pseudo_labels, withdrawal_sentences
+from fedvl.runs.contents import Withdrawal
 
 
-def result_of(per_round, images=1000, **more):
+def run_of(per_round, images=1000, **more):
     """A result with this course of accuracy, on so many test images."""
     hits = round(per_round[-1] / 100 * images)
     confusion = [[hits, images - hits], [0, 0]]
-    return {"method": "linear", "rounds": len(per_round), "per_round": per_round, "confusion": confusion, **more}
+    return result_of({"rounds": len(per_round), "per_round": per_round, "confusion": confusion, **more})
 
 
 def test_who_took_part():
     result = make_result(clients=20, rounds=10)[0]
     said = "20 clients, dirichlet:0.3, 10 rounds, seed 0, 1,000 test images; in brackets, intervals of 95 %."
-    assert took_part(result) == said
-    assert took_part({"method": "zero-shot", "clients": 1, "rounds": 0}) == "1 client, 0 rounds."
+    assert took_part(result_of(result)) == said
+    assert took_part(result_of({"method": "zero-shot", "clients": 1, "rounds": 0})) == "1 client, 0 rounds."
 
 
 def test_the_course_of_accuracy():
     """Of 1,000 images at 70 % one standard error is 1.45 points."""
-    rising = course(result_of([50.0, 60.0, 65.0, 67.0, 68.0, 70.0]))
+    rising = course(run_of([50.0, 60.0, 65.0, 67.0, 68.0, 70.0]))
     assert rising == ["Round 6, the last, is the best: 70.00 %. Still rising: try more rounds (--rounds 12)."]
-    assert course(result_of([60.0, 69.5, 69.0, 69.0, 69.5, 70.0])) == ["Round 6, the last, is the best: 70.00 %."]
-    assert course(result_of([60.0, 71.4, 70.0])) == ["Best round 2: 71.40 %; last round 3: 70.00 %."]
-    fell = course(result_of([60.0, 71.5, 70.0]))
+    assert course(run_of([60.0, 69.5, 69.0, 69.0, 69.5, 70.0])) == ["Round 6, the last, is the best: 70.00 %."]
+    assert course(run_of([60.0, 71.4, 70.0])) == ["Best round 2: 71.40 %; last round 3: 70.00 %."]
+    fell = course(run_of([60.0, 71.5, 70.0]))
     assert fell[0].endswith("It fell since round 2: try fewer rounds or a lower learning rate.")
-    assert course(result_of([60.0, 90.0, 70.0], images=20)) == ["Only 20 test images: the accuracies say little."]
-    assert course(result_of([70.0])) == []
+    assert course(run_of([60.0, 90.0, 70.0], images=20)) == ["Only 20 test images: the accuracies say little."]
+    assert course(run_of([70.0])) == []
 
 
 def test_rounds_are_those_that_were_evaluated():
     config = {"evaluation": {"every": 5}}
-    line = course(result_of([60.0, 75.0, 70.0], config=config) | {"rounds": 12})[0]
+    line = course(run_of([60.0, 75.0, 70.0], config=config, rounds=12))[0]
     assert line.startswith("Best round 10: 75.00 %; last round 12: 70.00 %.")
 
 
 def test_the_share_of_true_pseudo_labels_is_told():
     def told(*values, **more):
-        return true_pseudo_labels({"rounds": len(values), "per_round_pseudo_label_accuracy": [*values], **more})
+        return true_pseudo_labels(
+            result_of({"rounds": len(values), "per_round_pseudo_label_accuracy": [*values], **more})
+        )
 
     assert told(75.7, 75.7, 62.1, 64.4) == [
         "True pseudo-labels: 75.70 % in round 1, 64.40 % in round 4, the lowest 62.10 % in round 3."
@@ -51,47 +53,55 @@ def test_the_share_of_true_pseudo_labels_is_told():
     assert told(70.0, 65.0, 60.0, **every) == ["True pseudo-labels: 70.00 % in round 5, 60.00 % in round 12."]
     assert told(70.0, None, 70.0) == ["True pseudo-labels: 70.00 %."]
     assert told(None) == told() == []
-    assert told(70.0)[0] in ending({"method": "fedpp", "rounds": 1, "per_round_pseudo_label_accuracy": [70.0]})
+    assert told(70.0)[0] in ending(
+        result_of({"method": "fedpp", "rounds": 1, "per_round_pseudo_label_accuracy": [70.0]})
+    )
 
 
 def test_skipped_images_are_counted_by_reason():
-    assert skipped({}) == []
+    assert skipped(result_of({})) == []
     one = {"image": "cat/a.jpg", "reason": "the file is empty (0 bytes)."}
-    assert skipped({"skipped_images": [one]}) == [
+    assert skipped(result_of({"skipped_images": [one]})) == [
         "1 image skipped because the file is empty (0 bytes) (such as cat/a.jpg)."
     ]
     many = [
         one,
         *({"image": f"{kind}.png", "reason": f"it is {kind}."} for kind in ("odd", "odd", "torn", "old", "new")),
     ]
-    assert skipped({"skipped_images": many}) == [
+    assert skipped(result_of({"skipped_images": many})) == [
         "6 images skipped: 2 because it is odd (such as odd.png); 1 because the file is empty (0 bytes) (such as cat/a.jpg); "
         "1 because it is torn (such as torn.png); 2 for other reasons, which the report has."
     ]
 
 
 def test_notes_and_the_toy_model():
-    own = ending({"method": "linear", "dataset": "photos", "model": "fedvl-tiny", "notes": [str(n) for n in range(7)]})
+    own = ending(
+        result_of({"method": "linear", "dataset": "photos", "model": "fedvl-tiny", "notes": [str(n) for n in range(7)]})
+    )
     assert own[1:] == [*"01234", "2 more notes are in the report.", own[-1]]
     assert own[-1] == "fedvl-tiny is a toy model: for real photos use --model openai/clip-vit-base-patch32."
-    assert "toy" not in " ".join(ending({"method": "linear", "dataset": "cifar10-mini", "model": "fedvl-tiny"}))
-    assert "toy" not in " ".join(ending({"method": "linear", "dataset": "photos", "model": "openai/clip"}))
+    assert "toy" not in " ".join(
+        ending(result_of({"method": "linear", "dataset": "cifar10-mini", "model": "fedvl-tiny"}))
+    )
+    assert "toy" not in " ".join(ending(result_of({"method": "linear", "dataset": "photos", "model": "openai/clip"})))
 
 
-RECORD: dict[str, Any] = {
-    "client": 1,
-    "party": "south",
-    "run": {"accuracy": 75.0},
-    "without": {"accuracy": 62.5, "interval": [30.0, 90.0]},
-    "images": 1234,
-    "difference": -12.5,
-    "difference_interval": [-40.0, 15.0],
-    "changed": 25.0,
-    "changed_interval": [3.0, 65.0],
-    "distance": 1.0,
-    "moved": 2.0,
-    "same_draws": True,
-}
+RECORD = Withdrawal.model_validate(
+    {
+        "client": 1,
+        "party": "south",
+        "run": {"folder": "run", "state_sha256": None, "accuracy": 75.0},
+        "without": {"folder": "other", "state_sha256": None, "accuracy": 62.5, "interval": [30.0, 90.0]},
+        "images": 1234,
+        "difference": -12.5,
+        "difference_interval": [-40.0, 15.0],
+        "changed": 25.0,
+        "changed_interval": [3.0, 65.0],
+        "distance": 1.0,
+        "moved": 2.0,
+        "same_draws": True,
+    }
+)
 
 
 def test_it_says_both_accuracies_the_difference_and_the_distance():
@@ -104,7 +114,7 @@ def test_it_says_both_accuracies_the_difference_and_the_distance():
 
 
 def test_it_says_what_is_chance_between_machines_and_nothing_of_tensors_that_did_not_move():
-    told = withdrawal_sentences({**RECORD, "party": None, "moved": None, "same_draws": False})
+    told = withdrawal_sentences(RECORD.model_copy(update={"party": None, "moved": None, "same_draws": False}))
     assert told[0].startswith("With client 1: ")
     assert told[-1].endswith("part of the difference is chance.")
     assert not any("as far apart" in each for each in told)

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from helpers.contents import result_of
 
 from fedvl.report.page import write_report
 from fedvl.report.tables import cost_rows
@@ -67,7 +68,7 @@ def test_the_servers_page_invents_nothing(server, save, tmp_path):
 def test_a_simulation_has_no_parties(sample, save, tmp_path):
     text = page(save, tmp_path, *sample)
     assert "Who took part" not in text
-    assert any("largest client" in row.label for row in cost_rows(sample[0]))
+    assert any("largest client" in row.label for row in cost_rows(result_of(sample[0])))
 
 
 def test_a_partys_page_shows_its_own_images_and_rounds_alone(sample, save, tmp_path):
@@ -88,7 +89,7 @@ def test_a_partys_page_shows_its_own_images_and_rounds_alone(sample, save, tmp_p
     ]  # fmt: skip
     assert "Requests that it refused" in text
     assert rows(text, "Refused requests") == [["1", "south", "Not at this hour."]]
-    assert any(row.label == "Local training, per round" for row in cost_rows(result))
+    assert any(row.label == "Local training, per round" for row in cost_rows(result_of(result)))
 
 
 def test_a_party_of_unlabelled_images_has_nothing_to_draw_or_to_test(sample, save, tmp_path):

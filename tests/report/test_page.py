@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from helpers.contents import result_of
 from scipy.stats import binomtest
 
 from fedvl.errors import FedVLError
@@ -410,22 +411,22 @@ def test_pages_and_tables_do_not_load_torch():
 def test_the_opening_claims_no_more_than_the_figures():
     """Of 10 images 2 are gained and 1 is lost: p = 1; without letters there is no test."""
     result = {"method": "linear", "accuracy": 60.0, "zero_shot_accuracy": 50.0, "confusion": [[6, 4], [0, 0]]}
-    assert opening(result) == "linear gains 10.0 points of accuracy over zero-shot on 10 test images."
+    assert opening(result_of(result)) == "linear gains 10.0 points of accuracy over zero-shot on 10 test images."
     letters = {"right": "1111110000", "zero_shot_right": "0011111000"}
-    assert "which may be chance" in opening(result | letters)
-    assert opening(result | {"accuracy": 40.0}).startswith("linear loses 10.0 points")
-    assert "neither gains nor loses" in opening(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]})
-    assert "on 1 test image." in opening(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]})
-    assert opening(result | {"method": "zero-shot"}) == ""
+    assert "which may be chance" in opening(result_of(result | letters))
+    assert opening(result_of(result | {"accuracy": 40.0})).startswith("linear loses 10.0 points")
+    assert "neither gains nor loses" in opening(result_of(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]}))
+    assert "on 1 test image." in opening(result_of(result | {"accuracy": 50.0, "confusion": [[1, 0], [0, 0]]}))
+    assert opening(result_of(result | {"method": "zero-shot"})) == ""
 
 
 def test_the_best_round_is_named():
-    assert best_caption({}, [(1, 60.0), (2, 70.0), (3, 70.0)]) == "Best round: 2, 70.00 %."
+    assert best_caption(result_of({}), [(1, 60.0), (2, 70.0), (3, 70.0)]) == "Best round: 2, 70.00 %."
     assert (
-        best_caption({"best_round": 2}, [(1, 60.0), (2, 70.0)])
+        best_caption(result_of({"best_round": 2}), [(1, 60.0), (2, 70.0)])
         == "Best round: 2, the last, 70.00 %; its model is kept."
     )
-    assert best_caption({}, [(1, 60.0)]) == ""
+    assert best_caption(result_of({}), [(1, 60.0)]) == ""
 
 
 def test_true_pseudo_labels_are_drawn_beside_accuracy(sample, page_of):

@@ -1,9 +1,10 @@
 from typing import Any
 
 import pytest
+from helpers.contents import record_of, result_of
 
 from fedvl.errors import FedVLError
-from fedvl.report.reading import count_of, difference, flatten, number, series
+from fedvl.report.reading import difference, flatten, number, series
 from fedvl.runs.folder import RunFolder
 
 
@@ -13,7 +14,7 @@ def test_a_round_made_again_after_a_crash_counts_once_and_torn_lines_are_counted
         '{"round": 2, "loss": 1}\n{"round": 1}\n{"rou\n\n{"round": 2, "loss": 3}\n[1]\n'
     )
     run = RunFolder(tmp_path)
-    assert run.rounds == [{"round": 1}, {"round": 2, "loss": 3}]
+    assert run.rounds == [record_of({"round": 1}), record_of({"round": 2, "loss": 3.0})]
     assert run.unreadable_lines == 2
 
 
@@ -30,7 +31,7 @@ def test_a_folder_without_a_result_is_an_error_that_says_so(tmp_path, text, says
 
 def run_of(folder, result, rounds):
     run = RunFolder(folder)
-    run.result, run.rounds = result, rounds
+    run.result, run.rounds = result_of(result), [record_of(each) for each in rounds]
     return run
 
 
@@ -70,13 +71,9 @@ def test_without_metrics_the_configuration_tells_which_rounds_were_evaluated(tmp
 
 
 def test_difference_is_accuracy_above_zero_shot():
-    assert difference({"method": "linear", "accuracy": 78.0, "zero_shot_accuracy": 66.5}) == 11.5
-    assert difference({"method": "linear", "accuracy": 78.0}) is None
-    assert difference({"method": "zero-shot", "accuracy": 66.5, "zero_shot_accuracy": 66.5}) is None
-
-
-def test_counts_are_numbers_or_lengths():
-    assert [count_of(value) for value in (3, [1, 2], None)] == [3, 2, 0]
+    assert difference(result_of({"method": "linear", "accuracy": 78.0, "zero_shot_accuracy": 66.5})) == 11.5
+    assert difference(result_of({"method": "linear", "accuracy": 78.0})) is None
+    assert difference(result_of({"method": "zero-shot", "accuracy": 66.5, "zero_shot_accuracy": 66.5})) is None
 
 
 def test_flatten_keeps_order_and_writes_values_as_json():

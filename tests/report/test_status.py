@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
-from fedvl.report.status import make_server, print_status, read_status, render_status
+from fedvl.report.status import RunStatus, make_server, print_status, read_status, render_status
 from fedvl.runs.folder import RunFolder
 
 RECORD = {
@@ -47,15 +47,15 @@ def run(tmp_path):
 
 def test_everything_is_told(run):
     found = read_status(run)
-    assert found["phase"] == "round 2 of 5: train"
-    assert [(p["name"], p["state"], p["missed"]) for p in found["parties"]] == [
+    assert found.phase == "round 2 of 5: train"
+    assert [(p.name, p.state, p.missed) for p in found.parties] == [
         ("north", "connected", 0),
         ("south", "working", 0),
         ("west", "not connected", 1),
     ]
-    assert [p["last_seen"] == "never" for p in found["parties"]] == [False, True, True]
-    assert found["refused"] == [{"round": 1, "party": "west", "reason": "it says: <b>no</b>"}]
-    assert (found["bytes_up"], found["bytes_down"]) == (2000, 3000)
+    assert [p.last_seen == "never" for p in found.parties] == [False, True, True]
+    assert found.refused == [(1, "west", "it says: <b>no</b>")]
+    assert (found.bytes_up, found.bytes_down) == (2000, 3000)
 
 
 def test_a_waiting_server_names_whom_it_waits_for(run):
@@ -64,13 +64,13 @@ def test_a_waiting_server_names_whom_it_waits_for(run):
         json.dumps({**status, "phase": "waiting for clients", "waiting_for": [1, 2], "connected": [0]})
     )
     found = read_status(run)
-    assert found["phase"] == "round 2 of 5: waiting for south, west"
-    assert [party["state"] for party in found["parties"]] == ["connected", "not connected", "not connected"]
+    assert found.phase == "round 2 of 5: waiting for south, west"
+    assert [party.state for party in found.parties] == ["connected", "not connected", "not connected"]
 
 
 def test_the_last_accuracy_has_its_interval(run, capsys):
     """Of 800 images 490 are right: 61.25 %."""
-    assert read_status(run)["accuracy"] == ""  # how many there are is not known
+    assert read_status(run).accuracy == ""  # how many there are is not known
     status = json.loads((run / "status.json").read_bytes())
     (run / "status.json").write_text(json.dumps({**status, "test_images": 800}))
     low, high = binomtest(490, 800).proportion_ci(method="wilson")
@@ -90,16 +90,16 @@ def test_a_round_whose_sum_could_not_be_used_is_named(run, capsys):
 def test_before_the_first_round_and_after_the_last(run):
     (run / "metrics.jsonl").unlink()
     (run / "status.json").unlink()
-    assert read_status(run)["phase"] == "round 1 of 5: starting"
+    assert read_status(run).phase == "round 1 of 5: starting"
     (run / "result.json").write_text('{"method": "linear"}')
-    assert read_status(run)["phase"] == "finished"
+    assert read_status(run).phase == "finished"
 
 
 def test_finished_parties_are_those_that_have_the_model(run):
     (run / "result.json").write_text('{"method": "linear", "zero_shot_accuracy": 50.5}')
     (run / "federation.json").write_text('{"federation": "clinic", "run": "a", "told": [0, 2]}')
     found = read_status(run)
-    assert [party["state"] for party in found["parties"]] == ["finished", "has not fetched the model", "finished"]
+    assert [party.state for party in found.parties] == ["finished", "has not fetched the model", "finished"]
     page = render_status(found)
     assert "50.50" in page  # the chart's line of zero-shot
 
@@ -114,8 +114,8 @@ def test_the_page_draws_accuracy_over_rounds(run):
 def test_a_run_that_no_process_holds_has_stopped(run):
     (run / ".lock").unlink()
     found = read_status(run)
-    assert found["phase"] == "stopped after round 1 of 5; continue with fedvl resume"
-    assert {party["state"] for party in found["parties"]} == {"not connected"}
+    assert found.phase == "stopped after round 1 of 5; continue with fedvl resume"
+    assert {party.state for party in found.parties} == {"not connected"}
 
 
 def test_what_a_client_says_is_text_on_the_page(run):
@@ -151,18 +151,6 @@ def test_the_page_answers_this_machine_only(run):
 
 @pytest.mark.parametrize(("days", "line"), [(10, "10 days; fedvl federation renew."), (500, "500 days.")])
 def test_the_status_says_how_long_the_servers_certificate_is_valid(days, line):
-    found = {
-        "method": "linear",
-        "phase": "x",
-        "records": [],
-        "refused": [],
-        "parties": [],
-        "bytes_up": 0,
-        "bytes_down": 0,
-        "zero_shot": None,
-        "accuracy": "",
-    }
-    assert f"The server's certificate is valid for {line}" in unescape(
-        render_status({**found, "certificate_days": days})
-    )
-    assert "certificate" not in render_status({**found, "certificate_days": None})
+    found = RunStatus("linear", "x", 5, [], [], None, [], days, "")
+    assert f"The server's certificate is valid for {line}" in unescape(render_status(found))
+    assert "certificate" not in render_status(found._replace(certificate_days=None))

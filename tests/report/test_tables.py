@@ -3,6 +3,7 @@ import re
 from typing import Any
 
 import pytest
+from helpers.contents import record_of, result_of
 from rich.console import Console
 
 from fedvl.report.tables import (
@@ -91,7 +92,7 @@ def test_result_table_shows_accuracy_against_zero_shot_and_costs(sample):
         "macro_recall": 78.2,
         "macro_f1": 77.99,
     }
-    lines = lines_of(result_table(result))
+    lines = lines_of(result_table(result_of(result)))
     for expected in (
         ["Zero-shot accuracy", "66.50 % (63.5 to 69.4)"],
         ["Federated accuracy", "78.20 % (75.5 to 80.6)"],
@@ -110,7 +111,7 @@ def test_result_table_shows_accuracy_against_zero_shot_and_costs(sample):
 def test_result_table_of_zero_shot_has_one_accuracy(sample):
     result, _ = sample
     result |= {"method": "zero-shot", "accuracy": 66.5}
-    labels = [line[0] for line in lines_of(result_table(result))]
+    labels = [line[0] for line in lines_of(result_table(result_of(result)))]
     assert labels.count("Zero-shot accuracy") == 1
     assert "Difference" not in labels
     assert "Federated accuracy" not in labels
@@ -118,25 +119,25 @@ def test_result_table_of_zero_shot_has_one_accuracy(sample):
 
 def test_result_table_calls_centralised_training_by_its_name(sample):
     result, _ = sample
-    labels = [line[0] for line in lines_of(result_table(result | {"method": "centralised"}))]
+    labels = [line[0] for line in lines_of(result_table(result_of(result | {"method": "centralised"})))]
     assert "Centralised accuracy" in labels
     assert "Federated accuracy" not in labels
 
 
 def test_result_table_shows_square_brackets_of_a_path_as_they_are():
-    lines = lines_of(result_table({"method": "linear", "dataset": "photos[red]"}))
+    lines = lines_of(result_table(result_of({"method": "linear", "dataset": "photos[red]"})))
     assert any("linear on photos[red]" in line[0] for line in lines)
 
 
 def test_result_table_bears_missing_figures():
-    lines = lines_of(result_table({"method": "linear", "accuracy": None, "seconds": None}))
+    lines = lines_of(result_table(result_of({"method": "linear", "accuracy": None, "seconds": None})))
     assert ["Federated accuracy", "—"] in lines
     assert ["Difference", "—"] in lines
 
 
 def test_costs_add_up_over_rounds_with_exact_figures():
-    rounds = [{"bytes_up": 1_500, "bytes_down": 3_000}, {"bytes_up": 500, "bytes_down": 1_000}]
-    rows = {row.label: row for row in cost_rows({"method": "linear", "local_flops": 2**60 + 1}, rounds)}
+    rounds = [record_of({"bytes_up": 1_500, "bytes_down": 3_000}), record_of({"bytes_up": 500, "bytes_down": 1_000})]
+    rows = {row.label: row for row in cost_rows(result_of({"method": "linear", "local_flops": 2**60 + 1}), rounds)}
     assert rows["Up, whole run"].text == "2.00 kB"
     assert rows["Up and down, whole run"].text == "6.00 kB"
     assert rows["Up and down, whole run"].exact == "6,000 bytes"
@@ -144,15 +145,22 @@ def test_costs_add_up_over_rounds_with_exact_figures():
 
 
 def test_totals_are_left_out_where_a_round_does_not_say():
-    labels = [row.label for row in cost_rows({"method": "linear"}, [{"bytes_up": 1, "bytes_down": 1}, {"bytes_up": 1}])]
+    labels = [
+        row.label
+        for row in cost_rows(
+            result_of({"method": "linear"}), [record_of({"bytes_up": 1, "bytes_down": 1}), record_of({"bytes_up": 1})]
+        )
+    ]
     assert not [label for label in labels if "whole run" in label]
 
 
 def test_what_clients_keep_and_what_an_answer_costs_are_told_where_known():
-    labels = {row.label: row.text for row in cost_rows({"private_parameters": 4096, "seconds_per_image": 0.0125})}
+    labels = {
+        row.label: row.text for row in cost_rows(result_of({"private_parameters": 4096, "seconds_per_image": 0.0125}))
+    }
     assert labels["Private parameters per client"] == human_count(4096)
     assert labels["Prediction for one image"] == human_seconds(0.0125)
-    assert "Private parameters per client" not in {row.label for row in cost_rows({"private_parameters": 0})}
+    assert "Private parameters per client" not in {row.label for row in cost_rows(result_of({"private_parameters": 0}))}
 
 
 def test_a_time_is_written_for_people():
@@ -171,31 +179,36 @@ def test_candidate_sets_are_named_with_what_they_were_asked_among():
         },
         {"name": "hm2", "accuracy": 48.0, "interval": [40.25, 55.0]},
     ]
-    own, mean = set_rows({"method": "promptfl", "base_to_new": rows})
+    own, mean = set_rows(result_of({"method": "promptfl", "base_to_new": rows}))
     assert own.label == "A client's own classes, among these"
     assert own.text == "90.00 % (85.0 to 94.0); zero-shot 80.00 % (74.0 to 85.5)"
     assert (mean.label, mean.text) == ("Harmonic mean of base and new (HM2)", "48.00 % (40.2 to 55.0)")
-    assert set_rows({"method": "linear"}) == []
+    assert set_rows(result_of({"method": "linear"})) == []
 
 
 def test_what_a_target_took_is_told_or_that_it_was_not_reached():
     result: dict[str, Any] = {"method": "linear", "config": {"evaluation": {"target_accuracy": 70.0}}}
-    assert [row.text for row in cost_rows(result) if row.label.startswith("To reach")] == ["not reached"]
-    result |= {"round_to_target": 3, "bytes_to_target": 20_480, "flops_to_target": 2e9, "seconds_to_target": 1.5}
-    told = {row.label: row.text for row in cost_rows(result) if row.label.startswith("To reach")}
+    assert [row.text for row in cost_rows(result_of(result)) if row.label.startswith("To reach")] == ["not reached"]
+    result |= {
+        "round_to_target": 3,
+        "bytes_to_target": 20_480,
+        "flops_to_target": 2_000_000_000,
+        "seconds_to_target": 1.5,
+    }
+    told = {row.label: row.text for row in cost_rows(result_of(result)) if row.label.startswith("To reach")}
     assert told == {
         "To reach 70 %: rounds": "3",
         "To reach 70 %: up and down": "20.5 kB",
         "To reach 70 %: training of the largest client": "2.00 GFLOPs",
         "To reach 70 %: training time": "1.5 s",
     }
-    assert not any(row.label.startswith("To reach") for row in cost_rows({"method": "linear"}))
+    assert not any(row.label.startswith("To reach") for row in cost_rows(result_of({"method": "linear"})))
     result |= {
         "memory_bytes_to_target": 310_000_000,
         "gpu_memory_bytes_to_target": None,
         "peak_memory_bytes": 320_000_000,
     }
-    told = {row.label: row.text for row in cost_rows(result)}
+    told = {row.label: row.text for row in cost_rows(result_of(result))}
     assert (told["To reach 70 %: peak memory"], told["Peak memory"]) == ("310 MB", "320 MB")
     assert "Peak memory of the GPU" not in told
 
@@ -203,13 +216,13 @@ def test_what_a_target_took_is_told_or_that_it_was_not_reached():
 def test_datasets_and_groups_of_a_long_tail_come_with_intervals():
     one = {"dataset": "a", "class_names": ["x", "y"], "test_images": 100, "accuracy": 90.0, "zero_shot_accuracy": 50.0}
     result = {"method": "promptfl", "datasets": [one, {**one, "dataset": "b", "accuracy": 70.0}]}
-    first, _, mean = dataset_rows(result)
+    first, _, mean = dataset_rows(result_of(result))
     assert first.label == "a, 100 images, 2 classes"
     assert first.text == "90.00 % (82.6 to 94.5); zero-shot 50.00 % (40.4 to 59.6)"
     # Wilson's bounds are 7.4 and 4.5 away from 90, 9.6 and 8.1 from 70: half the roots of the sums of their squares
     assert mean.text == "80.00 % (73.9 to 84.6); zero-shot 50.00 % (43.2 to 56.8)"
     group = {"name": "few", "classes": [3], "training_images": 9, "test_images": 100, "accuracy": 90.0}
-    (few,) = tail_rows({"method": "linear", "long_tail": {"by": "thirds", "groups": [group]}})
+    (few,) = tail_rows(result_of({"method": "linear", "long_tail": {"by": "thirds", "groups": [group]}}))
     assert (few.label, few.text) == ("Few: 1 class, 9 images", "90.00 % (82.6 to 94.5)")
 
 
@@ -226,7 +239,7 @@ def test_clients_differences_and_calibration_come_with_intervals():
         "newcomers_accuracy": 40.0,
         "newcomers_per_client_accuracy": [None, 40.0, 40.0],
     }
-    told = {row.label: row.text for row in accuracy_rows(result)}
+    told = {row.label: row.text for row in accuracy_rows(result_of(result))}
     assert told["Worst client"].startswith("50.00 % (50.0 to ")
     assert told["Standard deviation over clients"] == "15.80 % (4.3 to 20.0)"
     assert told["Calibration error (ECE)"] == "4.00 % (3.0 to 6.5)"

@@ -42,7 +42,7 @@ def test_shares_of_a_run_add_up_and_are_kept_in_its_folder(tmp_path):
     plan = plan_of(folder, None)
     assert (plan.orders, plan.coalitions, plan.retrains) == (0, 32, False)
     found = measure(folder, plan, Silent())
-    assert found.total == folder.result["accuracy"]
+    assert found.total == folder.result.accuracy
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
     folder.write_contributions(found)
     assert folder.contributions is not None

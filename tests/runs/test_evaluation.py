@@ -52,9 +52,9 @@ def others(tmp_path):
 def test_the_figures_of_the_test_are_those_of_the_result(run):
     folder = RunFolder(run)
     found: Any = evaluate_run(folder, None, Silent())
-    assert found.pooled.accuracy.value == pytest.approx(folder.result["accuracy"])
-    assert found.pooled.balanced_accuracy.value == pytest.approx(folder.result["macro_recall"])
-    assert abs(found.pooled.ece.value - folder.result["ece"]) <= found.pooled.ece.binning
+    assert found.pooled.accuracy.value == pytest.approx(folder.result.accuracy)
+    assert found.pooled.balanced_accuracy.value == pytest.approx(folder.result.macro_recall)
+    assert abs(found.pooled.ece.value - folder.result.ece) <= found.pooled.ece.binning
     assert found.thresholds_from == AT_HALF
 
 
@@ -96,7 +96,7 @@ def test_a_finished_run_has_the_figures_and_the_thresholds_of_its_test(run):
     chosen: Any = read_thresholds(folder)
     assert chosen.chosen == ON_TEST
     bins = choose_thresholds(count(labels, shares))
-    assert chosen.bins(folder.result["class_names"]) == bins
+    assert chosen.bins(folder.result.class_names) == bins
     assert chosen.bins(["a class of nobody"]) == [half()]
     assert list(chosen.shares.values()) == [edges()[bin_] for bin_ in bins]
 
@@ -120,7 +120,7 @@ def test_thresholds_are_chosen_on_held_out_images_if_there_are_some(tmp_path):
 def test_clients_own_models_are_evaluated_each_on_its_own_images(folder_of):
     folder = RunFolder(folder_of("fedpp"))
     written: Any = read_evaluation(folder)
-    right = np.diag(folder.result["confusion"]).sum() / np.sum(folder.result["confusion"])
+    right = np.diag(folder.result.confusion).sum() / np.sum(folder.result.confusion)
     assert folder.experiment.evaluation.protocol == "personal"
     assert written.pooled.accuracy.value == pytest.approx(100 * right)
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.contents import record_of, result_of
 
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
+from fedvl.runs.contents import Examples, Federation, Status
 from fedvl.runs.folder import RunFolder, process_start, read_rounds
 from fedvl.runs.settings import resolve_experiment
 from fedvl.tensors import load
@@ -160,7 +162,7 @@ def commit_a_round(folder):
         (
             FedVLError("no client came."),
             lambda folder: None,
-            {"federation": "clinic", "run": "abc"},
+            Federation(federation="clinic", run="abc"),
         ),  # parties may still come
         (CodeError(), lambda folder: None, None),  # to be looked into
         (KeyboardInterrupt(), lambda folder: None, None),
@@ -280,13 +282,17 @@ def test_asking_who_is_at_work_never_disturbs_a_run_that_starts(tmp_path):
 
 def test_rounds_are_read_as_they_were_written(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.write_rounds([{"round": 1, "loss": 2.5}, {"round": 2, "loss": 1.5}])
-    folder.append_round({"round": 3, "loss": 0.1})
-    assert folder.rounds == [{"round": 1, "loss": 2.5}, {"round": 2, "loss": 1.5}, {"round": 3, "loss": 0.1}]
+    folder.write_rounds([record_of({"round": 1, "loss": 2.5}), record_of({"round": 2, "loss": 1.5})])
+    folder.append_round(record_of({"round": 3, "loss": 0.1}))
+    assert folder.rounds == [
+        record_of({"round": 1, "loss": 2.5}),
+        record_of({"round": 2, "loss": 1.5}),
+        record_of({"round": 3, "loss": 0.1}),
+    ]
     assert folder.unreadable_lines == 0
     again = RunFolder(tmp_path)
-    again.write_rounds([{"round": 1, "loss": 2.5}])  # what was not committed is dropped
-    assert again.rounds == [{"round": 1, "loss": 2.5}]
+    again.write_rounds([record_of({"round": 1, "loss": 2.5})])  # what was not committed is dropped
+    assert again.rounds == [record_of({"round": 1, "loss": 2.5})]
 
 
 def test_no_rounds_are_none(tmp_path):
@@ -309,7 +315,11 @@ def test_torn_lines_are_counted_and_the_later_of_two_is_the_one_committed(tmp_pa
     path = tmp_path / "metrics.jsonl"
     path.write_bytes("\n".join(lines).encode() + b"\n\xff\xfe\n" + b'{"round": 10, "loss": 5.0}')
     rounds, unreadable = read_rounds(path)
-    assert rounds == [{"round": 1, "loss": 3.0}, {"round": 2, "loss": 9.0}, {"round": 10, "loss": 5.0}]
+    assert rounds == [
+        record_of({"round": 1, "loss": 3.0}),
+        record_of({"round": 2, "loss": 9.0}),
+        record_of({"round": 10, "loss": 5.0}),
+    ]
     assert unreadable == 6
     assert (RunFolder(tmp_path).rounds, RunFolder(tmp_path).unreadable_lines) == (rounds, 6)
 
@@ -325,7 +335,7 @@ def finish(path, last=LAST, examples=None, shared=SHARED):
     with RunFolder.create(path, PLAIN) as folder:
         result = {"method": "linear", "config": {"seed": 0}, "rounds": 0, "model_fingerprint": "abc"}
         result |= {"class_names": ["cat", "dog"], "templates": ["a photo of a {}."]}
-        folder.finish(result, examples or {}, shared, last)
+        folder.finish(result_of(result), Examples.model_validate(examples or {}), shared, last)
     return folder
 
 
@@ -338,10 +348,10 @@ def test_the_end_is_written_with_the_hashes_of_its_files(tmp_path):
     again = RunFolder(tmp_path / "run")
     assert again.finished
     assert again.result == folder.result
-    assert again.result["files_sha256"] == {
+    assert again.result.files_sha256 == {
         name: file_sha256(tmp_path / "run" / name) for name in ("model.safetensors", "kept.safetensors")
     }
-    assert again.examples == {"gained": [{"true": "cat"}]}
+    assert again.examples.to_dict() == {"gained": [{"true": "cat"}]}
     shared, last = again.tensors()
     assert equal(shared, SHARED)
     assert last.keys() == LAST.keys()
@@ -355,7 +365,7 @@ def test_what_is_not_needed_is_not_written(tmp_path):
     shared, last = RunFolder(tmp_path / "run").tensors()
     assert equal(shared, SHARED)
     assert last == {}
-    assert RunFolder(tmp_path / "run").examples == {}
+    assert RunFolder(tmp_path / "run").examples == Examples()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "kept.safetensors"])
@@ -432,13 +442,13 @@ def test_settings_that_are_no_toml_are_told(tmp_path):
 
 def test_the_status_is_the_last_that_was_written_and_a_torn_one_is_none(tmp_path):
     folder = RunFolder(tmp_path)
-    assert folder.status == {}
-    folder.write_status({"round": 1})
-    folder.write_status({"round": 2})
-    assert folder.status == {"round": 2}
+    assert folder.status == Status()
+    folder.write_status(Status(round=1))
+    folder.write_status(Status(round=2))
+    assert folder.status == Status(round=2)
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
     Path(tmp_path / "status.json").write_text('{"round"')
-    assert folder.status == {}
+    assert folder.status == Status()
 
 
 # --- folders from others
@@ -460,7 +470,7 @@ def test_a_link_in_a_run_folder_is_neither_read_nor_written_through(name, tmp_pa
 
     def everything():
         with run.lock():
-            run.append_round({"round": 1})
+            run.append_round(record_of({"round": 1}))
             _ = run.experiment, run.result, run.examples, run.federation, run.rounds, run.state()
 
     with pytest.raises(FedVLError, match="is a link, which a run folder does not have"):

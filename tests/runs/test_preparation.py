@@ -78,8 +78,8 @@ def test_fed_prime_trains_on_photos_of_several_shapes_and_long_texts(tmp_path, m
     assert prepared.training.samples.inputs["tokens"].shape[1] == 48
     engine, start = local_engine(prepared), prepared.method.start(torch_generator(0, "start"))
     federation = Federation(prepared.method, engine, prepared.experiment.federation, 0, start)
-    federation.run(lambda shared, last, number: {}, lambda record: None)
-    assert [len(record["refused"]) for record in federation.records] == [0, 0]
+    federation.run()
+    assert [len(record.refused) for record in federation.records] == [0, 0]
     assert not torch.equal(federation.shared["classes.weight"], start["classes.weight"])
     conditions = make_judge(prepared, engine).judge_conditions(federation.shared, federation.last)
     assert len(conditions) == 7

@@ -30,10 +30,10 @@ def starting(folder, name="linear", rounds=0, **further):
 def test_before_the_first_round_it_has_the_accuracy_of_the_run(ridge, name, tmp_path):
     options = {"method": {"name": name, **({"ratio": 0.0} if name == "adapterfl" else {})}}
     run = finished(tmp_path / name, starting(ridge, name, **options))
-    assert run.result["accuracy"] == ridge.result["accuracy"]
-    (note,) = [note for note in run.result["notes"] if "started from" in note]
+    assert run.result.accuracy == ridge.result.accuracy
+    (note,) = [note for note in run.result.notes if "started from" in note]
     assert "of ridge" in note
-    assert ridge.result["state_sha256"][:12] in note
+    assert ridge.result.state_sha256[:12] in note
 
 
 def test_what_was_trained_from_it_answers_without_it(ridge, tmp_path):

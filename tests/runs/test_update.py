@@ -39,9 +39,9 @@ def test_an_update_equals_a_run_on_all_images(tmp_path, more, client):
     new = finished(tmp_path / "new", experiment, added(old))
     everything = finished(tmp_path / "all", experiment)
     assert largest_difference(new, everything) < 1e-10
-    assert new.result["class_names"][-1] == "teapot"
-    assert new.result["accuracy"] == everything.result["accuracy"]
-    assert new.result["clients"] == (6 if client is None else 5)
+    assert new.result.class_names[-1] == "teapot"
+    assert new.result.accuracy == everything.result.accuracy
+    assert new.result.clients == (6 if client is None else 5)
 
 
 def test_two_updates_in_turn_equal_a_run_on_all_images(tmp_path, more):

@@ -1,6 +1,5 @@
 """A client that withdraws: the run without it, against engines that never let it take part, and what is measured."""
 
-import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.contents import record_of
 from helpers.finished import finish
 from helpers.runs import prepare
 from helpers.runs import run as run_through
@@ -19,6 +19,8 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import noise_seed
 from fedvl.federation.round import Federation
 from fedvl.report.ending import withdrawal_sentences
+from fedvl.runs import contents
+from fedvl.runs.contents import Status, Withdrawal
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.withdrawal import (
@@ -77,11 +79,11 @@ def test_a_run_without_a_client_is_one_in_which_it_never_answers(case):
                   experiment.seed, experiment.privacy)  # fmt: skip
     start = whole.method.start(torch_generator(experiment.seed, "start"))
     expected = Federation(whole.method, engine, experiment.federation, experiment.seed, start)
-    expected.run(lambda *_: {}, lambda record: None)
+    expected.run()
     left = {**CASES[case], "federation": {**CASES[case]["federation"], "withdrawn": [LEAVING]}}
     found = run_through(left).federation
-    assert any(LEAVING in record["cohort"] for record in expected.records)
-    assert not any(LEAVING in record["cohort"] for record in found.records)
+    assert any(LEAVING in record.cohort for record in expected.records)
+    assert not any(LEAVING in record.cohort for record in found.records)
     for theirs, ours in (
         (expected.shared, found.shared),
         *((expected.last.get(client, {}), found.last.get(client, {})) for client in range(5)),
@@ -171,16 +173,16 @@ def test_the_run_without_a_client_has_noise_of_its_own_and_the_budgets_add(case,
     apart = norm(distances(one, two))
     assert apart == pytest.approx(math.hypot(*moved), rel=0.1)  # independent: at a right angle
     again = leave(tmp_path / "run", LEAVING, tmp_path / "again")
-    assert again.result["state_sha256"] == left.result["state_sha256"]
+    assert again.result.state_sha256 == left.result.state_sha256
     measured = compare(RunFolder(tmp_path / "run"), left, LEAVING, None, Silent())
-    spent = [RunFolder(folder).result["privacy"]["epsilon"] for folder in (tmp_path / "run", left.path)]
-    assert measured["privacy"]["epsilon"] == pytest.approx(sum(spent))
-    assert measured["privacy"]["delta"] == pytest.approx(2e-5)
-    assert not measured["same_draws"]
+    spent = [RunFolder(folder).result.privacy.epsilon for folder in (tmp_path / "run", left.path)]
+    assert measured.privacy.epsilon == pytest.approx(sum(spent))
+    assert measured.privacy.delta == pytest.approx(2e-5)
+    assert not measured.same_draws
     said = " ".join(withdrawal_sentences(measured))
     assert "Noise and samples are drawn anew" in said
     assert f"Budgets add: both models together spend epsilon {sum(spent):.2f}, delta 2e-05, of each" in said
-    assert RunFolder(tmp_path / "run").withdrawals == [json.loads(json.dumps(measured))]
+    assert RunFolder(tmp_path / "run").withdrawals == [Withdrawal.model_validate_json(measured.to_json())]
 
 
 def test_another_set_of_clients_that_withdrew_is_other_noise():
@@ -197,7 +199,9 @@ def test_another_set_of_clients_that_withdrew_is_other_noise():
 
 
 def answers(classes, trained, start=None):
-    folder = SimpleNamespace(path=SimpleNamespace(absolute=lambda: "a folder"), result={"state_sha256": None})
+    folder = SimpleNamespace(
+        path=SimpleNamespace(absolute=lambda: "a folder"), result=SimpleNamespace(state_sha256=None)
+    )
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
     return Answers(folder, np.array(classes), labels, trained, start or {})  # type: ignore[arg-type]
 
@@ -209,11 +213,11 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
     found = difference(one, two)
     # of nine images: 6 right, then 4; one gained (the fourth), three lost, and the eighth wrong in another way
     assert found["images"] == 9
-    assert found["run"]["accuracy"] == pytest.approx(100 * 6 / 9)
-    assert found["without"]["accuracy"] == pytest.approx(100 * 4 / 9)
+    assert found["run"].accuracy == pytest.approx(100 * 6 / 9)
+    assert found["without"].accuracy == pytest.approx(100 * 4 / 9)
     assert found["difference"] == pytest.approx(-200 / 9)
     # the intervals that a report gives of the same answers
-    assert found["run"]["interval"] == pytest.approx(list(wilson(100 * 6 / 9, 9)))
+    assert found["run"].interval == pytest.approx(list(wilson(100 * 6 / 9, 9)))
     assert found["changed_interval"] == pytest.approx(list(wilson(100 * 5 / 9, 9)))
     paired = mcnemar("111011001", "110100001")
     assert paired is not None
@@ -222,7 +226,7 @@ def test_the_difference_is_counted_on_the_images_that_both_answer():
     assert found["changed"] == pytest.approx(500 / 9)
     assert found["distance_by_tensor"] == {"w": 3.0, "b": 4.0}
     assert (found["distance"], found["moved"]) == (5.0, 5.0)
-    said = " ".join(withdrawal_sentences({"client": 1, "party": None, "same_draws": False, **found}))
+    said = " ".join(withdrawal_sentences(Withdrawal(client=1, party=None, same_draws=False, **found)))
     assert "With client 1: 66.67 % (" in said
     assert "Difference: -22.22 points" in said
     assert "55.56 % of the answers changed" in said
@@ -257,14 +261,14 @@ def test_both_folders_have_the_same_record_and_it_is_that_of_their_results(run, 
     found = leave(run, 2, tmp_path / "left")
     for _ in range(2):  # measured again, it replaces what was measured
         measured = compare(RunFolder(run), found, 2, None, Silent())
-    assert RunFolder(run).withdrawals == found.withdrawals == [json.loads(json.dumps(measured))]
-    assert measured["run"]["accuracy"] == pytest.approx(RunFolder(run).result["accuracy"])
-    assert measured["without"]["accuracy"] == pytest.approx(found.result["accuracy"])
+    assert RunFolder(run).withdrawals == found.withdrawals == [Withdrawal.model_validate_json(measured.to_json())]
+    assert measured.run.accuracy == pytest.approx(RunFolder(run).result.accuracy)
+    assert measured.without.accuracy == pytest.approx(found.result.accuracy)
     one, two = (load(path / "model.safetensors") for path in (run, found.path))
-    assert measured["distance"] == pytest.approx(
+    assert measured.distance == pytest.approx(
         float(torch.cat([(one[name] - two[name]).flatten() for name in one]).norm())
     )
-    assert "Clients 2 have withdrawn" in " ".join(found.result["notes"])
+    assert "Clients 2 have withdrawn" in " ".join(found.result.notes)
     check_comparable(RunFolder(run), found, 2)
     with pytest.raises(FedVLError, match="has withdrawn already"):
         without_client(found.experiment, 2)
@@ -288,10 +292,10 @@ def test_a_client_that_was_drawn_and_dropped_out_took_no_part(run, tmp_path):
     path.mkdir()
     other = RunFolder(path)
     other.describe(RunFolder(run).experiment)
-    other.append_round({"round": 1, "cohort": [0, 2, 3], "dropped": [3]})
-    other.append_round({"round": 2, "cohort": [0, 2], "dropped": []})
+    other.append_round(record_of({"round": 1, "cohort": [0, 2, 3], "dropped": [3]}))
+    other.append_round(record_of({"round": 2, "cohort": [0, 2], "dropped": []}))
     check_comparable(RunFolder(run), RunFolder(path), 3)
-    other.append_round({"round": 3, "cohort": [0, 3], "dropped": [0]})
+    other.append_round(record_of({"round": 3, "cohort": [0, 3], "dropped": [0]}))
     with pytest.raises(FedVLError, match="Client 3 took part in round 3 of"):
         check_comparable(RunFolder(run), RunFolder(path), 3)
 
@@ -304,8 +308,8 @@ def test_a_client_goes_by_number_or_by_the_name_of_its_party(run, tmp_path):
     machines = tmp_path / "machines"
     machines.mkdir()
     RunFolder(machines).describe(with_withdrawn(RunFolder(run).experiment, ()))
-    RunFolder(machines).write_federation({"federation": "clinic", "run": "a"})
-    RunFolder(machines).write_status({"parties": ["north", "south"], "connected": []})
+    RunFolder(machines).write_federation(contents.Federation(federation="clinic", run="a"))
+    RunFolder(machines).write_status(Status(parties=["north", "south"], connected=[]))
     assert find_client(RunFolder(machines), "south") == (1, "south")
     assert find_client(RunFolder(machines), "0") == (0, "north")
     with pytest.raises(FedVLError, match="no client 'west'; its parties are north, south"):

@@ -87,7 +87,7 @@ def test_an_exported_encoder_is_the_one_that_was_used(folder_of, tmp_path):
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "ship", "猫"]
     card = json.loads((tmp_path / "out" / "model_card.json").read_text())
     assert card["exported"]["classes"] == ["cat", "ship", "猫"]
-    assert card["hashes"]["state"] == run.result["state_sha256"]
+    assert card["hashes"]["state"] == run.result.state_sha256
     for name, sha256 in card["exported"]["files_sha256"].items():
         assert file_sha256(tmp_path / "out" / name) == sha256
         assert f"| {name} of this folder | {sha256} |" in (tmp_path / "out" / "MODEL_CARD.md").read_text()

@@ -34,7 +34,7 @@ def test_a_run_answers_its_own_test_as_it_did(fed_mp):
     rows = rows_of(fed_mp, prepared)
     said = [reply.ranked[0][0] for first in range(0, len(rows), 18) for reply in user.ask(rows[first : first + 18], 1)]
     right = [name == user.names[label] for name, label in zip(said, prepared.test.samples.labels.tolist(), strict=True)]
-    assert 100 * np.mean(right) == pytest.approx(fed_mp.result["accuracy"])
+    assert 100 * np.mean(right) == pytest.approx(fed_mp.result.accuracy)
     method = fed_mp.user().conversation
     expected = answer_all(method.method, method.tensors, prepared.test.samples, 18)
     assert said == [user.names[c] for c in expected]
@@ -107,7 +107,7 @@ def test_a_clients_personal_model_answers_as_in_evaluation(folder_of):
         replies = run.user(client=client).ask([rows[row] for row in part.tolist()], 1)
         truth = [run.class_names[label] for label in prepared.test.samples.labels[part].tolist()]
         right = [reply.ranked[0][0] == name for reply, name in zip(replies, truth, strict=True)]
-        assert 100 * np.mean(right) == pytest.approx(run.result["per_client_accuracy"][client])
+        assert 100 * np.mean(right) == pytest.approx(run.result.per_client_accuracy[client])
     shared = run.user().ask(rows[:20], 1)
     assert shared != run.user(client=0).ask(rows[:20], 1)
     assert [reply.ranked[0][0] for reply in shared] == [reply.zero_shot[0][0] for reply in shared]  # nothing is shared
@@ -199,8 +199,8 @@ def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tm
     }
     result = finish(tmp_path / "run", settings)
     run = TrainedModel(RunFolder(tmp_path / "run"))
-    assert run.temperature == result["temperature"]
-    assert "ece" not in result
+    assert run.temperature == result.temperature
+    assert "ece" not in result.model_fields_set
     encoded = [row for row in run.encode([run.read(png(row)) for row in range(0, 400, 20)]) if isinstance(row, dict)]
     replies = run.user().ask(encoded, 10)
     first, pretrained = (
@@ -218,7 +218,7 @@ def test_shares_of_a_run_without_labels_are_calibrated_on_its_training_images(tm
 
 def test_names_above_their_thresholds_are_told_for_the_classes_of_the_run(folder_of, tmp_path):
     path = shutil.copytree(folder_of("linear"), tmp_path / "run")
-    names = RunFolder(path).result["class_names"]
+    names = RunFolder(path).result.class_names
     run = TrainedModel(RunFolder(path))
     image: Any = run.encode([run.encoder.preprocess(picture(0))])
     shares = dict(run.user().ask(image, len(names))[0].ranked)

@@ -25,6 +25,7 @@ from fedvl.federation.checks import length
 from fedvl.federation.fixed_point import FIGURES, encode_update, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy
+from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
 from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Samples, Update
@@ -134,8 +135,7 @@ def toss_images(evidence: Evidence) -> Tossed:
         usual = amplitude(*(np.concatenate([part[place] for part in parts]) for place in (1, 2)))
         for number, found, precision in parts:
             scores[starts[number] : starts[number + 1]] += precision * usual * (found - usual / 2)
-    spent = float(federation.records[-1]["privacy"]["epsilon"])
-    return Tossed(scores, np.concatenate([each.included for each in planted]), len(began), spent)
+    return Tossed(scores, np.concatenate([each.included for each in planted]), len(began), spent_by(federation))
 
 
 def plant(evidence: Evidence) -> tuple[Samples, list[Planted]]:
@@ -219,12 +219,13 @@ class CanaryFederation(Federation):
 
     canaries: "Canaries"
 
-    def _merged(self, round_index: int, good: Updates) -> tuple[Tensors, dict[str, Any]]:
+    def _merged(self, round_index: int, good: Updates) -> tuple[Tensors, RoundFigures]:
         """Add the canaries to the updates before they are cut and summed."""
         norms = [length(subtract(update.tensors, self.shared)) for update in good]
         own = self.canaries.updates(round_index, self.shared, FAR * max([*norms, 1e-6]))
         merged, figures = super()._merged(round_index, Updates.of([*good, *own]))
-        self.canaries.learn(self.shared, good, figures["clip"])
+        assert figures.clip is not None, "updates of a private run are clipped"
+        self.canaries.learn(self.shared, good, figures.clip)
         return merged, figures
 
 
@@ -302,8 +303,7 @@ def toss_clients(evidence: Evidence) -> Tossed:
     began = run_first(federation, rounds_of(evidence))
     states = [*(before for _, before in began), federation.shared]
     changes = [flat(subtract(after, before)) for before, after in pairwise(states)]
-    spent = float(federation.records[-1]["privacy"]["epsilon"])
-    return Tossed(canaries.scores(changes), canaries.included, len(began), spent)
+    return Tossed(canaries.scores(changes), canaries.included, len(began), spent_by(federation))
 
 
 def add_to_sums(engine: LocalEngine, canaries: Canaries) -> None:
@@ -331,14 +331,21 @@ def rounds_of(evidence: Evidence) -> int:
     return len(evidence.rounds) if slow(evidence) else min(MAX_ROUNDS, evidence.experiment.federation.rounds)
 
 
+def spent_by(federation: Federation) -> float:
+    """Return the epsilon that the rounds of a private run have spent."""
+    spent = federation.records[-1].privacy
+    assert spent is not None, "every round of a private run has its budget"
+    return spent.epsilon
+
+
 def run_first(federation: Federation, rounds: int) -> list[Began]:
     """Run the first rounds; return what each began with."""
     began: list[Began] = []
     federation.config = only_first(federation, rounds)
 
-    def evaluate(shared: Tensors, last: Any, number: int) -> dict[str, Any]:
+    def evaluate(shared: Tensors, last: Any, number: int) -> RoundFigures:
         began.append((number - 1, federation.shared))
-        return {}
+        return RoundFigures()
 
-    federation.run(evaluate, lambda record: None)
+    federation.run(evaluate)
     return began

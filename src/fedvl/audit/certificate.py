@@ -24,6 +24,7 @@ from fedvl.files import write_whole
 from fedvl.report.card import bullets, plain
 from fedvl.report.page import write_page
 from fedvl.report.tables import human_bytes
+from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 
@@ -122,7 +123,7 @@ def certify(
         check_epsilon(found),
     ]
     result = folder.result
-    hashes = {"config.toml": folder.settings_sha256, "state": result.get("state_sha256") or ""}
+    hashes = {"config.toml": folder.settings_sha256, "state": result.state_sha256 or ""}
     return Certificate(
         fedvl_version=found["fedvl_version"],
         issued=all(check.holds for check in checks),
@@ -162,7 +163,7 @@ def certify(
         budget=found["budget"] or "",
         epsilon=found["epsilon"]["sentence"] if found["epsilon"] else "",
         not_claimed=found["not_claimed"],
-        sha256={**hashes, **(result.get("files_sha256") or {})},
+        sha256={**hashes, **result.files_sha256},
         command=command,
     )
 
@@ -181,14 +182,14 @@ def check_run(folder: RunFolder, display: Display, opener: Opener) -> Check:
         again = RunFolder(Path(place), trust_method=True)
         again.describe(folder.experiment)
         repeated = complete(again, display, opener)
-    different = [key for key in SAME if repeated.get(key) != folder.result.get(key)]
+    different = [key for key in SAME if getattr(repeated, key) != getattr(folder.result, key)]
     if different:
         sentence = (
             f"The run was repeated from its settings, and differs in {', '.join(different)}: settings, model or result were "
             "changed, or it was made on another kind of machine."
         )
         return Check(name=name, holds=False, sentence=sentence)
-    state = str(repeated["state_sha256"])
+    state = str(repeated.state_sha256)
     sentence = f"It was repeated from its settings, to the same model (SHA-256 {state[:16]}) and the same accuracy of each round."
     return Check(name=name, holds=True, sentence=sentence)
 
@@ -252,7 +253,7 @@ def check_epsilon(found: Mapping[str, Any]) -> Check:
 # --- files
 
 
-def write_certificate(certificate: Certificate, result: Mapping[str, Any], folder: Path) -> Path:
+def write_certificate(certificate: Certificate, result: Result, folder: Path) -> Path:
     """Write the page, the JSON, and the draft of an impact assessment; return the page's path."""
     write_whole(folder / "certificate.json", certificate.model_dump_json(indent=1).encode())
     write_whole(folder / "assessment.md", assessment(certificate, result).encode())
@@ -260,7 +261,7 @@ def write_certificate(certificate: Certificate, result: Mapping[str, Any], folde
     return write_page(folder / "certificate.html", "certificate.html.j2", values)
 
 
-def assessment(certificate: Certificate, result: Mapping[str, Any]) -> str:
+def assessment(certificate: Certificate, result: Result) -> str:
     """Return the draft of a data protection impact assessment (GDPR, Article 35(7)) in Markdown."""
     leaves = [
         f"`{plain(row.name)}`: {row.shape}, {human_bytes(row.bytes)} a round{', masked' if row.masked else ''}"
@@ -274,7 +275,7 @@ def assessment(certificate: Certificate, result: Mapping[str, Any]) -> str:
         f"{'holds' if check.holds else '**does not hold**'}: {check.name}. {plain(check.sentence)}"
         for check in certificate.checks
     ]
-    counts = result.get("partition_counts") or []
+    counts = result.partition_counts
     images = sum(map(sum, counts))
     return f"""# Data protection impact assessment (draft)
 
@@ -299,7 +300,7 @@ Images, labels and private tensors stay.
 ## 2. Necessity and proportionality (Article 35(7)(b))
 
 - Why images are not pooled, and why fewer or coarser data would not do: {TO_FILL}
-- Accuracy reached: {result.get("accuracy", 0):.2f} %; without training: {result.get("zero_shot_accuracy") or 0:.2f} %.
+- Accuracy reached: {result.accuracy or 0:.2f} %; without training: {result.zero_shot_accuracy or 0:.2f} %.
 - Information for data subjects, and their rights: {TO_FILL} `fedvl withdraw` removes the images of a participant from the model.
 
 ## 3. Risks (Article 35(7)(c))

@@ -21,6 +21,7 @@ from fedvl.data.protocols import renumbered
 from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
+from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Method, Samples
 from fedvl.methods.parts.losses import CLASS_LIST
@@ -165,13 +166,15 @@ def watch(evidence: Evidence, clients: int, rounds: int, display: Display) -> Ev
     federation.config = only_first(federation, rounds)
     shown = display.stage("Rounds")
 
-    def evaluate(shared: Tensors, last: ByClient, number: int) -> dict[str, Any]:
+    def evaluate(shared: Tensors, last: ByClient, number: int) -> RoundFigures:
         evidence.rounds.append(recorder.end_round(federation.shared, shared))
         evidence.answering = shared, last
         shown(number, federation.config.rounds)
-        return {"validation": validator.judge(shared, last).figures["accuracy"]} if validator else {}
+        if validator is None:
+            return RoundFigures()
+        return RoundFigures(validation=validator.judge(shared, last).figures["accuracy"])
 
-    federation.run(evaluate, lambda record: None)
+    federation.run(evaluate)
     evidence.messages += [message for kept in recorder.messages.values() for message in kept]
     return evidence
 

@@ -64,8 +64,8 @@ def evaluate(
         from fedvl.commands.federation import end_on_termination
         from fedvl.deployment.evaluation import evaluate_sites
 
-        if len(words) == 2 and Path(folder.federation["federation"]).resolve() != words[0].resolve():
-            raise FedVLError(f"The run in {words[1]} is of another federation: {folder.federation['federation']}.")
+        if len(words) == 2 and Path(folder.federation.federation).resolve() != words[0].resolve():
+            raise FedVLError(f"The run in {words[1]} is of another federation: {folder.federation.federation}.")
         end_on_termination()
         with folder.lock(), TerminalDisplay(quiet) as display:
             found = evaluate_sites(folder, number, display)

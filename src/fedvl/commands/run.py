@@ -1,6 +1,5 @@
 """fedvl run and fedvl resume: one experiment, from its settings to its report."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from fedvl.config import Experiment
     from fedvl.federation.processes import Processes
     from fedvl.federation.statistics import Statistics
+    from fedvl.runs.contents import Result
     from fedvl.runs.folder import RunFolder
     from fedvl.runs.preparation import Prepared
 
@@ -128,7 +128,7 @@ def finish(
     """Complete a run and print its result."""
     result = complete_run(folder, quiet, metrics, processes)
     if as_json:
-        print(json.dumps(result))
+        print(result.to_json())
         return
     from rich.text import Text
 
@@ -153,7 +153,7 @@ def complete_run(
     metrics: int | None = None,
     processes: "Processes | None" = None,
     known: "Callable[[Prepared], Statistics] | None" = None,
-) -> dict[str, Any]:
+) -> "Result":
     """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
     from fedvl.report.evaluation_page import write_evaluation_page

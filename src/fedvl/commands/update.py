@@ -1,6 +1,5 @@
 """fedvl update: add images to a finished run, by their sums alone."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +40,7 @@ def update(
     if folder.federation is not None:
         raise FedVLError(
             "The images of a federation between machines are at its sites: add the new ones there, then run fedvl server "
-            f"{folder.federation['federation']} --out NEW; one exchange sums all images again."
+            f"{folder.federation.federation} --out NEW; one exchange sums all images again."
         )
     if folder.experiment.privacy.unit != "none":
         raise FedVLError(
@@ -58,8 +57,8 @@ def update(
     with RunFolder.create(path, experiment) as new:
         complete_run(new, quiet, known=added(folder))
     write_report(new.path)
-    before, after = folder.result["accuracy"], new.result["accuracy"]
+    before, after = folder.result.accuracy, new.result.accuracy
     if as_json:
-        print(json.dumps(new.result))
+        print(new.result.to_json())
     else:
         typer.echo(f"Accuracy {after:.2f} % after the update, {before:.2f} % before it. The new run is in {path}.")

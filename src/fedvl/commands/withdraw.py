@@ -1,6 +1,5 @@
 """fedvl withdraw: a run without one of its clients, and the difference that makes."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +47,7 @@ def withdraw(
     folder.tensors()  # refuses one that is not finished, or damaged
     number, party = find_client(folder, client)
     if against is None and folder.federation is not None:
-        federation = folder.federation["federation"]
+        federation = folder.federation.federation
         raise FedVLError(
             f"The other parties' images are on their own machines: revoke it (fedvl federation revoke {federation} {client}), run "
             f"fedvl server {federation} --out NEW with the others, then say fedvl withdraw {run} {client} --against NEW."
@@ -67,7 +66,7 @@ def withdraw(
     for each in (folder, other):
         write_report(each.path)
     if as_json:
-        print(json.dumps(measured))
+        print(measured.to_json())
     else:
         for sentence in (*withdrawal_sentences(measured), f"The run without it is in {other.path}."):
             typer.echo(sentence)

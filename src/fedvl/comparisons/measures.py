@@ -23,7 +23,6 @@ from fedvl.evaluation.leakage import SIDE, attack
 from fedvl.evaluation.predict import answer_all, represent_all
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
-from fedvl.runs.contents import Result
 from fedvl.runs.evaluation import read_evaluation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
@@ -48,8 +47,7 @@ class MeasuredRun:
 
     def __init__(self, folder: RunFolder, opener: Opener) -> None:
         self.folder, self.opener = folder, opener
-        # a run that ended now has tuples where its file has lists
-        self.result, self.rounds = Result.model_validate(folder.result, strict=False), folder.rounds
+        self.result, self.rounds = folder.result, folder.rounds
 
     @cached_property
     def reopened(self) -> Reopened:
@@ -60,7 +58,7 @@ class MeasuredRun:
 
     def known(self, name: str, value: Value | None) -> Value:
         """Return a value of the result; refuse a run that lacks it."""
-        if value is None:
+        if value is None or value == []:
             raise FedVLError(f"This run has no '{name}' to measure; see result.json in {self.folder.path}.")
         return value
 
@@ -73,7 +71,7 @@ def measured(name: str, run: MeasuredRun) -> Figure:
         return client_embedding(run, part)
     found: object = None
     if key.startswith("rounds."):
-        found = [record[key[7:]] for record in run.rounds if key[7:] in record] or None
+        found = [getattr(record, key[7:]) for record in run.rounds if key[7:] in record.model_fields_set] or None
     elif part:
         conditions = [row for row in run.result.conditions or () if row.condition == part]
         sets = [row for row in run.result.base_to_new or () if row.name == part]

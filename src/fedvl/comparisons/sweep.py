@@ -238,7 +238,7 @@ def opening(summary: Comparison, chosen: GridCell, final: Outcome, runs: Path) -
         return text + "."
     result = final.results[place][0]
     mean = statistics.mean(single(figure) or 0.0 for figure in final.figures[place])
-    count = sum(map(sum, RunFolder(runs / final.runs[place][0]).result["confusion"]))
+    count = sum(map(sum, RunFolder(runs / final.runs[place][0]).result.confusion))
     text += f". On {count:,} test images, looked at once, it has {mean:.1f} %"
     if len(final.runs[place]) == 1 and result.protocol not in BY_CLIENT:
         low, high = wilson(mean, count)

@@ -23,7 +23,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
+from fedvl.federation.records import Record, Refused, RoundFigures
 from fedvl.files import parse_json, read_json, regular
+from fedvl.runs.contents import Answer, Figures, PartyBytes
 from fedvl.runs.folder import PARTY, STATE, RunFolder
 
 FILE = "audit.jsonl"
@@ -224,25 +226,23 @@ def whose(path: Path, chain: Chain) -> int | None:
     return None if party is None else int(party["number"])
 
 
-def who_took_part(place: Path, folder: RunFolder, names: list[str]) -> dict[str, Any]:
+def who_took_part(place: Path, folder: RunFolder, names: list[str]) -> Figures:
     """Return what a server's result says of its parties, and leaves out that it cannot know."""
     assert folder.federation is not None
     carried, answers = Counter[tuple[str, int]](), dict[tuple[int, int], str]()
-    for entry in messages_of(read_log(place).chain, folder.federation["run"]):
+    for entry in messages_of(read_log(place).chain, folder.federation.run):
         carried[entry["kind"], entry["client"]] += entry["bytes"]
         if entry["kind"] == "received" and entry["message"] == "train":
             answers[entry["round"], entry["client"]] = entry["time"]
-    return {
-        "partition": None,  # the parties hold what they hold
-        "command": commands_for(place, folder, names),
-        "parties": [
-            {"name": name, "bytes_up": carried["received", client], "bytes_down": carried["sent", client]}
+    return Figures(
+        partition=None,  # the parties hold what they hold
+        command=commands_for(place, folder, names),
+        parties=[
+            PartyBytes(name=name, bytes_up=carried["received", client], bytes_down=carried["sent", client])
             for client, name in enumerate(names)
         ],
-        "answers": [
-            {"round": round_, "client": client, "time": time} for (round_, client), time in sorted(answers.items())
-        ],
-    }
+        answers=[Answer(round=round_, client=client, time=time) for (round_, client), time in sorted(answers.items())],
+    )
 
 
 def commands_for(place: Path, folder: RunFolder, names: list[str]) -> str:
@@ -254,31 +254,33 @@ def commands_for(place: Path, folder: RunFolder, names: list[str]) -> str:
     return "\n".join(map(shlex.join, [["fedvl", "server", str(shown), *chosen], *clients]))
 
 
-def own_rounds(folder: Path, run: str, client: int, rounds: int) -> list[dict[str, Any]]:
+def own_rounds(folder: Path, run: str, client: int, rounds: int) -> list[Record]:
     """Return the rounds in which a party was asked, with what it sent, received and refused."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Record] = {}
     asked = dict[int, datetime]()
     for entry in messages_of(read_log(folder).chain, run):
-        if entry["round"] > rounds:  # the end of the run, or what no round is
+        number: int = entry["round"]
+        if number > rounds:  # the end of the run, or what no round is
             continue
-        record = found.setdefault(entry["round"], empty_record(entry["round"], client))
+        record = found.get(number) or empty_record(number, client)
         moment = datetime.fromisoformat(entry["time"])
         if entry["kind"] == "received":
-            record["bytes_down"] += entry["bytes"]
-            asked[entry["round"]] = moment
+            change = RoundFigures(bytes_down=record.bytes_down + entry["bytes"])
+            asked[number] = moment
         elif entry["kind"] == "sent":
-            record["bytes_up"] += entry["bytes"]
-            record["seconds"] += (moment - asked.get(entry["round"], moment)).total_seconds()
-            record["dropped"] = []
-        elif (refusal := {"client": client, "reason": entry["reason"]}) not in record["refused"]:
-            record["refused"].append(refusal)
+            took = (moment - asked.get(number, moment)).total_seconds()
+            change = RoundFigures(bytes_up=record.bytes_up + entry["bytes"], seconds=record.seconds + took, dropped=[])
+        else:
+            refusal = Refused(client=client, reason=entry["reason"])
+            change = RoundFigures(refused=[*record.refused, *([refusal] if refusal not in record.refused else [])])
+        found[number] = record.joined(change)
     return [found[number] for number in sorted(found)]
 
 
-def empty_record(number: int, client: int) -> dict[str, Any]:
+def empty_record(number: int, client: int) -> Record:
     """Return the record of a round that this client, the only one known, has not answered."""
-    nothing: dict[str, Any] = {"loss": None, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0}
-    return {"round": number, "cohort": [client], "dropped": [client], "refused": [], **nothing}
+    nothing = RoundFigures(refused=[], loss=None, bytes_up=0, bytes_down=0, seconds=0.0)
+    return Record(round=number, cohort=[client], dropped=[client]).joined(nothing)
 
 
 def messages_of(chain: Chain, run: str) -> list[Entry]:

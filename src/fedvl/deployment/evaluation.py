@@ -26,8 +26,8 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
             "The counts of an evaluation have no noise, and clients of a run with --privacy send nothing without; each "
             "client's own report has the accuracy on its images."
         )
-    place = Path(folder.federation["federation"])
-    names = [str(name) for name in folder.result["class_names"]]
+    place = Path(folder.federation.federation)
+    names = folder.result.class_names
     chosen = read_thresholds(folder)
     thresholds = chosen.bins(names) if chosen else [half()] * len(names)
     with connected(folder, display, NOTES) as (engine, _):

@@ -11,11 +11,11 @@ these and no other. Its key, private tensors, log and runs are in ``state/`` the
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedvl.config import Experiment
+from fedvl.config import Experiment, Settings
 from fedvl.data.imported import ImportedEncoder
 from fedvl.errors import FedVLError
 from fedvl.files import MAX_JSON
@@ -104,7 +104,7 @@ def choose_experiment(folder: Path, name: str | None) -> Path:
     return found[name]
 
 
-def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
+def resolve_for_parties(settings: Settings, clients: int) -> Experiment:
     """Resolve settings as parties can run them that do not see each other's data."""
     refuse_method_file(settings)
     experiment = resolve_experiment({**settings, "data": {**settings.get("data", {}), "clients": clients}})
@@ -144,7 +144,7 @@ def resolve_for_parties(settings: dict[str, Any], clients: int) -> Experiment:
     return experiment
 
 
-def refuse_method_file(settings: dict[str, Any]) -> None:
+def refuse_method_file(settings: Settings) -> None:
     """Refuse a method that is a file before it is loaded: folders from others run no code."""
     if str(settings.get("method", {}).get("name", "")).endswith(".py"):
         raise FedVLError(

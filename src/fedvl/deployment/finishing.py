@@ -8,10 +8,12 @@ from pathlib import Path
 from fedvl.deployment.audit_log import own_rounds
 from fedvl.deployment.messages import Header
 from fedvl.deployment.party import Party
+from fedvl.federation.privacy import spent_on
 from fedvl.federation.round import Federation
 from fedvl.report.page import write_report
 from fedvl.report.reading import images_tested
 from fedvl.report.tables import sure
+from fedvl.runs.contents import Examples, Figures
 from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.experiment import make_judge
 from fedvl.runs.folder import RunFolder
@@ -43,26 +45,27 @@ def finish_run(
     experiment = prepared.experiment
     federation = Federation(prepared.method, party.engine, experiment.federation, experiment.seed, shared, records)
     result = describe(prepared, federation, judge, judge.judge_zero_shot() if judged else None, judged)
-    if spent := party.spent:
-        result["privacy"] = spent[-1]
-        owner = "This client has" if spent[-1]["unit"] == "client" else "This client's images have"
-        say(f"{owner} spent epsilon {spent[-1]['epsilon']:.2f} (delta {spent[-1]['delta']:g}).")
+    if party.spent:
+        spent = party.spent[-1]
+        result = result.joined(Figures(privacy=spent.model_copy(update={"of": spent_on(experiment)})))
+        owner = "This client has" if spent.unit == "client" else "This client's images have"
+        say(f"{owner} spent epsilon {spent.epsilon:.2f} (delta {spent.delta:g}).")
     option = ["--data", data] if data else []
-    of_client = {
-        "rounds": last.round,
-        "partition": None,  # what the others hold is not known here
-        "partition_counts": [prepared.training.counts[party.number].tolist()],
-        "party": name,
-        "command": shlex.join(["fedvl", "client", str(folder), *option]),
-    }
+    of_client = Figures(
+        rounds=last.round,
+        partition=None,  # what the others hold is not known here
+        partition_counts=[prepared.training.counts[party.number].tolist()],
+        party=name,
+        command=shlex.join(["fedvl", "client", str(folder), *option]),
+    )
     run.write_rounds(records)
     if judged:
         evaluate_test(run, result, judge, None, (tensors, {}), OWN_IMAGES)
-    run.finish({**result, **of_client}, {}, tensors, {})
+    run.finish(result.joined(of_client), Examples(), tensors, {})
     write_report(run.path)
     say(f"The run is over; the model, with what is this client's own, is in {run.path}.")
     if judged:
         images = images_tested(result)
-        before, after = (sure(result[key], images) for key in ("zero_shot_accuracy", "accuracy"))
+        before, after = (sure(value, images) for value in (result.zero_shot_accuracy, result.accuracy))
         say(f"Accuracy on this client's own {images:,} test images: {after}; zero-shot: {before}.")
     say(f"Ask the model with fedvl predict {folder} IMAGES; fedvl serve, export and report take {folder} too.")

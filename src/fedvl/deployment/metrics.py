@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedvl.deployment.messages import Message
+from fedvl.federation.records import Budget
 from fedvl.report.prometheus import Metric, exposition
 
 
@@ -19,9 +19,9 @@ class Answered:
     sent: int = 0
     seconds: float = 0.0  # of the last answer
     round: int = 0
-    budget: dict[str, Any] | None = None  # that the run answered last has spent
+    budget: Budget | None = None  # that the run answered last has spent
 
-    def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[dict[str, Any]] | None) -> None:
+    def count(self, request: Message, reply: Message, seconds: float, spent: Sequence[Budget] | None) -> None:
         """Count a request and its answer; ``spent`` is its run's ledger, None once it is over."""
         header, answer = request.header, reply.header
         self.received += len(request.payload)
@@ -46,6 +46,6 @@ class Answered:
         ]
         if self.budget:
             spent = "Privacy budget that this party's images have spent in the run answered last."
-            by_unit = {self.budget["unit"]: self.budget["epsilon"]}
+            by_unit: dict[str, float] = {self.budget.unit: self.budget.epsilon}
             metrics.append(Metric("epsilon_spent", "gauge", spent, by_unit, "unit"))
         return exposition(metrics)

@@ -25,7 +25,8 @@ from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
 from fedvl.federation.fixed_point import flat, to_whole
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, budget, stop_before
+from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, stop_before
+from fedvl.federation.records import Budget, Unit
 from fedvl.federation.stacks import Trained
 from fedvl.federation.statistics_privacy import StatisticsPrivacy
 from fedvl.files import read_json, write_whole
@@ -41,7 +42,7 @@ class Cost(NamedTuple):
     own.
     """
 
-    unit: str
+    unit: Unit
     step: Step
     steps: int
     account: Account
@@ -209,10 +210,10 @@ class Party:
     # --- what is spent of its images' privacy
 
     @property
-    def spent(self) -> list[dict[str, Any]]:
+    def spent(self) -> list[Budget]:
         """Return the client's budget after each noisy release in this run."""
         mine = (entry for entry in self.log.entries("budget") if entry["draws"] == self.draws)
-        return [{name: entry[name] for name in BUDGET if name in entry} for entry in mine]
+        return [Budget(**{name: entry[name] for name in BUDGET if name in entry}) for entry in mine]
 
     @property
     def noise(self) -> RecordPrivacy | ClientPrivacy | StatisticsPrivacy | None:
@@ -226,12 +227,13 @@ class Party:
     def cost(self, round_index: int, kind: str = "train") -> Cost | None:
         """Return what an update or a report spends; None if it spends nothing more."""
         noise, records = self.noise, self.engine.sizes[self.number]
-        if noise is None or not records or (round_index + 1, kind) in [(e["round"], e["of"]) for e in self.spent]:
+        if noise is None or not records or (round_index + 1, kind) in [(each.round, each.of) for each in self.spent]:
             return None
         if isinstance(noise, RecordPrivacy):
             return Cost("record", *noise.steps(records, noise.rounds), "pld") if kind == "train" else None
         step = noise.step_of(kind)
-        return Cost(noise.config.unit, step, 1, noise.account) if step else None
+        unit: Unit = "record" if noise.config.unit == "record" else "client"
+        return Cost(unit, step, 1, noise.account) if step else None
 
     def spend(self, round_index: int, kind: str) -> None:
         """Write down what an answer spends before it is made; refuse one too many of its run."""
@@ -239,13 +241,14 @@ class Party:
         if noise is None or cost is None:
             return
         if isinstance(noise, RecordPrivacy):
-            spent = noise.spend([{"privacy": entry} for entry in self.spent], self.engine.sizes)
+            spent = noise.spend(self.spent, self.engine.sizes)
         else:
-            steps = Counter([cost.step, *(Step(entry["rate"], entry["sigma"]) for entry in self.spent)])
+            steps = Counter([cost.step, *(Step(*each.step) for each in self.spent)])
             epsilon = epsilon_of(steps, noise.config.delta, noise.account)
             stop_before(epsilon, noise.config.epsilon, round_index + 1)
-            spent = budget(cost.unit, epsilon, noise.config.delta, "every client in every round")
-        told = {"run": self.folder.name, "round": round_index + 1, "of": kind, "draws": self.draws, **spent}
+            sampling = "every client in every round"
+            spent = Budget(unit=cost.unit, epsilon=epsilon, delta=noise.config.delta, sampling=sampling)
+        told = {"run": self.folder.name, "round": round_index + 1, "of": kind, "draws": self.draws, **spent.to_dict()}
         (rate, sigma) = cost.step
         self.log.append("budget", **told, rate=rate, sigma=sigma, steps=cost.steps, account=cost.account)
 

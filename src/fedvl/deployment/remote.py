@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -38,6 +38,7 @@ from fedvl.federation.stacks import Trained
 from fedvl.federation.statistics import Statistics, added
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Shapes
+from fedvl.runs.contents import Status
 from fedvl.tensors import Tensors, placed
 
 STATE = "state"
@@ -76,7 +77,7 @@ class RemoteEngine:
         clients: int,
         identity: Identity,
         device: torch.device | str = "cpu",
-        notify: Callable[[dict[str, Any]], None] = lambda status: None,
+        notify: Callable[[Status], None] = lambda status: None,
         notes: Path | None = None,
         certificates: Mapping[int, str] | None = None,
         log: Log | None = None,
@@ -327,7 +328,7 @@ class RemoteEngine:
                 return there
             if there != shown:
                 missing = sorted(set(clients) - there)
-                self.notify({"phase": WAITING, "waiting_for": missing, "connected": sorted(there)})
+                self.notify(Status(phase=WAITING, waiting_for=missing, connected=sorted(there)))
                 shown = there
             time.sleep(PAUSE_SECONDS)
 
@@ -399,13 +400,13 @@ class RemoteEngine:
 
     def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
         self.notify(
-            {
-                "phase": kind,
-                "round": round_index + 1,
-                "waiting_for": sorted(waiting),
-                "connected": sorted(self.transport.connected()),
-                "last_seen": {str(client): moment for client, moment in self.last_seen.items()},
-            }
+            Status(
+                phase=kind,
+                round=round_index + 1,
+                waiting_for=sorted(waiting),
+                connected=sorted(self.transport.connected()),
+                last_seen={str(client): moment for client, moment in self.last_seen.items()},
+            )
         )
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
@@ -22,6 +22,7 @@ from fedvl.deployment.remote import WAITING, Identity, RemoteEngine
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods.mistakes import explained
+from fedvl.runs.contents import Federation, Result, Status
 from fedvl.runs.experiment import run_rounds
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
@@ -29,19 +30,19 @@ from fedvl.runs.preparation import Prepared, prepare
 RETURN_SECONDS = 60.0  # for parties to come, whatever the deadline: a SuperNode returns within 30 to a new SuperLink
 
 
-def describe_federation(folder: Path) -> dict[str, str]:
+def describe_federation(folder: Path) -> Federation:
     """Say which federation runs an experiment, and the name that its messages carry."""
-    return {"federation": str(folder.absolute()), "run": secrets.token_hex(16)}
+    return Federation(federation=str(folder.absolute()), run=secrets.token_hex(16))
 
 
-def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any]:
+def complete_with_machines(folder: RunFolder, display: Display) -> Result:
     """Return the result of a run between machines; first bring it to its end and tell all."""
     assert folder.federation is not None
-    place, experiment = Path(folder.federation["federation"]), folder.experiment
+    place, experiment = Path(folder.federation.federation), folder.experiment
     if folder.finished and not place.is_dir():  # the federation was given up; the run is what it is
         return folder.result
     federation = read_federation(place)
-    told = set(folder.federation.get("told", []))
+    told = set(folder.federation.told)
     if folder.finished and told >= federation.admitted.keys():
         return folder.result
     with connected(folder, display) as (engine, prepared):
@@ -53,7 +54,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
             participants = partial(who_took_part, place, folder, names)
             run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
-        folder.write_federation({**folder.federation, "told": sorted(told)})
+        folder.write_federation(folder.federation.model_copy(update={"told": sorted(told)}))
     return folder.result
 
 
@@ -61,7 +62,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> dict[str, Any
 def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> Iterator[tuple[RemoteEngine, Prepared]]:
     """Connect to the clients of a run; ``notes``: the file of the state of its secure sums."""
     assert folder.federation is not None
-    place, experiment = Path(folder.federation["federation"]), folder.experiment
+    place, experiment = Path(folder.federation.federation), folder.experiment
     federation = read_federation(place)
     if not federation.admitted:
         raise FedVLError(
@@ -74,20 +75,20 @@ def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> 
         tried = stack.enter_context(explained(experiment.method.name))
         prepared = prepare_server(folder, display)
         tried.method, tried.samples = prepared.method, prepared.test.samples
-        identity = Identity(folder.federation["run"], experiment_id(experiment, prepared.method.task.encoder))
+        identity = Identity(folder.federation.run, experiment_id(experiment, prepared.method.task.encoder))
         log = Log(place / FILE)
         log.append("run", run=identity.run, experiment=identity.experiment)
         names = [member.name for member in federation.parties]
-        shown = {
-            "parties": names,
-            "certificate_days": days_left(place / "server.crt"),
-            "test_images": len(prepared.test.samples),
-        }
+        shown = Status(
+            parties=names,
+            certificate_days=days_left(place / "server.crt"),
+            test_images=len(prepared.test.samples),
+        )
 
-        def notify(status: dict[str, Any]) -> None:
-            folder.write_status({**status, **shown})
-            if status["phase"] == WAITING:
-                display.waiting(f"Waiting for {', '.join(names[number] for number in status['waiting_for'])}.")
+        def notify(status: Status) -> None:
+            folder.write_status(shown.joined(status))
+            if status.phase == WAITING:
+                display.waiting(f"Waiting for {', '.join(names[number] for number in status.waiting_for)}.")
 
         link = stack.enter_context(opened_link(place, federation))
         with held(place / ".begin"):
@@ -120,9 +121,10 @@ def note_rounds(log: Log, run: str, folder: RunFolder) -> None:
     """Write the committed rounds into the log that it lacks: who was refused, what was spent."""
     noted = {entry["round"] for entry in log.entries("round") if entry["run"] == run}
     for record in folder.rounds:
-        if record["round"] not in noted:
-            spent = {"budget": record["privacy"]} if record.get("privacy") else {}
-            log.append("round", run=run, round=record["round"], refused=record.get("refused", []), **spent)
+        if record.round not in noted:
+            spent = {"budget": record.privacy.to_dict()} if record.privacy else {}
+            refused = [each.to_dict() for each in record.refused]
+            log.append("round", run=run, round=record.round, refused=refused, **spent)
 
 
 def prepare_server(folder: RunFolder, display: Display) -> Prepared:
@@ -144,7 +146,7 @@ def wait_for_parties(
     end, told = time.monotonic() + seconds, None
     while missing := sorted(set(awaited) - (there := engine.transport.connected())):
         if missing != told:
-            engine.notify({"phase": WAITING, "waiting_for": missing, "connected": sorted(there)})
+            engine.notify(Status(phase=WAITING, waiting_for=missing, connected=sorted(there)))
             told = missing
         if time.monotonic() >= end:
             if len(awaited) - len(missing) >= quorum:

@@ -452,14 +452,17 @@ class Site:
                     rounds=rounds,
                     told=[
                         Round(
-                            **{key: record[key] for key in ("round", "bytes_up", "bytes_down", "seconds")},
-                            refused=[each["reason"] for each in record["refused"]],
+                            round=record.round,
+                            bytes_up=record.bytes_up,
+                            bytes_down=record.bytes_down,
+                            seconds=record.seconds,
+                            refused=[each.reason for each in record.refused],
                         )
                         for record in told
                     ],
                     images=pooled.images if pooled else None,
                     figures=figures,
-                    zero_shot=folder.result.get("zero_shot_accuracy") if finished else None,
+                    zero_shot=folder.result.zero_shot_accuracy if finished else None,
                     report=str(folder.path / "report.html") if finished else "",
                 )
             )

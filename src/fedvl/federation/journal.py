@@ -10,16 +10,16 @@ before. Its manifest then names the ``earlier`` rounds whose files have those of
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fedvl.config import MAX_ROUNDS
 from fedvl.errors import FedVLError
-from fedvl.federation.records import Manifest
-from fedvl.files import MAX_JSON, fits, no_link, parse_json, read_file, write_whole
+from fedvl.federation.records import Manifest, Record
+from fedvl.files import MAX_JSON, fitting, no_link, parse_json, read_file, write_whole
 from fedvl.tensors import ByClient, Tensors, load, save, unflatten
 
 FORMAT = 1
@@ -34,13 +34,13 @@ class Journal:
         self.experiment = experiment
         self.notes: list[str] = []  # what was found damaged, for the report
 
-    def commit(self, round_number: int, tensors: Tensors, record: dict[str, Any], adds: bool = False) -> None:
+    def commit(self, round_number: int, tensors: Tensors, record: Record, adds: bool = False) -> None:
         """Write a round; ``adds``: clients not in ``tensors`` are as in the round before."""
         self.folder.mkdir(exist_ok=True)
         before = self._files(round_number - 1) if round_number > 1 else []
         earlier = before if adds else []
         sha256 = save(self._tensors(round_number), tensors)
-        body = {**self._stamp(round_number), "tensors_sha256": sha256, "earlier": earlier, "record": record}
+        body = {**self._stamp(round_number), "tensors_sha256": sha256, "earlier": earlier, "record": record.to_dict()}
         write_whole(self._manifest(round_number), json.dumps({**body, "sha256": sealed(body)}).encode())
         needed = {*earlier, *before, round_number}
         for old in self.folder.glob("[0-9]" * 6 + ".safetensors"):
@@ -55,7 +55,7 @@ class Journal:
     def _files(self, round_number: int) -> list[int]:
         """Return the rounds whose files hold the tensors of a round, itself the last."""
         manifest = read_sealed(self._manifest(round_number))
-        return [*manifest.get("earlier", []), round_number] if manifest else []
+        return [*manifest.earlier, round_number] if manifest else []
 
     def tensors(self, round_number: int) -> Tensors:
         """The tensors of one committed round; nothing is mended."""
@@ -64,7 +64,7 @@ class Journal:
             raise FedVLError(f"{self._manifest(round_number)} is missing or damaged; restore it from a copy.")
         return self._load(round_number, manifest)
 
-    def latest(self) -> tuple[Tensors, list[dict[str, Any]]] | None:
+    def latest(self) -> tuple[Tensors, list[Record]] | None:
         """Return the newest whole round and the records up to it; remove damaged newer rounds."""
         committed = self._committed()
         unusable = sorted(self.folder.glob("[0-9]" * 6 + ".json"), reverse=True)
@@ -74,7 +74,7 @@ class Journal:
             except FedVLError:
                 continue
             self._drop([path for path in unusable if int(path.stem) > number])
-            return tensors, [manifest["record"] for manifest in committed[:number]]
+            return tensors, [manifest.record for manifest in committed[:number]]
         if unusable:
             raise FedVLError(
                 f"The rounds in {self.folder} are damaged, of another experiment or of another version of FedVL; "
@@ -82,11 +82,11 @@ class Journal:
             )
         return None
 
-    def _load(self, round_number: int, manifest: dict[str, Any]) -> Tensors:
+    def _load(self, round_number: int, manifest: Manifest) -> Tensors:
         """Read the tensors of a round, and of earlier ones those of clients that it has none of."""
         tensors = self._read(round_number, manifest)
         known = {owner_of(name) for name in tensors}
-        for number in reversed(manifest.get("earlier", [])):
+        for number in reversed(manifest.earlier):
             older = read_sealed(self._manifest(number))
             if older is None or number >= round_number:
                 raise FedVLError(f"{self._manifest(number)} is missing or damaged; restore it from a copy.")
@@ -99,9 +99,9 @@ class Journal:
             known |= {owner_of(name) for name in found}
         return tensors
 
-    def _read(self, round_number: int, manifest: dict[str, Any]) -> Tensors:
+    def _read(self, round_number: int, manifest: Manifest) -> Tensors:
         path = self._tensors(round_number)
-        tensors = load(path, manifest["tensors_sha256"])
+        tensors = load(path, manifest.tensors_sha256)
         if not all("/" in name for name in tensors):
             raise FedVLError(f"{path} holds tensors of no owner; restore it from a copy.")
         return tensors
@@ -111,17 +111,17 @@ class Journal:
             path.unlink()
             self.notes.append(f"Round {int(path.stem)} was found damaged in the journal and was run again.")
 
-    def _committed(self) -> list[dict[str, Any]]:
+    def _committed(self) -> list[Manifest]:
         """Return the manifests from the first round on, up to one that is missing or damaged."""
-        found: list[dict[str, Any]] = []
+        found = list[Manifest]()
         for number in range(1, MAX_ROUNDS + 1):
             manifest = read_sealed(self._manifest(number))
-            if manifest is None or not self._stamp(number).items() <= manifest.items():
+            if manifest is None or not self._stamp(number).items() <= manifest.to_dict().items():
                 break
             found.append(manifest)
         return found
 
-    def _stamp(self, round_number: int) -> dict[str, Any]:
+    def _stamp(self, round_number: int) -> dict[str, str | int]:
         return {"format": FORMAT, "experiment": self.experiment, "round": round_number}
 
     def _tensors(self, round_number: int) -> Path:
@@ -136,31 +136,31 @@ def owner_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def sealed(body: dict[str, Any]) -> str:
+def sealed(body: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
+def read_sealed(path: Path) -> Manifest | None:
     """A manifest whose own hash is right, or None."""
     try:
         manifest = parse_json(read_file(path, MAX_JSON))
     except (OSError, ValueError, FedVLError):
         return None
-    if not fits(Manifest, manifest):
+    found = fitting(Manifest, manifest)
+    if found is None:
         return None
     body = {key: value for key, value in manifest.items() if key != "sha256"}
-    return body if manifest.get("sha256") == sealed(body) else None
+    return found if manifest.get("sha256") == sealed(body) else None
 
 
-Record = dict[str, Any]
 BEST = "best/"  # before the names of the best round's tensors, in the journal of a later round
 SERVER = "server/"  # before the names of tensors that stay on the server
 
 
 def best_round(records: Sequence[Record]) -> int | None:
     """Return the first round with the highest accuracy on validation images; None without them."""
-    known = [record for record in records if record.get("validation") is not None]
-    return int(max(known, key=lambda record: record["validation"])["round"]) if known else None
+    known = [record for record in records if record.validation is not None]
+    return max(known, key=lambda record: record.validation or 0.0).round if known else None
 
 
 def chosen_round(tensors: Tensors) -> Tensors:

@@ -9,10 +9,10 @@ the seed where it is a party's or the server's own.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,10 @@ from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of, least_sigma, sigma_for
 from fedvl.federation.checks import length
 from fedvl.federation.count_noise import CountNoise
+from fedvl.federation.records import Budget, Record
 from fedvl.methods.base import Update
 from fedvl.seeding import derived_seed
 from fedvl.tensors import Tensors, weighted_mean
-
-Record = Mapping[str, Any]
 
 RECORD_CLIP = 1.0
 SEARCH_SHARE = 0.1  # of what the rounds spend, beside it, on finding the clip
@@ -104,10 +103,6 @@ def clipped(sent: Tensors, received: Tensors, clip: float) -> Tensors:
 # --- what is spent
 
 
-def budget(unit: str, epsilon: float, delta: float, sampling: str) -> dict[str, Any]:
-    return {"unit": unit, "epsilon": epsilon, "delta": delta, "sampling": sampling}
-
-
 def stop_before(epsilon: float, ceiling: float, round_number: int) -> None:
     """Refuse a round that would spend more than there is."""
     if epsilon > ceiling * (1 + 1e-9):
@@ -164,25 +159,27 @@ class ClientPrivacy:
             return sigma
         return sigma / math.sqrt(1 + (SEARCH_SHARE * self.rounds if first else TRACK_SHARE))
 
-    def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
+    def spend(self, before: Sequence[Budget], sizes: Sequence[int]) -> Budget:
         """Return the budget after another round, for its record; refuse a round too many."""
-        told = {"rate": self.rate, "sigma": self._with_search(self.sigma, first=not records)}
-        if self.counts and len(records) in self.counts.due:
-            told["counts"] = self.counts.step(self._of_counts(self.sigma)).sigma
-        spent = self._spent([*(record["privacy"] for record in records), told])
-        epsilon = epsilon_of(Counter(spent), self.config.delta, self.account)
-        stop_before(epsilon, self.config.epsilon, len(records) + 1)
+        due = len(before) in self.counts.due if self.counts else False
+        counts = self.counts.step(self._of_counts(self.sigma)).sigma if self.counts and due else None
+        step = Step(self.rate, self._with_search(self.sigma, first=not before))
+        rounds = [(Step(*each.step), each.counts) for each in before]
+        epsilon = epsilon_of(Counter(self._spent([*rounds, (step, counts)])), self.config.delta, self.account)
+        stop_before(epsilon, self.config.epsilon, len(before) + 1)
         sampling = "every client in every round"
         if self.rate < 1:
             sampling = f"each client in a round by a secret chance of {self.rate:.4g} (Poisson sampling)"
-        return {**budget("client", epsilon, self.config.delta, sampling), **told}
+        spent = Budget(unit="client", epsilon=epsilon, delta=self.config.delta, sampling=sampling, **step._asdict())
+        return spent.model_copy(update={"counts": counts}) if due else spent
 
-    def _spent(self, rounds: Iterable[Mapping[str, Any]]) -> Iterable[Step]:
-        for spent in rounds:
+    def _spent(self, rounds: Iterable[tuple[Step, float | None]]) -> Iterable[Step]:
+        """Return the noisy releases of rounds: updates, and reports before them."""
+        for step, counts in rounds:
             if not (self.counts and self.counts.alone):
-                yield Step(spent["rate"], spent["sigma"])
-            if "counts" in spent:
-                yield Step(1.0, spent["counts"])
+                yield step
+            if counts is not None:
+                yield Step(1.0, counts)
 
     def step_of(self, kind: str) -> Step | None:
         """Return the noisy release of an update ("train") or report; None where clients send
@@ -227,7 +224,7 @@ class ClientPrivacy:
             return sum(0.5 if norm > clip else -0.5 for norm in norms) + float(noise[index])
 
         if records:
-            last = float(records[-1]["clip"])
+            last = records[-1].clip or 0.0
             part = min(max(above(last, 0) / self.expected, -0.5), 0.5)
             return min(max(last * math.exp(TRACK_RATE * part), SMALLEST), LARGEST)
         low, high = math.log2(SMALLEST), math.log2(LARGEST)
@@ -302,17 +299,17 @@ class RecordPrivacy:
         steps = rounds * self.training.local_epochs * batches
         return sigma_for(self.config.epsilon, 1 / batches, steps, self.config.delta)
 
-    def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
+    def spend(self, before: Sequence[Budget], sizes: Sequence[int]) -> Budget:
         """Return the budget after another round, for its record: of who spends the most.
 
         Where sizes are not known the ceiling is told: each client counts for itself.
         """
-        planned = [*(record["privacy"]["planned"] for record in records), self.rounds]
+        planned = [*(each.planned or self.rounds for each in before), self.rounds]
         kinds = {self.batches(images): images for images in sizes if images}
         epsilon = max((self._epsilon(images, planned) for images in kinds.values()), default=self.config.epsilon)
         stop_before(epsilon, self.config.epsilon, len(planned))
         sampling = f"each {self.of} in a step by a secret chance (Poisson sampling), each client in every round"
-        return {**budget("record", epsilon, self.config.delta, sampling), "planned": self.rounds}
+        return Budget(unit="record", epsilon=epsilon, delta=self.config.delta, sampling=sampling, planned=self.rounds)
 
     def steps(self, images: int, rounds: int) -> tuple[Step, int]:
         """Return the steps of one round, of so many planned, and how many there are."""

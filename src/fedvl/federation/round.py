@@ -24,12 +24,13 @@ from fedvl.federation.checks import (
     unsound,
 )
 from fedvl.federation.fixed_point import decode_updates, moved
-from fedvl.federation.journal import BEST, SERVER, Journal, Record, State, best_round, chosen_round, read_state
+from fedvl.federation.journal import BEST, SERVER, Journal, State, best_round, chosen_round, read_state
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.merging import drift, last_updates, merge, moves_of
 from fedvl.federation.one_step import mean_step
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.private_tensors import PrivateTensors
+from fedvl.federation.records import Budget, Record, Refused, RoundFigures
 from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
 from fedvl.federation.statistics import Statistics, no_statistics
@@ -111,7 +112,7 @@ class Outcome(NamedTuple):
     last: ByClient
     loss: float | None
     bytes_up: int
-    figures: Record
+    figures: RoundFigures
     server: Tensors = {}
 
 
@@ -149,34 +150,41 @@ class Federation:
         """Whether there is anything to train, shared or private."""
         return bool(self.shared or self.method.role.trained_private)
 
-    def run(self, evaluate: Callable[[Tensors, ByClient, int], Record], after_round: Callable[[Record], None]) -> None:
+    def run(
+        self,
+        evaluate: Callable[[Tensors, ByClient, int], RoundFigures] = lambda shared, last, number: RoundFigures(),
+        after_round: Callable[[Record], None] = lambda record: None,
+    ) -> None:
         """Run the rounds that are still to come; a round that was committed is not run again."""
         for round_index in range(len(self.records), self.config.rounds):
             if self._out_of_patience():  # a run that was stopped before it could write its result
                 return
             began = time.perf_counter()
-            spent = {"privacy": self.privacy.spend(self.records, self.engine.sizes)} if self.privacy else {}
+            spent = RoundFigures(privacy=self._spend()) if self.privacy else RoundFigures()
             exchange = self._consult(round_index)
             found = self._outcome(round_index)
             self.engine.keep(found.counted)
-            record: Record = {
-                "round": round_index + 1,
-                "cohort": found.cohort,
-                "dropped": found.dropped,
-                "refused": [refusal._asdict() for refusal in (*exchange.refusals, *found.refusals)],
-                "loss": None if self.privacy else found.loss,  # noise does not cover it
-                "bytes_up": exchange.bytes_up + found.bytes_up,
-                "bytes_down": exchange.bytes_down + self._bytes_handed(found.handed, exchange.consulted),
-                "seconds": time.perf_counter() - began,
-                **found.figures,
-                **spent,
-                **evaluate(found.merged, found.last, round_index + 1),
-            }
+            record = Record(
+                round=round_index + 1,
+                cohort=found.cohort,
+                dropped=found.dropped,
+                refused=[Refused(**refusal._asdict()) for refusal in (*exchange.refusals, *found.refusals)],
+                loss=None if self.privacy else found.loss,  # noise does not cover it
+                bytes_up=exchange.bytes_up + found.bytes_up,
+                bytes_down=exchange.bytes_down + self._bytes_handed(found.handed, exchange.consulted),
+                seconds=time.perf_counter() - began,
+            ).joined(found.figures, spent, evaluate(found.merged, found.last, round_index + 1))
             self._commit(round_index + 1, found, record)
             self.shared, self.server, self.last = found.merged, found.server, found.last
             self._learn(record)
             self.records.append(record)
             after_round(record)
+
+    def _spend(self) -> Budget:
+        """Return what the rounds so far and the next one spend of the privacy budget."""
+        assert self.privacy is not None
+        before = [record.privacy for record in self.records if record.privacy]
+        return self.privacy.spend(before, self.engine.sizes)
 
     def _outcome(self, round_index: int) -> "Outcome":
         if self.method.role.statistics:
@@ -223,7 +231,7 @@ class Federation:
             last={},
             loss=found.loss,
             bytes_up=len(found.clients) * count_bytes(self.shared),
-            figures={},
+            figures=RoundFigures(),
         )
 
     def _solve(self, round_index: int) -> "Outcome":
@@ -261,7 +269,7 @@ class Federation:
             last=found.each,
             loss=None,
             bytes_up=found.bytes_up,
-            figures={},
+            figures=RoundFigures(),
             server=found.total,
         )
 
@@ -270,11 +278,12 @@ class Federation:
 
         Where rounds are validated all is written, since the best may be any; else what changed.
         """
-        best = "validation" in record and best_round([*self.records, record]) == number
+        validated = "validation" in record.model_fields_set
+        best = validated and best_round([*self.records, record]) == number
         if not (best or self.journal):  # to name the tensors of many clients takes its time
             return
         private = self.engine.private
-        new = private.changed() if isinstance(private, PrivateTensors) and "validation" not in record else None
+        new = private.changed() if isinstance(private, PrivateTensors) and not validated else None
         adds = self.journal is not None and new is not None and self.journal.can_add(number)
         everything = self._everything(found, new if adds else None)
         earlier = dict[str, torch.Tensor]()
@@ -312,12 +321,10 @@ class Federation:
             last=last_updates(self.method, self.last, good),
             loss=mean_loss(counted.losses) if len(counted) else 0.0,
             bytes_up=trained.bytes,
-            figures={
-                "usual_move": usual,
-                "declared": declared,
-                **noise,
-                **(self._moved(counted, handed) if self.config.drift else {}),
-            },
+            figures=RoundFigures(
+                usual_move=usual,
+                declared=declared,
+            ).joined(noise, self._moved(counted, handed) if self.config.drift else RoundFigures()),
         )
 
     def _rule(self, round_index: int) -> Rule:
@@ -330,11 +337,11 @@ class Federation:
         root = moves_of(self.shared, Updates.of(Answers.of(trained).updates), summed)[0]
         return lambda moves, weights: by_root(moves, root)
 
-    def _merged(self, round_index: int, good: Updates) -> tuple[Tensors, Record]:
+    def _merged(self, round_index: int, good: Updates) -> tuple[Tensors, RoundFigures]:
         if not isinstance(self.privacy, ClientPrivacy):
-            return merge(self.method, self.shared, good, self._rule(round_index)), {}
+            return merge(self.method, self.shared, good, self._rule(round_index)), RoundFigures()
         merged, clip = self.privacy.merge(round_index, self.shared, good, self.records)
-        return merged, {"clip": clip}
+        return merged, RoundFigures(clip=clip)
 
     def _sum_up(self, round_index: int) -> "Outcome":
         """Take the sum of the clients' moves, of which no single one is known."""
@@ -363,7 +370,7 @@ class Federation:
             last={},
             loss=total.loss / total.trained,
             bytes_up=summed.bytes_up,
-            figures={},
+            figures=RoundFigures(),
         )
 
     def _void(self, cohort: list[int], problem: str) -> "Outcome":
@@ -379,7 +386,7 @@ class Federation:
             last={},
             loss=None,
             bytes_up=0,
-            figures={"void": problem},
+            figures=RoundFigures(void=problem),
         )
 
     def restore(self) -> None:
@@ -437,13 +444,14 @@ class Federation:
             clients, clients * count_bytes(total), copies * sum(count_bytes(answer) for answer in answers), refusals
         )
 
-    def _moved(self, trained: Sequence[Trained], handed: Mapping[int, Tensors]) -> dict[str, float]:
+    def _moved(self, trained: Sequence[Trained], handed: Mapping[int, Tensors]) -> RoundFigures:
         clients = [result.update.client for result in trained]
         before = [{**self.engine.private.get(client, {}), **handed[client]} for client in clients]
         after = [{**result.private, **result.update.tensors} for result in trained]
         role = self.method.role
         shared = [name for name in self.shared if role.shared(name).trained]
-        return drift(before, after, [*shared, *(name for name in role.trained_private if name not in shared)])
+        names = [*shared, *(name for name in role.trained_private if name not in shared)]
+        return RoundFigures.model_validate(drift(before, after, names))
 
     def _gather(self, round_index: int) -> "Gathered":
         """Redraw clients until a quorum gives usable updates, then fail."""
@@ -460,7 +468,7 @@ class Federation:
                 **self.examples,
             }
             good, refused = sort_out(trained.updates, asked, handed, self.method, self.config)
-            before = self.records[-1].get("usual_move", 0.0) if self.records else 0.0
+            before = (self.records[-1].usual_move or 0.0) if self.records else 0.0
             role, ratio = self.method.role, self.config.max_norm_ratio
             far, usual = list[Refusal](), 0.0
             if not hidden:  # one client must not decide whether another counts
@@ -494,7 +502,7 @@ class Federation:
 
     def _learn(self, record: Record) -> None:
         """Hold clients to the examples that they declared when they first counted."""
-        for client, examples in record.get("declared", {}).items():
+        for client, examples in record.declared.items():
             self.examples.setdefault(int(client), examples)
 
     def _train(self, round_index: int, cohort: list[int], handed: ByClient) -> Sequence[Trained]:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from fedvl.config import Experiment, FederationConfig, PrivacyConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of, sigma_for
 from fedvl.federation.fixed_point import rounding_error
-from fedvl.federation.privacy import Record, budget, noise_for, stop_before
+from fedvl.federation.privacy import noise_for, stop_before
+from fedvl.federation.records import Budget
 from fedvl.methods.base import Method, SumNoise
 from fedvl.methods.roles import Statistic
 from fedvl.tensors import Tensors
@@ -63,12 +63,18 @@ class StatisticsPrivacy:
     def step_of(self, kind: str) -> Step | None:
         return Step(1.0, self.sigma) if kind == "train" else None
 
-    def spend(self, records: Sequence[Record], sizes: Sequence[int]) -> dict[str, Any]:
+    def spend(self, before: Sequence[Budget], sizes: Sequence[int]) -> Budget:
         """Return the budget after another exchange, for its record; refuse one too many."""
         step = Step(1.0, self.sigma)
-        epsilon = epsilon_of({step: len(records) + 1}, self.config.delta)
-        stop_before(epsilon, self.config.epsilon, len(records) + 1)
-        return {**budget(self.config.unit, epsilon, self.config.delta, SAMPLING), **step._asdict()}
+        epsilon = epsilon_of({step: len(before) + 1}, self.config.delta)
+        stop_before(epsilon, self.config.epsilon, len(before) + 1)
+        return Budget(
+            unit="record" if self.config.unit == "record" else "client",
+            epsilon=epsilon,
+            delta=self.config.delta,
+            sampling=SAMPLING,
+            **step._asdict(),
+        )
 
     @property
     def clip(self) -> float | None:

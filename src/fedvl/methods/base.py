@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from fedvl.config import TrainingConfig
+from fedvl.config import Settings, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.methods.parts.losses import entropy, label_loss
 from fedvl.methods.roles import Role, Roles, Shapes
@@ -216,7 +216,7 @@ class Method:
     # --- declarations
 
     options: Options = Options()  # annotate it with the method's own type: ``options: FSTOptions``
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {}}  # settings laid under the user's own
+    presets: ClassVar[dict[str, Settings]] = {"paper": {}}  # settings laid under the user's own
     # "features" (unit vectors), "embeddings" (as encoded), "patches" (spatial features, float16), "pixels" (uint8);
     # for a fused encoder "tokens" (of the text), "pixels" and "present" (rows x 2: has text, has image)
     inputs: ClassVar[tuple[str, ...]] = ("features",)

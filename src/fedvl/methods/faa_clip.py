@@ -6,13 +6,14 @@ site's features have no gradient, so that the reversal reaches the client's alon
 (``both_sides = false``).
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from fedvl.config import Settings
 from fedvl.methods.base import Batch, Samples
 from fedvl.methods.facmic import EPSILON, FACMIC, SETTING, AttentionOptions
 from fedvl.methods.parts.adapters import linear_layer
@@ -32,7 +33,7 @@ class AdversaryOptions(AttentionOptions):
 
 class FAACLIP(FACMIC):
     options: AdversaryOptions  # type: ignore[assignment]  # its distance has no second form to choose
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, Settings]] = {
         "paper": SETTING,
         "released": {
             **SETTING,

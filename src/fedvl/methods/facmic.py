@@ -19,13 +19,14 @@ Where there is a choice, the preset ``released`` follows the code at commit 514c
 - The code reports its best round on the test; here the last one counts.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize, one_hot
 
+from fedvl.config import Settings
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Task
 from fedvl.methods.parts.adapters import linear_layer
@@ -36,7 +37,7 @@ from fedvl.seeding import Draw, Integers
 from fedvl.tensors import Tensors
 
 EPSILON, MOMENTUM = 1e-5, 0.1  # of PyTorch's batch norm
-SETTING: dict[str, Any] = {
+SETTING: Settings = {
     "data": {"partition": "domains"},
     "training": {
         "optimiser": "adam",
@@ -71,7 +72,7 @@ class FACMIC(Method):
     vocabulary = "any"
     uses_target = True
     options: FACMICOptions
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, Settings]] = {
         "paper": SETTING,
         "released": {**SETTING, "method": {"loss": "contrastive", "lmmd": "released", "weights": "samples"}},
     }

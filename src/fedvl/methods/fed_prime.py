@@ -34,13 +34,14 @@ Where the slides leave a choice, or the released code differs:
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
+from fedvl.config import Settings
 from fedvl.methods.base import Batch, Mean, Samples, Task, Update
 from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
 from fedvl.methods.parts.losses import label_loss, masked_mean
@@ -99,7 +100,7 @@ class FedPrime(FusedMethod):
     pools: ClassVar[tuple[str, ...]] = ("intra", "inter")  # in their order before the tokens
     options: FedPrimeOptions
     scope = "batch"
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, Settings]] = {
         "paper": SETTING,
         "released": {
             **SETTING,

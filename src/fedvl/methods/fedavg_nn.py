@@ -6,12 +6,13 @@ classes without training data: test images are clustered, and the true labels na
 """
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedvl.config import Settings
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples
 from fedvl.methods.parts.adapters import linear_layer
@@ -37,7 +38,7 @@ class FedAvgNN(Method):
     inputs = ("pixels",)
     vocabulary = "clusters"
     options: NetworkOptions
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, Settings]] = {
         "paper": {
             "training": {"optimiser": "adamw", "learning_rate": 5e-4, "weight_decay": 0.01, "batch_size": 32},
             "evaluation": {"batch_size": 256},

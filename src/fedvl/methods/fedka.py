@@ -10,12 +10,13 @@ disjoint classes have no common label. The public notebook has MMD in every eigh
 in each. Discriminators stay with clients as heads do: Fed-MP averages the feature extractor only.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedvl.config import Settings
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedavg_nn import FedAvgNN, NetworkOptions
@@ -44,7 +45,7 @@ class FedKAOptions(NetworkOptions):
 class FedKA(FedAvgNN):
     uses_target = True
     options: FedKAOptions
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[dict[str, Settings]] = {
         "paper": {
             "training": {**FedAvgNN.presets["paper"]["training"], "local_epochs": 2},
             "evaluation": {"protocol": "open", "batch_size": 256},

@@ -20,13 +20,14 @@ Where there is a choice:
 - All groups begin as the same words with a little noise, as in the released code.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, one_hot
 
+from fedvl.config import Settings
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.cosines import cosine_scores
@@ -37,7 +38,7 @@ from fedvl.seeding import Draw, Uniform
 from fedvl.tensors import Tensors
 
 NOISE = 0.01  # on the words that a context begins as
-SETTING: dict[str, dict[str, Any]] = {
+SETTING: dict[str, Settings] = {
     "training": {"learning_rate": 0.001, "momentum": 0.9, "weight_decay": 5e-4, "batch_size": 8, "local_epochs": 2},
     "federation": {"rounds": 10},
     "evaluation": {"protocol": "personal"},

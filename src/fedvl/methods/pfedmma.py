@@ -20,13 +20,13 @@ Where there is a choice:
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
+from fedvl.config import Settings
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Method, Options, Samples, Task
 from fedvl.methods.parts.cosines import cosine_scores
@@ -34,7 +34,7 @@ from fedvl.methods.roles import Private, Role
 from fedvl.models.transformer import UNCHANGED, Change
 from fedvl.tensors import Tensors
 
-SETTING: dict[str, dict[str, Any]] = {
+SETTING: dict[str, Settings] = {
     "training": {"learning_rate": 0.001, "momentum": 0.9, "batch_size": 16, "local_epochs": 2},
     "federation": {"rounds": 50},
     "evaluation": {"protocol": "personal"},

@@ -11,19 +11,18 @@ cosine schedule is stepped by every client's epochs, so that rates depend on a c
 the rate falls with the rounds, for all clients alike.
 """
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedvl.config import Settings
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
-SETTING: dict[str, dict[str, Any]] = {
+SETTING: dict[str, Settings] = {
     "training": {
         "learning_rate": 0.002,
         "momentum": 0.9,

@@ -13,6 +13,7 @@ from fedvl.evaluation.statistics import wilson
 from fedvl.files import file_sha256
 from fedvl.models import EMBEDDED
 from fedvl.report import privacy
+from fedvl.runs.contents import Result, Withdrawal
 from fedvl.runs.folder import RunFolder
 from fedvl.version import __version__
 
@@ -32,7 +33,7 @@ def lineage(
     return {
         "schema": CARD_SCHEMA,
         "fedvl_version": __version__,
-        "trained": result.get("finished"),
+        "trained": result.finished,
         "method": {
             "name": experiment.method.label,
             "preset": experiment.method.preset,
@@ -41,30 +42,28 @@ def lineage(
         },
         "base_model": {
             "name": model if model in EMBEDDED else model_name(model),
-            "fingerprint": result["model_fingerprint"],
+            "fingerprint": result.model_fingerprint,
             "licence": "Apache-2.0, as FedVL" if model in EMBEDDED else UNKNOWN,
             "embedded": model in EMBEDDED,
         },
         "data": {
             "dataset": entry.name if entry else dataset.name,
             "licence": entry.licence if entry else UNKNOWN,
-            "trained_classes": list(result.get("partition_class_names") or result["class_names"]),
-            "training_images": None
-            if federation["exported_by"]
-            else sum(map(sum, result.get("partition_counts") or [])) or None,
+            "trained_classes": list(result.partition_class_names or result.class_names),
+            "training_images": None if federation["exported_by"] else sum(map(sum, result.partition_counts)) or None,
         },
         "exported": {
             "classes": list(classes),
-            "tested": list(classes) == list(result["class_names"]) and client is None,
+            "tested": list(classes) == result.class_names and client is None,
             "client": client,
             "files_sha256": files_sha256,
         },
         "federation": federation,
         "seed": experiment.seed,
         "hashes": {
-            "state": result.get("state_sha256"),
+            "state": result.state_sha256,
             "config.toml": file_sha256(folder.file("config.toml")),
-            **(result.get("files_sha256") or {}),
+            **result.files_sha256,
         },
         "privacy": budget(folder),
         "accuracy": accuracy(result),
@@ -80,22 +79,22 @@ def model_name(model: str) -> str:
 def who_took_part(folder: RunFolder) -> dict[str, Any]:
     """Describe the clients: names where they are parties, and how often each answered."""
     settings, records, result = folder.experiment.federation, folder.rounds, folder.result
-    names = list(folder.status.get("parties", ())) if folder.federation is not None else []
-    asked = Counter(client for record in records for client in record.get("cohort", ()))
-    missed = Counter(client for record in records for client in record.get("dropped", ()))
-    refused = Counter(item["client"] for record in records for item in record.get("refused", ()))
+    names = folder.status.parties if folder.federation is not None else []
+    asked = Counter(client for record in records for client in record.cohort)
+    missed = Counter(client for record in records for client in record.dropped)
+    refused = Counter(item.client for record in records for item in record.refused)
 
     def by_client(counts: Counter[int]) -> dict[str, int]:
         return {party or (names[c] if c < len(names) else str(c)): counts[c] for c in sorted(counts) if counts[c]}
 
-    party = result.get("party")
+    party = result.party
     simulated = folder.federation is None and party is None
     return {
         "simulated": simulated,
         "exported_by": party,
         "clients": folder.experiment.data.clients,
         "parties": names,
-        "rounds": result.get("rounds"),
+        "rounds": result.rounds,
         "answered": by_client(asked - missed),
         "missed": by_client(missed),
         "refused": by_client(refused),
@@ -110,30 +109,32 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
 
 def budget(folder: RunFolder) -> dict[str, Any] | None:
     """Return the spent budget, in words too, and what it does not cover."""
-    spent = folder.result.get("privacy")
+    spent = folder.result.privacy
     if not spent:
         return None
     return {
-        **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
+        **spent.model_dump(include={"unit", "epsilon", "delta", "sampling"}),
         "statement": privacy.statement(folder.result),
         "assumes": privacy.sentences(folder.result),
         "not_covered": privacy.not_covered(folder.result),
     }
 
 
-def accuracy(result: dict[str, Any]) -> dict[str, Any] | None:
+def accuracy(result: Result) -> dict[str, Any] | None:
     """Return accuracies with intervals, of all tested images together."""
-    confusion = result.get("confusion")
+    confusion = result.confusion
     images = sum(map(sum, confusion or []))
     if not confusion or not images:
         return None
     found = share(sum(confusion[c][c] for c in range(len(confusion))), images)
-    zero_shot = result.get("zero_shot_weighted_accuracy", result.get("zero_shot_accuracy"))
+    zero_shot = (
+        result.zero_shot_accuracy if result.zero_shot_weighted_accuracy is None else result.zero_shot_weighted_accuracy
+    )
     return {
-        "protocol": result.get("protocol"),
+        "protocol": result.protocol,
         "images": images,
         **found,
-        "mean_over_clients": result["accuracy"] if result.get("protocol") in BY_CLIENT else None,
+        "mean_over_clients": result.accuracy if result.protocol in BY_CLIENT else None,
         "zero_shot": share(round(zero_shot * images / 100), images) if zero_shot is not None else None,
     }
 
@@ -143,15 +144,15 @@ def share(hits: int, images: int) -> dict[str, Any]:
     return {"percent": percent, "interval": list(wilson(percent, images))}
 
 
-def withdrawal(each: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+def withdrawal(each: Withdrawal, result: Result) -> dict[str, Any]:
     """Return a withdrawal without folders of this machine, and which of its models this is."""
-    told = {key: each[key] for key in ("client", "party", "difference", "difference_interval", "changed", "images")}
-    left_out = each["without"]["state_sha256"] == result.get("state_sha256")
+    told = each.model_dump(include={"client", "party", "difference", "difference_interval", "changed", "images"})
+    left_out = each.without.state_sha256 == result.state_sha256
     return {
         **told,
         "this_model": "without" if left_out else "with",
-        "run_sha256": each["run"]["state_sha256"],
-        "without_sha256": each["without"]["state_sha256"],
+        "run_sha256": each.run.state_sha256,
+        "without_sha256": each.without.state_sha256,
     }
 
 

@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedvl.evaluation.shapley import Contributions
 from fedvl.report.privacy import not_covered, sentences
 from fedvl.report.reading import evaluated_rounds, images_tested, number
 from fedvl.report.tables import percent
+from fedvl.runs.contents import Measured, Result, Withdrawal
 
 if TYPE_CHECKING:
     from fedvl.runs.contributions import Plan
@@ -21,33 +22,32 @@ FEWEST = 30  # test images, of which the course of accuracy can be told
 LAST = 3  # the part of the rounds, from the end, in which a rise counts as one that goes on: a third
 
 
-def ending(result: dict[str, Any]) -> list[str]:
+def ending(result: Result) -> list[str]:
     """Return who took part, how accuracy went, what was left out, and what to try next."""
     lines = [took_part(result), *course(result), *true_pseudo_labels(result), *skipped(result), *budget(result)]
-    notes = [str(note) for note in result.get("notes") or []]
+    notes = result.notes
     lines += notes[:NOTES]
     if len(notes) > NOTES:
         lines.append(f"{len(notes) - NOTES} more notes are in the report.")
-    if str(result.get("model", "")).startswith(TOY) and result.get("dataset") not in EMBEDDED:
-        lines.append(f"{result['model']} is a toy model: for real photos use --model openai/clip-vit-base-patch32.")
+    if (result.model or "").startswith(TOY) and result.dataset not in EMBEDDED:
+        lines.append(f"{result.model} is a toy model: for real photos use --model openai/clip-vit-base-patch32.")
     return [line for line in lines if line]
 
 
-def took_part(result: dict[str, Any]) -> str:
+def took_part(result: Result) -> str:
     """Return clients, partition, rounds, seed and test images."""
     tested = images_tested(result)
     parts = [
-        ", ".join(str(party["name"]) for party in result.get("parties") or ())
-        or several(result.get("clients"), "client"),
-        str(result.get("partition") or ""),
-        several(result.get("rounds"), "round"),
-        f"seed {result['seed']}" if result.get("seed") is not None else "",
+        ", ".join(party.name for party in result.parties) or several(result.clients, "client"),
+        result.partition or "",
+        several(result.rounds, "round"),
+        f"seed {result.seed}" if result.seed is not None else "",
         f"{several(tested, 'test image')}; in brackets, intervals of 95 %" if tested else "",
     ]
     return ", ".join(part for part in parts if part) + "."
 
 
-def budget(result: dict[str, Any]) -> list[str]:
+def budget(result: Result) -> list[str]:
     """Return what epsilon assumes, is of, and leaves out."""
     uncovered = not_covered(result)
     listed = [f"The budget does not cover: {', '.join(uncovered)} (the report says why)."] if uncovered else []
@@ -59,18 +59,18 @@ def several(value: object, noun: str) -> str:
     return "" if known is None else f"{known:,.0f} {noun}{'' if known == 1 else 's'}"
 
 
-def course(result: dict[str, Any]) -> list[str]:
+def course(result: Result) -> list[str]:
     """Return the best and the last round, and whether accuracy still rises or has fallen.
 
     A change counts if it is more than one standard error of the last accuracy.
     """
-    if (best := number(result.get("best_round"))) is not None:
+    if result.best_round is not None:
         return [
-            f"Round {best:.0f} of {several(result.get('rounds'), 'round')} is the best on "
-            f"{several(result.get('validation_images'), 'validation image')} "
-            f"({percent(result.get('validation_accuracy'))}); its model is kept."
+            f"Round {result.best_round} of {several(result.rounds, 'round')} is the best on "
+            f"{several(result.validation_images, 'validation image')} "
+            f"({percent(result.validation_accuracy)}); its model is kept."
         ]
-    values = result.get("per_round") or []
+    values = result.per_round
     curve = [
         (at, value)
         for at, value in zip(evaluated_rounds(result, len(values)), map(number, values), strict=True)
@@ -96,9 +96,9 @@ def course(result: dict[str, Any]) -> list[str]:
     return [line + more]
 
 
-def true_pseudo_labels(result: dict[str, Any]) -> list[str]:
+def true_pseudo_labels(result: Result) -> list[str]:
     """Return the share of true pseudo-labels at the first, last and worst selection."""
-    values = result.get("per_round_pseudo_label_accuracy") or []
+    values = result.per_round_pseudo_label_accuracy
     curve = [
         (value, at)
         for at, value in zip(evaluated_rounds(result, len(values)), map(number, values), strict=True)
@@ -113,13 +113,13 @@ def true_pseudo_labels(result: dict[str, Any]) -> list[str]:
     return [f"True pseudo-labels: {percent(first)} in round {start}, {percent(last)} in round {end}{lowest}."]
 
 
-def skipped(result: dict[str, Any]) -> list[str]:
+def skipped(result: Result) -> list[str]:
     """Return how many images could not be used and why, with one of them for each reason."""
-    images = result.get("skipped_images") or []
+    images = result.skipped_images
     if not images:
         return []
-    reasons = Counter(image["reason"].rstrip(".") for image in images)
-    first = {image["reason"].rstrip("."): image["image"] for image in reversed(images)}
+    reasons = Counter(image.reason.rstrip(".") for image in images)
+    first = {image.reason.rstrip("."): image.image for image in reversed(images)}
     if len(reasons) == 1:
         (reason,) = reasons
         return [f"{several(len(images), 'image')} skipped because {reason} (such as {first[reason]})."]
@@ -129,35 +129,35 @@ def skipped(result: dict[str, Any]) -> list[str]:
     return [f"{several(len(images), 'image')} skipped: {'; '.join(told)}."]
 
 
-def withdrawal_sentences(measured: dict[str, Any]) -> list[str]:
+def withdrawal_sentences(measured: Withdrawal) -> list[str]:
     """Say in words what a withdrawal changes."""
-    run, without = measured["run"], measured["without"]
-    who = measured["party"] or f"client {measured['client']}"
-    low, high = measured["difference_interval"]
+    run, without = measured.run, measured.without
+    who = measured.party or f"client {measured.client}"
+    low, high = measured.difference_interval
     told = [
-        f"With {who}: {accuracy_of(run)}; without: {accuracy_of(without)}, on the same {measured['images']:,} test images.",
-        f"Difference: {measured['difference']:+.2f} points (95 % interval {low:+.2f} to {high:+.2f}, paired). "
-        f"{measured['changed']:.2f} % of the answers changed "
-        f"({measured['changed_interval'][0]:.2f} to {measured['changed_interval'][1]:.2f}).",
+        f"With {who}: {accuracy_of(run)}; without: {accuracy_of(without)}, on the same {measured.images:,} test images.",
+        f"Difference: {measured.difference:+.2f} points (95 % interval {low:+.2f} to {high:+.2f}, paired). "
+        f"{measured.changed:.2f} % of the answers changed "
+        f"({measured.changed_interval[0]:.2f} to {measured.changed_interval[1]:.2f}).",
     ]
-    if measured["moved"]:
-        share = 100 * measured["distance"] / measured["moved"]
+    if measured.moved:
+        share = 100 * measured.distance / measured.moved
         told.append(f"The trained tensors lie {share:.1f} % as far apart as training moved them.")
-    spent = measured.get("privacy")
-    if not measured["same_draws"]:
+    spent = measured.privacy
+    if not measured.same_draws:
         drawn = "Noise and samples are drawn anew" if spent else "Parties draw from new secrets in every run"
         told.append(f"{drawn}, so that part of the difference is chance.")
     if spent:
         told.append(
-            f"Budgets add: both models together spend epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each "
-            f"{spent['of']} that is in both."
+            f"Budgets add: both models together spend epsilon {spent.epsilon:.2f}, delta {spent.delta:g}, of each "
+            f"{spent.of} that is in both."
         )
     return told
 
 
-def accuracy_of(run: dict[str, Any]) -> str:
-    bounds = run.get("interval")
-    return f"{run['accuracy']:.2f} %" + (f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else "")
+def accuracy_of(run: Measured) -> str:
+    bounds = run.interval
+    return f"{run.accuracy:.2f} %" + (f" ({bounds[0]:.2f} to {bounds[1]:.2f})" if bounds else "")
 
 
 def contribution_lines(found: Contributions, names: Sequence[str]) -> list[str]:

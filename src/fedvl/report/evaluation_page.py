@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from fedvl.evaluation.figures import ClassFigures, Estimate, Evaluation, Figures, PairedModels
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.page import write_page
-from fedvl.report.tables import p_value
+from fedvl.report.tables import Values, p_value
 
 NOT_KNOWN = "withheld"
 OVERALL = (
@@ -91,7 +90,7 @@ def write_evaluation_page(found: Evaluation, path: Path) -> Path:
     return write_page(path, "evaluation.html.j2", describe(found))
 
 
-def describe(found: Evaluation) -> dict[str, Any]:
+def describe(found: Evaluation) -> Values:
     """Return the template values of the page."""
     pooled, benefits = found.pooled, rarest(found.pooled)
     return {
@@ -111,13 +110,13 @@ def describe(found: Evaluation) -> dict[str, Any]:
     }
 
 
-def class_row(each: ClassFigures) -> dict[str, Any]:
+def class_row(each: ClassFigures) -> Values:
     threshold = NOT_KNOWN if each.threshold is None else f"{100 * each.threshold:.1f}"
     cells = [written(getattr(each, key), digits, "none") for key, _, digits in BY_CLASS]
     return {"name": each.name, "images": f"{each.images:,}", "threshold": threshold, "cells": cells}
 
 
-def site_row(name: str, found: Figures) -> dict[str, Any]:
+def site_row(name: str, found: Figures) -> Values:
     return {
         "name": name,
         "images": f"{found.images:,}",

@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedvl.errors import FedVLError
+from fedvl.files import Content
 from fedvl.runs.folder import RunFolder
 
 
@@ -33,12 +34,12 @@ def read_log(folder: Path) -> Log:
         for key, value in part.items()
     }
     settings |= {key: str(value) for key, value in run.settings.items() if not isinstance(value, dict)}
-    scalars = [(name, value, record["round"]) for record in run.rounds for name, value in numeric_items(record)]
+    scalars = [(name, value, record.round) for record in run.rounds for name, value in numeric_items(record)]
     return Log(folder.resolve().name, settings, scalars, dict(numeric_items(run.result)) if run.finished else {})
 
 
-def numeric_items(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
+def numeric_items(content: Content) -> Iterator[tuple[str, float]]:
+    for name, value in content.to_dict().items():
         known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if known and name not in ("round", "schema") and re.fullmatch(r"[\w.@-]{1,80}", name):
             yield name, float(value)

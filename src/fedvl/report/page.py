@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,6 +17,7 @@ from fedvl.report.comparison_page import describe_grid
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
 from fedvl.report.runs_page import describe_runs
+from fedvl.report.tables import Values
 from fedvl.runs.folder import RunFolder
 
 COMPARISON = "comparison.json"
@@ -50,7 +50,7 @@ def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     return write_page(path, "runs.html.j2", describe_runs([RunFolder.open(folder) for folder in folders]))
 
 
-def write_page(path: Path, template: str, values: dict[str, Any]) -> Path:
+def write_page(path: Path, template: str, values: Values) -> Path:
     try:
         write_whole(path, visible(render(template, values)).encode())
     except OSError as error:
@@ -73,7 +73,7 @@ def templates() -> Environment:
     )
 
 
-def render(template: str, values: dict[str, Any]) -> str:
+def render(template: str, values: Values) -> str:
     script = templates().get_template("report.js").render()
     return (
         templates()

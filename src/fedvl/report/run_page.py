@@ -1,13 +1,14 @@
 """Template values for the page of one run."""
 
 import re
+from collections.abc import Sequence
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from fedvl.evaluation.statistics import Paired, wilson
+from fedvl.federation.records import Record
 from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
 from fedvl.report.charts.comparing import Bar, bar_chart, signed_bars
@@ -15,12 +16,13 @@ from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.scatter import MODALITIES, Point, key_of, map_chart
 from fedvl.report.ending import contribution_lines, withdrawal_sentences
 from fedvl.report.federation import describe_federation, name_of, own_classes, unheld
-from fedvl.report.reading import count_of, difference, flatten, gain, images_tested, intervals, number, series
+from fedvl.report.reading import difference, flatten, gain, images_tested, intervals, number, series
 from fedvl.report.svg import COLOURS, colour
 from fedvl.report.tables import (
     MISSING,
     Cell,
     Row,
+    Values,
     accuracy_rows,
     cell_of,
     condition_f1,
@@ -38,6 +40,7 @@ from fedvl.report.tables import (
     sure,
     tail_rows,
 )
+from fedvl.runs.contents import Embedding, Example, Examples, Result
 from fedvl.runs.folder import RunFolder
 
 SIZES = WIDE, NARROW = 848, 356
@@ -53,7 +56,7 @@ MOST_EXPECTED = 40  # clients whose expected accuracy is drawn; result.json has 
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
-def describe_run(run: RunFolder) -> dict[str, Any]:
+def describe_run(run: RunFolder) -> Values:
     """Return the template values of a run's page."""
     return {
         **_headline(run.result),
@@ -70,10 +73,8 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "costs": [*privacy_rows(run.result), *cost_rows(run.result, run.rounds)],
         **_rounds(run),
         "facts": _facts(run.result),
-        "config": [
-            (key, value) for key, value in flatten(run.result.get("config") or {}) if key not in unheld(run.result)
-        ],
-        "command": str(run.result.get("command") or ""),
+        "config": [(key, value) for key, value in flatten(run.result.config) if key not in unheld(run.result)],
+        "command": run.result.command or "",
         "notes": _notes(run),
     }
 
@@ -83,7 +84,7 @@ def drawn(svg: str) -> Markup:
     return Markup(svg)
 
 
-def _contributions(run: RunFolder) -> dict[str, Any]:
+def _contributions(run: RunFolder) -> Values:
     """Return the chart of what clients contribute, and how it was measured."""
     found = run.contributions
     if found is None:
@@ -98,25 +99,25 @@ def _contributions(run: RunFolder) -> dict[str, Any]:
     return {"contributions": charts, "contributed": contribution_lines(found, names)[-1]}
 
 
-def _headline(result: dict[str, Any]) -> dict[str, Any]:
+def _headline(result: Result) -> Values:
     change = difference(result)
     setting = [
         who(result),
-        _several(result.get("rounds"), "round"),
-        result.get("partition"),
-        f"{result['protocol']} protocol" if result.get("protocol") else None,
-        f"{result['preset']} preset" if result.get("preset") else None,
-        f"seed {result['seed']}" if result.get("seed") is not None else None,
+        _several(result.rounds, "round"),
+        result.partition,
+        f"{result.protocol} protocol" if result.protocol else None,
+        f"{result.preset} preset" if result.preset else None,
+        f"seed {result.seed}" if result.seed is not None else None,
     ]
     count, known, test = images_tested(result), intervals(result), gain(result)
     return {
-        "method": str(result["method"]),
-        "dataset": str(result.get("dataset", MISSING)).rstrip("/").rpartition("/")[2],  # without its folders
-        "model": str(result.get("model", MISSING)),
-        "setting": [str(part) for part in setting if part],
-        "accuracy": percent(result.get("accuracy")),
+        "method": result.method,
+        "dataset": (result.dataset or MISSING).rstrip("/").rpartition("/")[2],  # without its folders
+        "model": result.model or MISSING,
+        "setting": [part for part in setting if part],
+        "accuracy": percent(result.accuracy),
         "accuracy_interval": spread(known.get("accuracy")),
-        "zero_shot": None if change is None else percent(result["zero_shot_accuracy"]),
+        "zero_shot": None if change is None else percent(result.zero_shot_accuracy),
         "zero_shot_interval": spread(known.get("zero_shot_accuracy")),
         "change": None if change is None else points(change),
         "change_interval": "" if test is None else f"{spread(test.interval)}, {p_value(test.p)}",
@@ -128,24 +129,24 @@ def _headline(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def who(result: dict[str, Any]) -> str | None:
+def who(result: Result) -> str | None:
     """Return who took part: a party among others, parties by name, or a number of clients."""
-    if result.get("party"):
-        return f"{result['party']}, one of {_several(result.get('clients'), 'party', 'parties')}"
-    names = [str(party["name"]) for party in result.get("parties") or ()]
-    return ", ".join(names) if 0 < len(names) <= NAMED else _several(result.get("clients"), "client")
+    if result.party:
+        return f"{result.party}, one of {_several(result.clients, 'party', 'parties')}"
+    names = [party.name for party in result.parties]
+    return ", ".join(names) if 0 < len(names) <= NAMED else _several(result.clients, "client")
 
 
-def opening(result: dict[str, Any]) -> str:
+def opening(result: Result) -> str:
     """Say what was gained, over what, and how sure that is; "" where it is not known."""
     change, test, count = difference(result), gain(result), images_tested(result)
     if change is None:
         return ""
     where = f" on {_several(count, 'test image')}" if count else ""
     if abs(change) < CHANGED:
-        return f"{result['method']} neither gains nor loses accuracy over zero-shot{where}."
+        return f"{result.method} neither gains nor loses accuracy over zero-shot{where}."
     verb = "gains" if change > 0 else "loses"
-    size = f"{result['method']} {verb} {abs(change):.1f} points of accuracy over zero-shot{where}"
+    size = f"{result.method} {verb} {abs(change):.1f} points of accuracy over zero-shot{where}"
     if test is None:
         return f"{size}."
     if test.p < SIGNIFICANT:
@@ -153,12 +154,12 @@ def opening(result: dict[str, Any]) -> str:
     return f"{size}, which may be chance (95 %: {spread(test.interval)}, {p_value(test.p)})."
 
 
-def best_caption(result: dict[str, Any], accuracy: list[tuple[int, float]]) -> str:
+def best_caption(result: Result, accuracy: list[tuple[int, float]]) -> str:
     """Name the best round, and what is kept."""
     if len(accuracy) < 2:
         return ""
     at, value = max(accuracy, key=lambda pair: (pair[1], -pair[0]))
-    kept = "; its model is kept" if result.get("best_round") else ""
+    kept = "; its model is kept" if result.best_round else ""
     last = ", the last" if at == accuracy[-1][0] else ""
     return f"Best round: {at}{last}, {percent(value)}{kept}."
 
@@ -183,13 +184,13 @@ def kind_of(change: float | None) -> str:
     return "gain" if change > 0 else "loss"
 
 
-def _curves(run: RunFolder) -> dict[str, Any]:
+def _curves(run: RunFolder) -> Values:
     accuracy, name = series(run, "per_round", "accuracy"), "accuracy, %"
-    reference = number(run.result.get("zero_shot_accuracy"))
+    reference = number(run.result.zero_shot_accuracy)
     if not accuracy and (accuracy := series(run, "per_round_validation", "validation")):
         name, reference = "accuracy on validation images, %", None
     best = max(accuracy, key=lambda pair: (pair[1], -pair[0]))[0] if len(accuracy) > 1 else None
-    curves = [Series(run.result["method"], accuracy)]
+    curves = [Series(run.result.method, accuracy)]
     if labels := series(run, "per_round_pseudo_label_accuracy", "pseudo_label_accuracy"):
         curves.append(Series("true pseudo-labels", labels))
     loss = series(run, "per_round_loss", "loss")
@@ -208,23 +209,23 @@ def _curves(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _classes(result: dict[str, Any]) -> dict[str, Any]:
+def _classes(result: Result) -> Values:
     """Return everything shown per class: partition, recalls and confusions."""
-    counts, confusion = result.get("partition_counts"), result.get("confusion")
-    per_class: list[Any] = confusion or result.get("per_class_recall") or (counts or [[]])[0]
-    names = [str(name) for name in result.get("class_names") or range(len(per_class))]
+    counts, confusion = result.partition_counts, result.confusion
+    per_class: Sequence[object] = confusion or result.per_class_recall or (counts or [[]])[0]
+    names = result.class_names or [str(number) for number in range(len(per_class))]
     # In the open protocol the training classes are not the test classes.
-    held_names = [str(name) for name in result.get("partition_class_names") or names]
+    held_names = result.partition_class_names or names
     recalls = _recalls(result, names)
     # Without labels there is nothing to draw, and a party knows of its own images alone.
-    held = counts and any(map(any, counts)) and not result.get("party")
-    found: dict[str, Any] = {
+    held = counts and any(map(any, counts)) and not result.party
+    found: Values = {
         "partition": [
             drawn(partition.partition_chart(np.asarray(counts, dtype=np.int64), held_names, width)) for width in SIZES
         ]
         if held
         else None,
-        "partition_captions": partition_captions(len(counts or ()), len(held_names), result.get("partition_note")),
+        "partition_captions": partition_captions(len(counts or ()), len(held_names), result.partition_note),
         "own_charts": [drawn(chart) for chart in own_classes(result, SIZES)],
         "own_images": f"{sum(map(sum, counts or ())):,}",
         "recalls": recalls,
@@ -252,7 +253,7 @@ def _classes(result: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def partition_captions(clients: int, class_count: int, note: object) -> list[str]:
+def partition_captions(clients: int, class_count: int, note: str | None) -> list[str]:
     captions = ["The area of a bubble is the number of training samples."]
     if max(clients, class_count) > partition.LARGEST_BUBBLES:
         captions = ["A stronger colour means more training samples."]
@@ -260,15 +261,15 @@ def partition_captions(clients: int, class_count: int, note: object) -> list[str
             captions.append(f"Each column sums {group} neighbouring clients.")
         if (group := partition.group_size(class_count)) > 1:
             captions.append(f"Each row sums {group} neighbouring classes and is named after the first.")
-    return [*captions, str(note)] if note else captions
+    return [*captions, note] if note else captions
 
 
-def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+def _recalls(result: Result, names: list[str]) -> list[Values]:
     """Return the rows of the recall table, largest gain (or without zero-shot, recall) first."""
-    recalls = result.get("per_class_recall") or []
-    counts = [sum(row) for row in result.get("confusion") or []] or [0] * len(recalls)
-    references = result.get("zero_shot_per_class_recall") or []
-    if result["method"] == "zero-shot" or len(references) != len(recalls):
+    recalls = result.per_class_recall
+    counts = [sum(row) for row in result.confusion] or [0] * len(recalls)
+    references = result.zero_shot_per_class_recall
+    if result.method == "zero-shot" or len(references) != len(recalls):
         references = [None] * len(recalls)
     rows = []
     for name, value, against, count in zip(names, recalls, references, counts, strict=False):
@@ -290,15 +291,19 @@ def _recalls(result: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 
-def _protocol(result: dict[str, Any]) -> dict[str, Any]:
+def _protocol(result: Result) -> Values:
     """Return what the personal and the missing-modality protocols add to the page."""
-    tested = bool(result.get("per_client_accuracy"))
-    key = "per_client_accuracy" if tested else "per_client_mix_accuracy"
-    own, before = result.get(key) or [], result.get(f"zero_shot_{key}") or []
-    if not tested and (result.get("party") or len(own) > MOST_EXPECTED):
+    tested = bool(result.per_client_accuracy)
+    own, before = (
+        (result.per_client_accuracy, result.zero_shot_per_client_accuracy)
+        if tested
+        else (result.per_client_mix_accuracy, result.zero_shot_per_client_mix_accuracy)
+    )
+    own, before = own or [], before or []
+    if not tested and (result.party or len(own) > MOST_EXPECTED):
         own, before = [], []
-    references = before if len(before) == len(own) and result["method"] != "zero-shot" else [None] * len(own)
-    counts = result.get("per_client_test_images") or []
+    references = before if len(before) == len(own) and result.method != "zero-shot" else [None] * len(own)
+    counts = result.per_client_test_images
     counts = counts if len(counts) == len(own) else [0] * len(own)
     bars = [
         Bar(_client_name(client, value, count), value, 0, number(reference))
@@ -311,26 +316,25 @@ def _protocol(result: dict[str, Any]) -> dict[str, Any]:
         "clients_compared": any(bar.mark is not None for bar in bars),
         "conditions": [
             {
-                "name": str(row["condition"]),
-                "bar": drawn(classes.recall_bar(number(row["accuracy"]) or 0.0, None)),
+                "name": row.condition,
+                "bar": drawn(classes.recall_bar(number(row.accuracy) or 0.0, None)),
                 "cells": [
-                    Cell(text, value if (value := number(row.get(key))) is not None else "")
-                    for key, text in (
-                        ("accuracy", sure(row.get("accuracy"), images_tested(result))),
-                        ("macro_f1", condition_f1(row)),
+                    Cell(text, value if (value := number(rate)) is not None else "")
+                    for text, rate in (
+                        (sure(row.accuracy, images_tested(result)), row.accuracy),
+                        (condition_f1(row), row.macro_f1),
                     )
                 ],
             }
-            for row in result.get("conditions") or []
+            for row in result.conditions
         ],
         "sets": set_rows(result),
         "datasets": dataset_rows(result),
         "tail": tail_rows(result),
-        "tail_by": str((result.get("long_tail") or {}).get("by", "")),
-        "class_lists": [len(own) for own in result.get("class_lists") or ()],
+        "tail_by": result.long_tail.by if result.long_tail else "",
+        "class_lists": [len(own) for own in result.class_lists],
         "set_classes": [
-            (name, ", ".join(f"{len(classes)}" for classes in lists))
-            for name, lists in (result.get("candidate_sets") or {}).items()
+            (name, ", ".join(f"{len(classes)}" for classes in lists)) for name, lists in result.candidate_sets.items()
         ],
         **_map(result),
     }
@@ -340,16 +344,15 @@ def _client_name(client: int, accuracy: float, count: int) -> str:
     return f"client {client} (n = {count}, {spread(wilson(accuracy, count), 0)})" if count else f"client {client}"
 
 
-def _map(result: dict[str, Any]) -> dict[str, Any]:
+def _map(result: Result) -> Values:
     """Return the t-SNE map of test samples, if there is one, and its legend."""
-    found = result.get("embedding") or {}
-    names = [str(name) for name in result.get("class_names") or ()]
-    labels = found.get("label") or []
+    found, names = result.embedding or Embedding(), result.class_names
+    labels = found.label
     if not labels or max(labels) >= len(names):
         return {"map_charts": [], "map_classes": [], "map_shapes": []}
-    present = found.get("present") or ["both"] * len(labels)
+    present = found.present or ["both"] * len(labels)
     shapes = [MODALITIES[modality] for modality in present]
-    samples = [Point(*values) for values in zip(found["x"], found["y"], labels, shapes, strict=True)]
+    samples = [Point(*values) for values in zip(found.x, found.y, labels, shapes, strict=True)]
     shown = sorted(set(labels))
     return {
         "map_charts": [drawn(map_chart(samples, names, width, 0.62 * width)) for width in SIZES],
@@ -360,83 +363,78 @@ def _map(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _examples(examples: dict[str, Any]) -> dict[str, list[dict[str, str]]]:
+def _examples(examples: Examples) -> dict[str, list[Example]]:
     """Return test images whose prediction changed; anything but an embedded image is dropped."""
-    return {
-        kind: [
-            {key: str(example.get(key, MISSING)) for key in ("true", "zero_shot", "answer", "image")}
-            for example in examples.get(kind) or []
-            if IMAGE_DATA.fullmatch(str(example.get("image")))
-        ]
-        for kind in ("gained", "lost")
-    }
+    kinds = {"gained": examples.gained, "lost": examples.lost}
+    return {kind: [each for each in found if IMAGE_DATA.fullmatch(each.image)] for kind, found in kinds.items()}
 
 
-def _troubles(run: RunFolder) -> dict[str, Any]:
+def _troubles(run: RunFolder) -> Values:
     """Return refused updates, dropped clients and skipped images: counts and details."""
-    skipped = run.result.get("skipped_images") or []
+    skipped = run.result.skipped_images
     return {
-        "refused_count": count_of(run.result.get("refused_updates")),
+        "refused_count": run.result.refused_updates or 0,
         "refusals": [
-            (entry["round"], name_of(run.result, refusal["client"]), refusal["reason"])
-            for entry in run.rounds
-            for refusal in entry.get("refused") or []
+            (record.round, name_of(run.result, refusal.client), refusal.reason)
+            for record in run.rounds
+            for refusal in record.refused
         ],
-        "dropped_count": sum(count_of(entry.get("dropped")) for entry in run.rounds),
+        "dropped_count": sum(len(record.dropped) for record in run.rounds),
         "drops": [
-            (entry["round"], ", ".join(name_of(run.result, client) for client in entry["dropped"]))
-            for entry in run.rounds
-            if entry.get("dropped")
+            (record.round, ", ".join(name_of(run.result, client) for client in record.dropped))
+            for record in run.rounds
+            if record.dropped
         ],
         "skipped_count": len(skipped),
-        "skipped": [(image["image"], image.get("split", MISSING), image["reason"]) for image in skipped],
+        "skipped": [(image.image, image.split or MISSING, image.reason) for image in skipped],
     }
 
 
-def _rounds(run: RunFolder) -> dict[str, Any]:
+def _rounds(run: RunFolder) -> Values:
     """Return the table of all rounds, without columns that nothing is known of."""
-    rows = [_round_cells(entry, _round_images(run.result)) for entry in run.rounds]
+    rows = [_round_cells(record, _round_images(run.result)) for record in run.rounds]
     known = [any(row[column].text != MISSING for row in rows) for column in range(len(ROUND_HEADS))]
-    if run.result.get("party"):  # it knows of no other client
+    if run.result.party:  # it knows of no other client
         known[ROUND_HEADS.index("clients")] = False
     return {"round_heads": list(compress(ROUND_HEADS, known)), "rounds": [list(compress(row, known)) for row in rows]}
 
 
-def _round_images(result: dict[str, Any]) -> int:
+def _round_images(result: Result) -> int:
     """Return the test images of a round; 0 where its accuracy is a mean over clients."""
-    return 0 if result.get("per_client_accuracy") else images_tested(result)
+    return 0 if result.per_client_accuracy else images_tested(result)
 
 
-def _round_cells(entry: dict[str, Any], images: int) -> list[Cell]:
+def _round_cells(record: Record, images: int) -> list[Cell]:
+    known = record.model_fields_set
     return [
-        cell_of(entry["round"], "{:.0f}".format),
-        cell_of(entry.get("accuracy"), lambda value: sure(value, images)),
-        cell_of(entry.get("loss"), "{:.4f}".format),
-        cell_of(count_of(entry["cohort"]) if "cohort" in entry else None, "{:.0f}".format),
-        cell_of(count_of(entry.get("dropped")), "{:.0f}".format),
-        cell_of(count_of(entry.get("refused")), "{:.0f}".format),
-        cell_of(entry.get("bytes_up"), human_bytes),
-        cell_of(entry.get("bytes_down"), human_bytes),
-        cell_of(entry.get("seconds"), human_seconds),
+        cell_of(record.round, "{:.0f}".format),
+        cell_of(record.accuracy, lambda value: sure(value, images)),
+        cell_of(record.loss, "{:.4f}".format),
+        cell_of(len(record.cohort) if "cohort" in known else None, "{:.0f}".format),
+        cell_of(len(record.dropped), "{:.0f}".format),
+        cell_of(len(record.refused), "{:.0f}".format),
+        cell_of(record.bytes_up if "bytes_up" in known else None, human_bytes),
+        cell_of(record.bytes_down if "bytes_down" in known else None, human_bytes),
+        cell_of(record.seconds if "seconds" in known else None, human_seconds),
     ]
 
 
-def _facts(result: dict[str, Any]) -> list[Row]:
-    keys = {
-        "started": "Started",
-        "finished": "Finished",
-        "device": "Device",
-        "precision": "Precision of training",
-        "fedvl_version": "FedVL version",
-        "schema": "Schema of result.json",
-        "state_sha256": "SHA-256 of what was trained",
+def _facts(result: Result) -> list[Row]:
+    facts = {
+        "Started": result.started,
+        "Finished": result.finished,
+        "Device": result.device,
+        "Precision of training": result.precision,
+        "FedVL version": result.fedvl_version,
+        "Schema of result.json": result.schema_version,
+        "SHA-256 of what was trained": result.state_sha256,
     }
-    return [Row(label, moment(str(result[key])), "") for key, label in keys.items() if result.get(key) is not None]
+    return [Row(label, moment(str(fact)), "") for label, fact in facts.items() if fact is not None]
 
 
 def _notes(run: RunFolder) -> list[str]:
-    notes = [str(note) for note in run.result.get("notes") or []]
-    notes += [f"Round {entry['round']} has no update. {entry['void']}" for entry in run.rounds if entry.get("void")]
+    notes = list(run.result.notes)
+    notes += [f"Round {record.round} has no update. {record.void}" for record in run.rounds if record.void]
     if run.unreadable_lines:
         lines = "1 line" if run.unreadable_lines == 1 else f"{run.unreadable_lines} lines"
         notes.append(f"{lines} of metrics.jsonl could not be read and were left out.")

@@ -20,6 +20,7 @@ from fedvl.report.tables import (
     points,
     spread,
 )
+from fedvl.runs.contents import Result, Seconds
 from fedvl.runs.folder import RunFolder
 
 FEWEST_DATASETS = 3  # for a radar
@@ -47,7 +48,7 @@ def describe_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "cost_charts": _cost_charts(names, runs),
         "costs": _costs(runs),
         **_settings(runs),
-        "commands": [str(run.result.get("command") or "") for run in runs],
+        "commands": [run.result.command or "" for run in runs],
     }
 
 
@@ -66,19 +67,19 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # the same folder twice
 
 
-def _title(result: dict[str, Any]) -> str:
-    return f"{result['method']} on {result.get('dataset', MISSING)}"
+def _title(result: Result) -> str:
+    return f"{result.method} on {result.dataset or MISSING}"
 
 
-def _summary(result: dict[str, Any]) -> dict[str, Any]:
+def _summary(result: Result) -> dict[str, Any]:
     change, known = difference(result), intervals(result)
 
     def with_interval(key: str) -> Cell:
         text = spread(known.get(key))
-        return cell_of(result.get(key), lambda value: f"{value:.2f} ({text})" if text else f"{value:.2f}")
+        return cell_of(getattr(result, key), lambda value: f"{value:.2f} ({text})" if text else f"{value:.2f}")
 
     return {
-        "words": [str(result.get(key) or MISSING) for key in ("method", "dataset", "partition")],
+        "words": [result.method, result.dataset or MISSING, result.partition or MISSING],
         "cells": [
             with_interval("accuracy"),
             with_interval("zero_shot_accuracy"),
@@ -122,7 +123,7 @@ def _curves(names: Sequence[str], runs: Sequence[RunFolder]) -> list[Any]:
     if not rounds:
         return []
     for curve, run in zip(known, runs, strict=True):
-        if not curve and (accuracy := number(run.result.get("accuracy"))) is not None:
+        if not curve and (accuracy := number(run.result.accuracy)) is not None:
             curve += [(min(rounds), accuracy), (max(rounds), accuracy)]
     curves = [Series(names[index], curve, css_of(index)) for index, curve in enumerate(known)]
     return [drawn(line_chart(curves, None, width, 320, "accuracy, %", unit=" %")) for width in SIZES]
@@ -132,9 +133,9 @@ def _radar(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Draw a radar of methods over datasets; runs of the same method and dataset are averaged."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        accuracy = number(run.result.get("accuracy"))
+        accuracy = number(run.result.accuracy)
         if accuracy is not None:
-            method, dataset = str(run.result["method"]), str(run.result.get("dataset", MISSING))
+            method, dataset = run.result.method, run.result.dataset or MISSING
             found.setdefault(method, {}).setdefault(dataset, []).append(accuracy)
     datasets = list(dict.fromkeys(dataset for places in found.values() for dataset in places))
     if len(datasets) < FEWEST_DATASETS:
@@ -153,14 +154,14 @@ def _class_tables(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Return a table per set of shared classes: the first run's recall, then differences."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, run in enumerate(runs):
-        names = tuple(str(name) for name in run.result.get("class_names") or ())
-        if names and len(run.result.get("per_class_recall") or ()) == len(names):
+        names = tuple(run.result.class_names)
+        if names and len(run.result.per_class_recall) == len(names):
             groups.setdefault(names, []).append(index)
     tables = []
     for names, members in groups.items():
         if len(members) > 1:
-            recalls = [[number(value) for value in runs[index].result["per_class_recall"]] for index in members]
-            counts = [sum(row) for row in runs[members[0]].result.get("confusion") or []]
+            recalls = [[number(value) for value in runs[index].result.per_class_recall] for index in members]
+            counts = [sum(row) for row in runs[members[0]].result.confusion]
             rows = [
                 {
                     "name": name,
@@ -195,8 +196,8 @@ def _cost_charts(names: Sequence[str], runs: Sequence[RunFolder]) -> list[dict[s
     for key, title, human in COSTS:
         bars = []
         for index, run in enumerate(runs):
-            value = run.result.get(key)
-            cost = number(value.get("train") if isinstance(value, dict) else value)
+            value = getattr(run.result, key)
+            cost = number(value.train if isinstance(value, Seconds) else value)
             if cost is not None:
                 bars.append(Bar(names[index], cost, index, css=css_of(index)))
         if any(bar.value for bar in bars):
@@ -221,7 +222,7 @@ def _costs(runs: Sequence[RunFolder]) -> list[tuple[str, list[Cell]]]:
 
 def _settings(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Split settings into those that differ, those shared, and those of a single run."""
-    flat = [dict(flatten(run.result.get("config") or {})) for run in runs]
+    flat = [dict(flatten(run.result.config)) for run in runs]
     different, same, alone = [], [], []
     for key in dict.fromkeys(key for settings in flat for key in settings):
         values = [settings.get(key, MISSING) for settings in flat]

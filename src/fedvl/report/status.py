@@ -3,7 +3,7 @@
 import time
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from rich.table import Table
@@ -11,11 +11,13 @@ from rich.text import Text
 
 from fedvl.config import resolve
 from fedvl.display import Console, visible
+from fedvl.federation.records import Record
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.loopback import page_server
 from fedvl.report.page import render
 from fedvl.report.reading import number
 from fedvl.report.tables import MISSING, human_bytes, human_seconds, percent, sure
+from fedvl.runs.contents import Status
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import Tensors, count_bytes
 
@@ -24,69 +26,99 @@ REFUSALS_SHOWN = 20
 ROUND_HEADS = ("round", "accuracy", "loss", "answered", "up", "down", "time")
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """Return the status of a run that is in progress, stopped or finished."""
+class Refusal(NamedTuple):
+    round: int
+    party: str
+    reason: str
+
+
+class PartyStatus(NamedTuple):
+    name: str
+    state: str
+    last_seen: str
+    missed: int  # rounds
+
+
+class RunStatus(NamedTuple):
+    """The status of a run that is in progress, stopped or finished."""
+
+    method: str
+    phase: str
+    rounds: int
+    records: list[Record]
+    refused: list[Refusal]
+    zero_shot: float | None
+    parties: list[PartyStatus]
+    certificate_days: int | None
+    accuracy: str  # the last one, with its interval; "" if unknown
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(record.bytes_up for record in self.records)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(record.bytes_down for record in self.records)
+
+
+def read_status(folder: Path) -> RunStatus:
+    """Read the status of a run from the files in its folder."""
     run = RunFolder(folder)
     settings, records, live, finished = run.settings, run.rounds, run.status, run.finished
     experiment = resolve([settings])
     rounds = experiment.federation.rounds
-    names = live.get("parties", [])  # empty if all clients are in one process
-    doing = live.get("phase") or "starting"
-    if (absent := set(live.get("waiting_for", ())) - set(live.get("connected", ()))) and names:
+    names = live.parties  # empty if all clients are in one process
+    doing = live.phase or "starting"
+    if (absent := set(live.waiting_for) - set(live.connected)) and names:
         doing = f"waiting for {', '.join(name_of(names, client) for client in sorted(absent))}"
-    phase = f"round {live.get('round') or len(records) + 1} of {rounds}: {doing}"
+    phase = f"round {live.round or len(records) + 1} of {rounds}: {doing}"
     if finished or not run.at_work:
-        live.update(connected=[], waiting_for=[])
+        live = live.model_copy(update={"connected": [], "waiting_for": []})
         phase = (
             "finished" if finished else f"stopped after round {len(records)} of {rounds}; continue with fedvl resume"
         )
-    return {
-        "method": experiment.method.name,
-        "phase": phase,
-        "rounds": rounds,
-        "records": records,
-        "refused": [
-            {"round": record["round"], "party": name_of(names, item["client"]), "reason": item["reason"]}
+    return RunStatus(
+        method=experiment.method.name,
+        phase=phase,
+        rounds=rounds,
+        records=records,
+        refused=[
+            Refusal(record.round, name_of(names, item.client), item.reason)
             for record in records
-            for item in record.get("refused", ())
+            for item in record.refused
         ],
-        "zero_shot": number(run.result.get("zero_shot_accuracy")) if finished else None,
-        "parties": [
-            describe_party(client, name, live, records, ended(run, client)) for client, name in enumerate(names)
-        ],
-        "certificate_days": live.get("certificate_days"),
-        "accuracy": accuracy_line(records, live.get("test_images") or 0),
-        "bytes_up": sum(record.get("bytes_up", 0) for record in records),
-        "bytes_down": sum(record.get("bytes_down", 0) for record in records),
-    }
+        zero_shot=number(run.result.zero_shot_accuracy) if finished else None,
+        parties=[describe_party(client, name, live, records, ended(run, client)) for client, name in enumerate(names)],
+        certificate_days=live.certificate_days,
+        accuracy=accuracy_line(records, live.test_images or 0),
+    )
 
 
-def accuracy_line(records: list[dict[str, Any]], images: int) -> str:
+def accuracy_line(records: list[Record], images: int) -> str:
     """Say how sure the last accuracy is; "" where that is not known."""
-    last = next((record for record in reversed(records) if "accuracy" in record), None)
+    last = next((record for record in reversed(records) if record.accuracy is not None), None)
     if last is None or not images:
         return ""
-    return f"Round {last['round']}: {sure(last['accuracy'], images)} of {images:,} test images; in brackets, 95 %."
+    return f"Round {last.round}: {sure(last.accuracy, images)} of {images:,} test images; in brackets, 95 %."
 
 
 def ended(run: RunFolder, client: int) -> str:
     """Return how a finished run stands with a party: whether it was told and has the model."""
     if not run.finished:
         return ""
-    return "finished" if client in (run.federation or {}).get("told", ()) else "has not fetched the model"
+    told = run.federation.told if run.federation else []
+    return "finished" if client in told else "has not fetched the model"
 
 
-def describe_party(
-    client: int, name: str, live: dict[str, Any], records: list[dict[str, Any]], ended: str
-) -> dict[str, Any]:
-    seen = live.get("last_seen", {}).get(str(client))
-    there, awaited = client in live.get("connected", []), client in live.get("waiting_for", [])
-    return {
-        "name": name,
-        "state": ended or ("not connected" if not there else "working" if awaited else "connected"),
-        "last_seen": f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "never",
-        "missed": sum(client in record.get("dropped", ()) for record in records),
-    }
+def describe_party(client: int, name: str, live: Status, records: list[Record], ended: str) -> PartyStatus:
+    seen = live.last_seen.get(str(client))
+    there, awaited = client in live.connected, client in live.waiting_for
+    return PartyStatus(
+        name=name,
+        state=ended or ("not connected" if not there else "working" if awaited else "connected"),
+        last_seen=f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "never",
+        missed=sum(client in record.dropped for record in records),
+    )
 
 
 def name_of(names: list[str], client: int) -> str:
@@ -98,43 +130,43 @@ def name_of(names: list[str], client: int) -> str:
 
 def print_status(folder: Path) -> None:
     found, console = read_status(folder), Console()
-    console.print(f"{found['method']}, {found['phase']}", highlight=False)
-    if found["parties"]:
+    console.print(f"{found.method}, {found.phase}", highlight=False)
+    if found.parties:
         table = Table("party", "state", "last seen", "rounds missed", box=None, pad_edge=False)
-        for party in found["parties"]:
-            table.add_row(Text(party["name"]), party["state"], party["last_seen"], str(party["missed"]))
+        for party in found.parties:
+            table.add_row(Text(party.name), party.state, party.last_seen, str(party.missed))
         console.print(table)
-    if found["certificate_days"] is not None:
-        console.print(certificate_line(found["certificate_days"]), highlight=False)
+    if found.certificate_days is not None:
+        console.print(certificate_line(found.certificate_days), highlight=False)
     table = Table(*ROUND_HEADS, box=None, pad_edge=False)
     for cells in round_cells(found):
         table.add_row(*cells)
     console.print(table)
-    if found["accuracy"]:
-        console.print(found["accuracy"], highlight=False)
-    for record in found["records"]:
-        if record.get("void"):
-            console.print(f"Round {record['round']} has no update. {record['void']}", highlight=False, markup=False)
-    for item in found["refused"][-REFUSALS_SHOWN:]:
-        console.print(f"Refused in round {item['round']}: {item['party']}, {item['reason']}", highlight=False)
+    if found.accuracy:
+        console.print(found.accuracy, highlight=False)
+    for record in found.records:
+        if record.void:
+            console.print(f"Round {record.round} has no update. {record.void}", highlight=False, markup=False)
+    for item in found.refused[-REFUSALS_SHOWN:]:
+        console.print(f"Refused in round {item.round}: {item.party}, {item.reason}", highlight=False)
 
 
 def certificate_line(days: int) -> str:
     return f"The server's certificate is valid for {days} days" + ("; fedvl federation renew." if days < 60 else ".")
 
 
-def round_cells(found: dict[str, Any]) -> list[list[str]]:
+def round_cells(found: RunStatus) -> list[list[str]]:
     return [
         [
-            str(record["round"]),
-            percent(record["accuracy"]) if "accuracy" in record else "",
-            MISSING if record.get("loss") is None else f"{record['loss']:.4f}",
-            f"{len(record.get('cohort', ())) - len(record.get('dropped', ()))} of {len(record.get('cohort', ()))}",
-            human_bytes(record.get("bytes_up", 0)),
-            human_bytes(record.get("bytes_down", 0)),
-            human_seconds(record.get("seconds", 0.0)),
+            str(record.round),
+            percent(record.accuracy) if "accuracy" in record.model_fields_set else "",
+            MISSING if record.loss is None else f"{record.loss:.4f}",
+            f"{len(record.cohort) - len(record.dropped)} of {len(record.cohort)}",
+            human_bytes(record.bytes_up),
+            human_bytes(record.bytes_down),
+            human_seconds(record.seconds),
         ]
-        for record in found["records"]
+        for record in found.records
     ]
 
 
@@ -185,24 +217,22 @@ def numbers_sent(rehearsal: dict[str, Any]) -> str:
 # --- the page
 
 
-def render_status(found: dict[str, Any]) -> str:
+def render_status(found: RunStatus) -> str:
     """Return the page; it is read anew every few seconds."""
-    curve = [
-        (record["round"], value) for record in found["records"] if (value := number(record.get("accuracy"))) is not None
-    ]
+    curve = [(record.round, value) for record in found.records if (value := number(record.accuracy)) is not None]
     values = {
-        **found,
+        **found._asdict(),
         "refresh": REFRESH_SECONDS,
         "charts": [
-            Markup(line_chart([Series("", curve)], found["zero_shot"], width, height, "accuracy, %", unit=" %"))
+            Markup(line_chart([Series("", curve)], found.zero_shot, width, height, "accuracy, %", unit=" %"))
             for width, height in ((848, 260), (356, 230))
             if curve
         ],
         "rows": round_cells(found)[::-1],
         "heads": ROUND_HEADS,
-        "refused": [tuple(item.values()) for item in found["refused"][: -REFUSALS_SHOWN - 1 : -1]],
-        "traffic": f"{human_bytes(found['bytes_up'])} up, {human_bytes(found['bytes_down'])} down",
-        "certificate": "" if found["certificate_days"] is None else certificate_line(found["certificate_days"]),
+        "refused": found.refused[: -REFUSALS_SHOWN - 1 : -1],
+        "traffic": f"{human_bytes(found.bytes_up)} up, {human_bytes(found.bytes_down)} down",
+        "certificate": "" if found.certificate_days is None else certificate_line(found.certificate_days),
     }
     return visible(render("status.html.j2", values))
 

@@ -9,8 +9,12 @@ from rich.text import Text
 
 from fedvl.display import visible
 from fedvl.evaluation.statistics import Interval, mean_of_shares, wilson
+from fedvl.federation.records import Record
 from fedvl.report.privacy import statement
 from fedvl.report.reading import difference, gain, images_tested, intervals, number
+from fedvl.runs.contents import Condition, Result, Seconds
+
+Values = dict[str, Any]  # of a template
 
 MISSING = "—"
 MINUS = "\N{MINUS SIGN}"
@@ -132,43 +136,42 @@ NEWCOMERS = {
 }
 
 
-def accuracy_rows(result: dict[str, Any]) -> list[Row]:
+def accuracy_rows(result: Result) -> list[Row]:
     """Return the accuracies and macro metrics, each with its interval of 95 %."""
     known = intervals(result)
 
     def rate(label: str, key: str) -> Row:
         text = spread(known.get(key))
-        return Row(
-            label, f"{percent(result.get(key))} ({text})" if text else percent(result.get(key)), _exact(result.get(key))
-        )
+        value = getattr(result, key)
+        return Row(label, f"{percent(value)} ({text})" if text else percent(value), _exact(value))
 
-    if result["method"] == "zero-shot":
+    if result.method == "zero-shot":
         rows = [rate("Zero-shot accuracy", "accuracy")]
-    elif result.get("conditions"):  # a fused model has no zero-shot accuracy
-        rows = [rate(accuracy_label(str(result["method"])), "accuracy")]
+    elif result.conditions:  # a fused model has no zero-shot accuracy
+        rows = [rate(accuracy_label(result.method), "accuracy")]
     else:
         rows = [
             rate("Zero-shot accuracy", "zero_shot_accuracy"),
-            rate(accuracy_label(str(result["method"])), "accuracy"),
+            rate(accuracy_label(result.method), "accuracy"),
             Row("Difference", gain_text(result), _exact(difference(result))),
         ]
     for key, label in (("precision", "Macro precision"), ("recall", "Macro recall"), ("f1", "Macro F1")):
         rows.append(rate(label, f"macro_{key}"))
     for key, label in FAIRNESS.items():
-        if result.get(key) is not None:
+        if getattr(result, key) is not None:
             rows.append(rate(label, key))
     for key, label in NEWCOMERS.items():
-        if result.get(key) is not None:
+        if getattr(result, key) is not None:
             rows.append(rate(label, key))
     for key, label in (("ece", "Calibration error (ECE)"), ("zero_shot_ece", "Calibration error, zero-shot")):
-        if result.get(key) is not None and (key == "ece" or result["method"] != "zero-shot"):
+        if getattr(result, key) is not None and (key == "ece" or result.method != "zero-shot"):
             rows.append(rate(label, key))
-    if result.get("backdoor_success") is not None:
+    if result.backdoor_success is not None:
         rows.append(rate("Turned by the backdoor", "backdoor_success"))
     return rows
 
 
-def gain_text(result: dict[str, Any]) -> str:
+def gain_text(result: Result) -> str:
     """Return what was gained over zero-shot, how sure, and by which test."""
     change, test = difference(result), gain(result)
     if change is None:
@@ -177,22 +180,22 @@ def gain_text(result: dict[str, Any]) -> str:
     return f"{points(change)} points{sureness}"
 
 
-def condition_rows(result: dict[str, Any]) -> list[Row]:
+def condition_rows(result: Result) -> list[Row]:
     """Return accuracy and macro F1 under each test condition of the missing-modality protocol."""
     count = images_tested(result)
     return [
         Row(
-            f"Test {row['condition']}: accuracy, macro F1",
-            f"{sure(row['accuracy'], count)}, {condition_f1(row)}",
-            f"{_exact(row['accuracy'])}, {_exact(row['macro_f1'])}",
+            f"Test {row.condition}: accuracy, macro F1",
+            f"{sure(row.accuracy, count)}, {condition_f1(row)}",
+            f"{_exact(row.accuracy)}, {_exact(row.macro_f1)}",
         )
-        for row in result.get("conditions") or []
+        for row in result.conditions
     ]
 
 
-def condition_f1(row: dict[str, Any]) -> str:
-    bounds = row.get("macro_f1_interval")
-    return f"{percent(row['macro_f1'])} ({spread(Interval(*bounds))})" if bounds else percent(row["macro_f1"])
+def condition_f1(row: Condition) -> str:
+    bounds = row.macro_f1_interval
+    return known_spread(row.macro_f1, bounds) if bounds else percent(row.macro_f1)
 
 
 SET_LABELS = {
@@ -206,91 +209,94 @@ SET_LABELS = {
 }
 
 
-def set_rows(result: dict[str, Any]) -> list[Row]:
+def set_rows(result: Result) -> list[Row]:
     """Return the figures of the base-to-new protocol, each beside that of zero-shot."""
     rows = []
-    for row in result.get("base_to_new") or []:
-        text = known_spread(row["accuracy"], row["interval"])
-        if row.get("zero_shot_interval") and result["method"] != "zero-shot":
-            text += f"; zero-shot {known_spread(row['zero_shot_accuracy'], row['zero_shot_interval'])}"
-        rows.append(Row(SET_LABELS[row["name"]], text, _exact(row["accuracy"])))
+    for row in result.base_to_new:
+        text = known_spread(row.accuracy, row.interval)
+        if row.zero_shot_interval and result.method != "zero-shot":
+            text += f"; zero-shot {known_spread(row.zero_shot_accuracy, row.zero_shot_interval)}"
+        rows.append(Row(SET_LABELS[row.name], text, _exact(row.accuracy)))
     return rows
 
 
-def dataset_rows(result: dict[str, Any]) -> list[Row]:
+def dataset_rows(result: Result) -> list[Row]:
     """Return the accuracy on each of several datasets beside that of zero-shot, and their means."""
-    found = [row for row in result.get("datasets") or [] if row["test_images"] and row.get("accuracy") is not None]
+    found = [row for row in result.datasets if row.test_images and row.accuracy is not None]
     if len(found) < 2:
         return []
-    compared = result["method"] != "zero-shot" and all(row.get("zero_shot_accuracy") is not None for row in found)
+    compared = result.method != "zero-shot" and all(row.zero_shot_accuracy is not None for row in found)
     rows = []
     for row in found:
-        text = sure(row["accuracy"], row["test_images"])
-        text += f"; zero-shot {sure(row['zero_shot_accuracy'], row['test_images'])}" if compared else ""
-        label = f"{row['dataset']}, {row['test_images']:,} images, {len(row['class_names'])} classes"
-        rows.append(Row(label, text, _exact(row["accuracy"])))
-    keys = ("accuracy", "zero_shot_accuracy") if compared else ("accuracy",)
-    means = [sum(row[key] for row in found) / len(found) for key in keys]
-    counts = [row["test_images"] for row in found]
-    known = [mean_of_shares([row[key] for row in found], counts) for key in keys]
+        text = sure(row.accuracy, row.test_images)
+        text += f"; zero-shot {sure(row.zero_shot_accuracy, row.test_images)}" if compared else ""
+        label = f"{row.dataset}, {row.test_images:,} images, {len(row.class_names)} classes"
+        rows.append(Row(label, text, _exact(row.accuracy)))
+    columns = [[row.accuracy or 0.0 for row in found]]
+    columns += [[row.zero_shot_accuracy or 0.0 for row in found]] if compared else []
+    means = [sum(column) / len(found) for column in columns]
+    counts = [row.test_images for row in found]
+    known = [mean_of_shares(column, counts) for column in columns]
     texts = [known_spread(mean, bounds) for mean, bounds in zip(means, known, strict=True)]
     return [*rows, Row(f"Mean of the {len(found)} datasets", "; zero-shot ".join(texts), _exact(means[0]))]
 
 
-def tail_rows(result: dict[str, Any]) -> list[Row]:
+def tail_rows(result: Result) -> list[Row]:
     """Return the accuracy on classes with many, medium and few training images of a long tail."""
     rows = []
-    for row in (result.get("long_tail") or {}).get("groups") or []:
-        if row.get("accuracy") is None:
+    for row in result.long_tail.groups if result.long_tail else []:
+        if row.accuracy is None:
             continue
-        text = sure(row["accuracy"], row["test_images"])
-        if row.get("zero_shot_accuracy") is not None and result["method"] != "zero-shot":
-            text += f"; zero-shot {sure(row['zero_shot_accuracy'], row['test_images'])}"
-        count = len(row["classes"])
-        label = (
-            f"{row['name'].capitalize()}: {count} class{'' if count == 1 else 'es'}, {row['training_images']:,} images"
-        )
-        rows.append(Row(label, text, _exact(row["accuracy"])))
+        text = sure(row.accuracy, row.test_images)
+        if row.zero_shot_accuracy is not None and result.method != "zero-shot":
+            text += f"; zero-shot {sure(row.zero_shot_accuracy, row.test_images)}"
+        count = len(row.classes)
+        label = f"{row.name.capitalize()}: {count} class{'' if count == 1 else 'es'}, {row.training_images:,} images"
+        rows.append(Row(label, text, _exact(row.accuracy)))
     return rows
 
 
-def known_spread(value: float, bounds: Sequence[float]) -> str:
+def known_spread(value: float | None, bounds: Sequence[float]) -> str:
     return f"{percent(value)} ({spread(Interval(*bounds))})"
 
 
-def privacy_rows(result: dict[str, Any]) -> list[Row]:
+def privacy_rows(result: Result) -> list[Row]:
     """Return what was spent of a privacy budget, of which unit and under what sampling."""
-    spent = result.get("privacy")
-    return [Row("Differential privacy", statement(result), f"epsilon {spent['epsilon']!r}")] if spent else []
+    spent = result.privacy
+    return [Row("Differential privacy", statement(result), f"epsilon {spent.epsilon!r}")] if spent else []
 
 
-def cost_rows(result: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> list[Row]:
+def cost_rows(result: Result, rounds: Sequence[Record] = ()) -> list[Row]:
     """Return the costs; totals need metrics.jsonl, because cohorts differ between rounds."""
-    kept = result.get("private_parameters")
+    kept = result.private_parameters
     private = [_cost_row("Private parameters per client", kept, human_count, "parameters")] if kept else []
     rows = [
-        _cost_row("Trainable parameters", result.get("trainable_parameters"), human_count, "parameters"),
+        _cost_row("Trainable parameters", result.trainable_parameters, human_count, "parameters"),
         *private,
-        _cost_row("Up, per client and round", result.get("bytes_up_per_client_round"), human_bytes, "bytes"),
-        _cost_row("Down, per client and round", result.get("bytes_down_per_client_round"), human_bytes, "bytes"),
+        _cost_row("Up, per client and round", result.bytes_up_per_client_round, human_bytes, "bytes"),
+        _cost_row("Down, per client and round", result.bytes_down_per_client_round, human_bytes, "bytes"),
     ]
     up, down = _total(rounds, "bytes_up"), _total(rounds, "bytes_down")
     if up is not None and down is not None:
         rows.append(_cost_row("Up, whole run", up, human_bytes, "bytes"))
         rows.append(_cost_row("Down, whole run", down, human_bytes, "bytes"))
         rows.append(_cost_row("Up and down, whole run", up + down, human_bytes, "bytes"))
-    if not result.get("parties"):  # which train on machines and images of their own
-        whose = "Local training, per round" if result.get("party") else "Local training, largest client, per round"
-        rows.append(_cost_row(whose, result.get("local_flops"), _human_flops, "FLOPs"))
+    if not result.parties:  # which train on machines and images of their own
+        whose = "Local training, per round" if result.party else "Local training, largest client, per round"
+        rows.append(_cost_row(whose, result.local_flops, _human_flops, "FLOPs"))
     rows += target_rows(result)
-    seconds = result.get("seconds") or {}
-    for key, label in (("encode", "Encoding images"), ("train", "Training"), ("evaluate", "Evaluation")):
-        rows.append(_cost_row(label, seconds.get(key), human_seconds, "seconds"))
-    for key, label in (("peak_memory_bytes", "Peak memory"), ("peak_gpu_memory_bytes", "Peak memory of the GPU")):
-        if result.get(key) is not None:
-            rows.append(_cost_row(label, result[key], human_bytes, "bytes"))
-    if result.get("seconds_per_image") is not None:
-        rows.append(_cost_row("Prediction for one image", result["seconds_per_image"], human_seconds, "seconds"))
+    seconds = result.seconds or Seconds()
+    rows += [
+        _cost_row("Encoding images", seconds.encode, human_seconds, "seconds"),
+        _cost_row("Training", seconds.train, human_seconds, "seconds"),
+        _cost_row("Evaluation", seconds.evaluate, human_seconds, "seconds"),
+    ]
+    if result.peak_memory_bytes is not None:
+        rows.append(_cost_row("Peak memory", result.peak_memory_bytes, human_bytes, "bytes"))
+    if result.peak_gpu_memory_bytes is not None:
+        rows.append(_cost_row("Peak memory of the GPU", result.peak_gpu_memory_bytes, human_bytes, "bytes"))
+    if result.seconds_per_image is not None:
+        rows.append(_cost_row("Prediction for one image", result.seconds_per_image, human_seconds, "seconds"))
     return rows
 
 
@@ -300,37 +306,37 @@ MEMORY_TO_TARGET = {
 }
 
 
-def target_rows(result: dict[str, Any]) -> list[Row]:
+def target_rows(result: Result) -> list[Row]:
     """Return what it took until a round reached the target accuracy, where there is one."""
-    target = ((result.get("config") or {}).get("evaluation") or {}).get("target_accuracy")
+    target = number(result.setting("evaluation", "target_accuracy"))
     if target is None:
         return []
-    if result.get("round_to_target") is None:
+    if result.round_to_target is None:
         return [Row(f"To reach {target:g} %", "not reached", "not reached")]
     return [
-        _cost_row(f"To reach {target:g} %: rounds", result["round_to_target"], human_count, "rounds"),
-        _cost_row(f"To reach {target:g} %: up and down", result["bytes_to_target"], human_bytes, "bytes"),
+        _cost_row(f"To reach {target:g} %: rounds", result.round_to_target, human_count, "rounds"),
+        _cost_row(f"To reach {target:g} %: up and down", result.bytes_to_target, human_bytes, "bytes"),
         _cost_row(
-            f"To reach {target:g} %: training of the largest client", result["flops_to_target"], _human_flops, "FLOPs"
+            f"To reach {target:g} %: training of the largest client", result.flops_to_target, _human_flops, "FLOPs"
         ),
-        _cost_row(f"To reach {target:g} %: training time", result["seconds_to_target"], human_seconds, "seconds"),
+        _cost_row(f"To reach {target:g} %: training time", result.seconds_to_target, human_seconds, "seconds"),
         *(
-            _cost_row(f"To reach {target:g} %: {label}", result[key], human_bytes, "bytes")
+            _cost_row(f"To reach {target:g} %: {label}", getattr(result, key), human_bytes, "bytes")
             for key, label in MEMORY_TO_TARGET.items()
-            if result.get(key) is not None
+            if getattr(result, key) is not None
         ),
     ]
 
 
-def result_table(result: dict[str, Any]) -> Table:
+def result_table(result: Result) -> Table:
     """Return the terminal's table: accuracy against zero-shot, then costs."""
-    title = f"{result['method']} on {result.get('dataset', MISSING)}, {result.get('model', MISSING)}"
+    title = f"{result.method} on {result.dataset or MISSING}, {result.model or MISSING}"
     # Text, not markup: a dataset may be a path with square brackets in it.
     table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for row in accuracy_rows(result):
-        style = "bold" if row.label in ("Difference", accuracy_label(str(result["method"]))) else ""
+        style = "bold" if row.label in ("Difference", accuracy_label(result.method)) else ""
         table.add_row(Text(row.label), Text(row.text), style=style)
     table.add_section()
     for row in (*condition_rows(result), *set_rows(result), *dataset_rows(result), *tail_rows(result)):
@@ -358,10 +364,9 @@ def _cost_row(label: str, value: object, human: Callable[[float], str], unit: st
     return Row(label, MISSING, "not recorded") if known is None else Row(label, human(known), f"{_exact(value)} {unit}")
 
 
-def _total(rounds: Sequence[dict[str, Any]], key: str) -> float | None:
+def _total(rounds: Sequence[Record], key: str) -> int | None:
     """Return the sum over rounds, or None if a round lacks it: a partial total would mislead."""
-    values: list[Any] = [entry.get(key) for entry in rounds]
-    if not values or any(number(value) is None for value in values):
+    if not rounds or any(key not in record.model_fields_set for record in rounds):
         return None
-    total: float = sum(values)
+    total: int = sum(getattr(record, key) for record in rounds)
     return total

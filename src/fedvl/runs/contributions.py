@@ -16,6 +16,7 @@ from fedvl.display import Display, Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.shapley import MAX_EXACT, Coalition, Contributions, Game, contributions
 from fedvl.federation.statistics import no_statistics, statistics_over
+from fedvl.runs.contents import Seconds
 from fedvl.runs.experiment import local_engine, make_federation, make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
@@ -46,7 +47,7 @@ def plan_of(folder: RunFolder, orders: int | None) -> Plan:
     if not drawn and len(players) > MAX_EXACT:
         raise FedVLError(f"All coalitions of {len(players)} clients are too many; draw orders with --orders {ORDERS}.")
     most = 2 ** len(players) if not drawn else min(2 ** len(players), (2 * drawn + 1) * len(players))
-    return Plan(players, drawn, most, not by_sums(experiment), folder.result["seconds"]["train"])
+    return Plan(players, drawn, most, not by_sums(experiment), (folder.result.seconds or Seconds()).train or 0.0)
 
 
 def players_of(folder: RunFolder) -> tuple[int, ...]:
@@ -102,7 +103,7 @@ def by_retraining(experiment: Experiment) -> Game:
         engine = local_engine(prepared)
         federation = make_federation(prepared, engine)
         if coalition:
-            federation.run(lambda shared, last, number: {}, lambda record: None)
+            federation.run()
         return float(make_judge(prepared, engine).judge(federation.shared, federation.last).figures["accuracy"])
 
     return value

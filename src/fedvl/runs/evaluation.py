@@ -28,6 +28,7 @@ from fedvl.evaluation.figures import (
 from fedvl.evaluation.judge import Judge
 from fedvl.evaluation.predict import predict_shares
 from fedvl.files import Content, Finite, read_json, validated, write_whole
+from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.tensors import ByClient, IntArray, Tensors
@@ -53,7 +54,7 @@ class Thresholds(Content):
 
 def evaluate_test(
     folder: RunFolder,
-    result: dict[str, Any],
+    result: Result,
     judge: Judge,
     validator: Judge | None,
     models: tuple[Tensors, ByClient],
@@ -66,7 +67,7 @@ def evaluate_test(
     """
     if judge.method.clusters or judge.candidates or judge.for_new is not None or not len(judge.test):
         return
-    names, temperature = list(result["class_names"]), result.get("temperature") or 1.0
+    names, temperature = result.class_names, result.temperature or 1.0
     labels, shares = judge.shares(*models, temperature)
     if not len(labels):
         return
@@ -91,7 +92,7 @@ def evaluate_run(
     labels, shares = scores_on(folder, dataset, display)
     if not len(labels):
         raise FedVLError("There are no labelled images to evaluate on: name some with --dataset.")
-    names = list(folder.result["class_names"])
+    names = folder.result.class_names
     chosen = read_thresholds(folder)
     if chosen is None or (dataset is None and chosen.chosen == ON_TEST):
         bins, source = [half()] * len(names), AT_HALF
@@ -125,35 +126,35 @@ def compare_with(
     folder: RunFolder, other: RunFolder, dataset: str | None, labels: IntArray, shares: Numbers, display: Display
 ) -> PairedModels:
     """Compare the model with that of another run, on the same images."""
-    if folder.result["class_names"] != other.result["class_names"]:
+    if folder.result.class_names != other.result.class_names:
         raise FedVLError(f"The run in {other.path} has other classes, so that the two models cannot be compared.")
-    if dataset is None and folder.result.get("test_sha256") != other.result.get("test_sha256"):
+    if dataset is None and folder.result.test_sha256 != other.result.test_sha256:
         raise FedVLError(f"The run in {other.path} has other test images; name images for both with --dataset.")
     others, theirs = scores_on(other, dataset, display)
     assert np.array_equal(labels, others)
-    return paired_models(other.path.resolve().name, folder.result["class_names"], labels, theirs, shares)
+    return paired_models(other.path.resolve().name, folder.result.class_names, labels, theirs, shares)
 
 
 def scores_on(folder: RunFolder, dataset: str | None, display: Display) -> tuple[IntArray, Numbers]:
     """Return labels and shares of a run's own test images, or of others."""
     if dataset is not None:
         prepared = prepare_others(folder, dataset, display)
-    elif folder.result.get("party"):
+    elif folder.result.party:
         raise FedVLError("The test images of a client are elsewhere: say which with --dataset.")
     else:
         prepared = prepare(without_validation(folder.experiment), display, splits=("test",))
     return shares_of(prepared, *folder.tensors(), folder)
 
 
-def facts_of(folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+def facts_of(folder: RunFolder, result: Result) -> dict[str, Any]:
     """Return what every evaluation says of the run."""
     return {
         "fedvl_version": __version__,
         "run": folder.path.resolve().name,
-        "method": str(result["method"]),
+        "method": result.method,
         "model": folder.experiment.model.name,
         "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
-        "class_names": list(result["class_names"]),
+        "class_names": result.class_names,
     }
 
 
@@ -164,7 +165,7 @@ def shares_of(prepared: Prepared, tensors: Tensors, last: ByClient, folder: RunF
         raise FedVLError(f"Method '{folder.experiment.method.name}' sorts images into clusters, which have no scores.")
     samples = prepared.test.samples
     samples = samples.take(torch.nonzero(samples.labels >= 0).flatten())
-    temperature = folder.result.get("temperature") or 1.0
+    temperature = folder.result.temperature or 1.0
     placed = {name: tensor.to(prepared.device) for name, tensor in method.tailor(tensors, last).items()}
     size = prepared.experiment.evaluation.batch_size
     return samples.labels.cpu().numpy(), predict_shares(method, placed, samples, size, temperature)
@@ -173,8 +174,8 @@ def shares_of(prepared: Prepared, tensors: Tensors, last: ByClient, folder: RunF
 def prepare_others(folder: RunFolder, dataset: str, display: Display) -> Prepared:
     """Prepare labelled images under the run's classes: a test split, or all."""
     experiment, result = folder.experiment, folder.result
-    templates: dict[str, tuple[str, ...]] = {experiment.data.templates: tuple(result["templates"])}
-    own = open_own(dataset, tuple(result["class_names"]), templates)
+    templates: dict[str, tuple[str, ...]] = {experiment.data.templates: tuple(result.templates)}
+    own = open_own(dataset, tuple(result.class_names), templates)
     split = own.splits.get("test", own.splits["train"])
     labelled = Dataset(own.name, own.class_names, own.templates, {"test": split}, own.notes)
     changes = {"dataset": dataset, "classes": None, "additions": ()}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -19,12 +18,14 @@ from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import Subspace, directions, noise_seed, privacy_of
 from fedvl.federation.processes import Processes
+from fedvl.federation.records import Record, RoundFigures
 from fedvl.federation.round import Engine, Federation
 from fedvl.federation.statistics import Statistics
 from fedvl.federation.statistics_privacy import statistics_privacy
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
+from fedvl.runs.contents import Examples, Figures, Result
 from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, Training, prepare
@@ -39,7 +40,7 @@ def complete(
     opener: Opener = OPEN_ANEW,
     processes: Processes | None = None,
     known: Callable[[Prepared], Statistics] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Return the result of a run with its clients in this process; bring it to its end first.
 
     Of several ``processes`` this is the first; the others train what it shares out. ``known`` are
@@ -138,12 +139,12 @@ def make_validator(prepared: Prepared, judge: Judge) -> Judge | None:
     return replace(judge, method=prepared.method, test=held.samples, parts=held.parts, conditions={})
 
 
-def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -> dict[str, Any]:
+def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -> Figures:
     """Return the accuracy of clients that join last: as they come, and after a round of theirs."""
     rows, experiment = prepared.training.newcomers, prepared.experiment
     clients = [client for client, own in enumerate(rows) if len(own)]
     if not clients or not any(map(len, prepared.test.newcomers)):
-        return {}
+        return Figures()
     engine = LocalEngine(
         prepared.method, prepared.training.samples, rows, experiment.training, experiment.federation, experiment.seed
     )
@@ -162,11 +163,13 @@ def newcomer_figures(prepared: Prepared, federation: Federation, judge: Judge) -
         found["trained_"] = asked.judge_models(lambda client: own.get(client, shared))
     if zero_shot := asked.judge_zero_shot():
         found["zero_shot_"] = zero_shot
-    return {
-        f"newcomers_{kind}{key}": judged.figures[key]
-        for kind, judged in found.items()
-        for key in ("accuracy", "per_client_accuracy")
-    }
+    return Figures(
+        **{
+            f"newcomers_{kind}{key}": judged.figures[key]
+            for kind, judged in found.items()
+            for key in ("accuracy", "per_client_accuracy")
+        }
+    )
 
 
 def make_federation(
@@ -218,8 +221,8 @@ def run_rounds(
     engine: Engine,
     display: Display,
     secret: int | None = None,
-    told: Callable[[], dict[str, Any]] = dict,
-) -> dict[str, Any]:
+    told: Callable[[], Figures] = Figures,
+) -> Result:
     """Run the rounds still to come, wherever the clients are, and write the result.
 
     The noise that hides clients is drawn from ``secret``, or from the seed in simulation. ``told``
@@ -245,14 +248,15 @@ def run_rounds(
         judged.append((found, time.perf_counter() - began))
         return found
 
-    def evaluate(shared: Tensors, last: ByClient, round_number: int) -> dict[str, Any]:
+    def evaluate(shared: Tensors, last: ByClient, round_number: int) -> RoundFigures:
+        found = RoundFigures()
         if round_number % experiment.evaluation.every and round_number != rounds:
-            return {}
+            return found
         if validator is not None:
-            accuracy = {"validation": validator.judge(shared, last).figures["accuracy"]}
-        else:
-            accuracy = {"accuracy": judge_now(shared, last).figures["accuracy"]} if tested else {}
-        return {**accuracy, **pseudo_label_figures(prepared, federation)}
+            found = RoundFigures(validation=validator.judge(shared, last).figures["accuracy"])
+        elif tested:
+            found = RoundFigures(accuracy=judge_now(shared, last).figures["accuracy"])
+        return found.joined(pseudo_label_figures(prepared, federation))
 
     if federation.trains:
         federation.restore()
@@ -260,10 +264,10 @@ def run_rounds(
         folder.write_rounds(federation.records)
         show = display.rounds(rounds, federation.records, zero_shot.figures["accuracy"] if zero_shot else None)
 
-        def after_round(record: dict[str, Any]) -> None:
+        def after_round(record: Record) -> None:
             folder.append_round(record)
             show(record)
-            peaks[record["round"]] = memory.peak(prepared.device)
+            peaks[record.round] = memory.peak(prepared.device)
 
         federation.run(evaluate, after_round)
         if federation.best:
@@ -272,15 +276,14 @@ def run_rounds(
     if tested and not judged:  # nothing was trained, or all of it before this process began
         judge_now(federation.shared, federation.last)
     in_use = memory.peak(prepared.device)  # before what describes the run needs some too
-    result = {
-        **describe(prepared, federation, judge, zero_shot, judged),
-        **memory_figures(in_use, peaks, experiment.evaluation.target_accuracy, federation.records),
-        **newcomer_figures(prepared, federation, judge),
-        **({} if untrained is None else {"untrained_validation_accuracy": untrained}),
-        **told(),
-    }
-    examples = example_images(prepared, judged[-1][0], zero_shot) if tested else {}
+    result = describe(prepared, federation, judge, zero_shot, judged).joined(
+        memory_figures(in_use, peaks, experiment.evaluation.target_accuracy, federation.records),
+        newcomer_figures(prepared, federation, judge),
+        Figures() if untrained is None else Figures(untrained_validation_accuracy=untrained),
+        told(),
+    )
+    examples = example_images(prepared, judged[-1][0], zero_shot) if tested else Examples()
     if tested:
         evaluate_test(folder, result, judge, validator, (federation.shared, federation.last))
     folder.finish(result, examples, federation.shared, federation.last, federation.server)
-    return result
+    return folder.result

@@ -21,14 +21,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvl.config import MAX_TOML, Experiment, read_toml, resolve
+from fedvl.config import MAX_TOML, Experiment, Settings, read_toml, resolve
 from fedvl.errors import FedVLError
 from fedvl.evaluation.shapley import Contributions
 from fedvl.federation.records import Record
 from fedvl.files import (
-    checked,
+    ContentModel,
     file_sha256,
-    fits,
+    fitting,
     no_link,
     parse_json,
     read_file,
@@ -36,9 +36,20 @@ from fedvl.files import (
     regular,
     remove_parts,
     running,
+    validated,
     write_whole,
 )
-from fedvl.runs.contents import ContributionsFile, Examples, Federation, Result, Status, Withdrawals
+from fedvl.runs.contents import (
+    ContributionsFile,
+    Examples,
+    Federation,
+    Figures,
+    Result,
+    Status,
+    TensorFile,
+    Withdrawal,
+    Withdrawals,
+)
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal, State
@@ -47,9 +58,6 @@ if TYPE_CHECKING:
 MOST_METRICS = 2**28  # bytes of metrics.jsonl
 MOST_LOCK = 100
 PARTY, STATE = "party.json", "state"  # in the folder of a client, whose runs are in state/runs/
-ASKED = ("class_names", "templates", "model_fingerprint")  # what queries need of a result
-
-RoundRecord = dict[str, Any]
 
 
 class RunFolder:
@@ -73,14 +81,14 @@ class RunFolder:
         runs = [run for each in sorted((state / "runs").glob("*")) if (run := cls(each, trust_method, True)).finished]
         if not runs:
             raise FedVLError(f"The client in {path} has no finished run yet; fedvl client says when one is over.")
-        return max(runs, key=lambda run: str(run.result.get("finished")))
+        return max(runs, key=lambda run: str(run.result.finished))
 
     # --- create and lock
 
     @classmethod
     @contextmanager
     def create(
-        cls, out: Path | None, experiment: Experiment, federation: dict[str, str] | None = None
+        cls, out: Path | None, experiment: Experiment, federation: Federation | None = None
     ) -> Iterator["RunFolder"]:
         """Make and lock a run folder; remove it if the run fails before its first round."""
         path, made = claim(out, experiment)
@@ -153,7 +161,7 @@ class RunFolder:
         return hashlib.sha256(read_file(self.file("config.toml"), MAX_TOML)).hexdigest()
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """The settings as config.toml has them, checked; the method is not loaded."""
         if not self.exists:
             raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
@@ -195,14 +203,18 @@ class RunFolder:
             )
 
     @cached_property
-    def federation(self) -> dict[str, Any] | None:
+    def federation(self) -> Federation | None:
         """Which federation runs it, if one does, and which clients were told of its end."""
-        path = self.file("federation.json")
-        found = read_json(path)
-        return checked(Federation, found, path) if found is not None else None
+        return self._read(Federation, "federation.json")
 
-    def write_federation(self, federation: dict[str, Any]) -> None:
-        write_whole(self.file("federation.json"), json.dumps(federation).encode())
+    def _read(self, kind: type[ContentModel], name: str) -> ContentModel | None:
+        """Read a file of the run as a model; None if the file does not exist."""
+        path = self.file(name)
+        found = read_json(path)
+        return None if found is None else validated(kind, found, path)
+
+    def write_federation(self, federation: Federation) -> None:
+        write_whole(self.file("federation.json"), federation.to_json().encode())
         self.federation = federation
 
     # --- rounds
@@ -218,20 +230,20 @@ class RunFolder:
         """Return the tensors of the last round, with private ones of simulated clients."""
         from fedvl.federation.journal import Journal, chosen_round, read_state
 
-        rounds = self.result["rounds"]
+        rounds = self.result.rounds
         tensors = Journal(self.file("journal")).tensors(rounds) if rounds else {}
         return read_state(chosen_round(tensors), device)
 
-    def write_rounds(self, records: Iterable[RoundRecord]) -> None:
+    def write_rounds(self, records: Iterable[Record]) -> None:
         """Write the rounds as the journal has them; drop lines of uncommitted rounds."""
-        write_whole(self.file("metrics.jsonl"), "".join(json.dumps(record) + "\n" for record in records).encode())
+        write_whole(self.file("metrics.jsonl"), "".join(record.to_json() + "\n" for record in records).encode())
 
-    def append_round(self, record: RoundRecord) -> None:
+    def append_round(self, record: Record) -> None:
         with open(self.file("metrics.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(record.to_json() + "\n")
 
     @cached_property
-    def rounds(self) -> list[RoundRecord]:
+    def rounds(self) -> list[Record]:
         return self._rounds[0]
 
     @cached_property
@@ -239,7 +251,7 @@ class RunFolder:
         return self._rounds[1]
 
     @cached_property
-    def _rounds(self) -> tuple[list[RoundRecord], int]:
+    def _rounds(self) -> tuple[list[Record], int]:
         return read_rounds(self.file("metrics.jsonl"))
 
     # --- result
@@ -249,7 +261,7 @@ class RunFolder:
         return self.file("result.json").is_file()
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         path = self.file("result.json")
         result = read_json(path)
         if result is None and not self.exists:
@@ -258,19 +270,17 @@ class RunFolder:
             raise FedVLError(f"The run in {self.path} is not finished; go on with it by fedvl resume {self.path}.")
         if not isinstance(result, dict) or "method" not in result:
             raise FedVLError(f"{path} is not a result of fedvl: it names no method; give the folder of a finished run.")
-        return checked(Result, result, path)
+        return validated(Result, result, path)
 
     @cached_property
-    def examples(self) -> dict[str, Any]:
+    def examples(self) -> Examples:
         """Test images that training set right or wrong."""
-        path = self.file("examples.json")
-        found = read_json(path)
-        return checked(Examples, found, path) if found is not None else {}
+        return self._read(Examples, "examples.json") or Examples()
 
     def finish(
         self,
-        result: dict[str, Any],
-        examples: dict[str, Any],
+        result: Result,
+        examples: Examples,
         shared: "Tensors",
         last: "ByClient",
         server: "Tensors | None" = None,
@@ -279,16 +289,15 @@ class RunFolder:
         from fedvl.federation.journal import SERVER
         from fedvl.tensors import flatten, save
 
-        if any(examples.values()):
-            write_whole(self.file("examples.json"), json.dumps(examples).encode())
-        described = {"fedvl": json.dumps(result["config"]), "method": result["method"]}
+        if examples.gained or examples.lost:
+            write_whole(self.file("examples.json"), examples.to_json().encode())
+        described = {"fedvl": json.dumps(result.config), "method": result.method}
         model = {**shared, **{f"{SERVER}{name}": tensor for name, tensor in (server or {}).items()}}
-        files = {"model.safetensors": save(self.file("model.safetensors"), model, described)}
+        files: dict[TensorFile, str] = {"model.safetensors": save(self.file("model.safetensors"), model, described)}
         if last:
-            files["kept.safetensors"] = save(self.file("kept.safetensors"), flatten(last), {"method": result["method"]})
-        result["files_sha256"] = files
-        write_whole(self.file("result.json"), json.dumps(result).encode())
-        self.result = result
+            files["kept.safetensors"] = save(self.file("kept.safetensors"), flatten(last), {"method": result.method})
+        self.result = result.joined(Figures(files_sha256=files))
+        write_whole(self.file("result.json"), self.result.to_json().encode())
 
     def tensors(self) -> "tuple[Tensors, ByClient]":
         """Return the shared tensors and clients' last updates, their hashes verified.
@@ -298,8 +307,10 @@ class RunFolder:
         from fedvl.federation.journal import SERVER
         from fedvl.tensors import load, unflatten
 
-        hashes = self.result.get("files_sha256") or {}
-        if "model.safetensors" not in hashes or not all(self.result.get(key) for key in ASKED):
+        hashes, result = self.result.files_sha256, self.result
+        if "model.safetensors" not in hashes or not (
+            result.class_names and result.templates and result.model_fingerprint
+        ):
             raise FedVLError(f"The run in {self.path} was made by an older FedVL, without hashes; run it again.")
         found = {name: load(self.file(name), sha256) for name, sha256 in hashes.items()}
         for name, tensors in found.items():
@@ -311,43 +322,40 @@ class RunFolder:
     # --- withdrawals
 
     @property
-    def withdrawals(self) -> list[dict[str, Any]]:
+    def withdrawals(self) -> list[Withdrawal]:
         """Clients that withdrew, from this run or from the one that it was made from."""
-        path = self.file("withdrawals.json")
-        found = read_json(path)
-        return list(checked(Withdrawals, found, path)["withdrawals"]) if found is not None else []
+        found = self._read(Withdrawals, "withdrawals.json")
+        return found.withdrawals if found else []
 
-    def note_withdrawal(self, withdrawal: dict[str, Any]) -> None:
+    def note_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Add a record; one of the same client and runs that was measured before is replaced."""
-        kept = [each for each in self.withdrawals if compared(each) != compared(withdrawal)]
-        noted = {"withdrawals": [*kept, withdrawal]}
-        write_whole(self.file("withdrawals.json"), json.dumps(noted).encode())
+        kept = [each for each in self.withdrawals if each.compared != withdrawal.compared]
+        noted = Withdrawals(withdrawals=[*kept, withdrawal])
+        write_whole(self.file("withdrawals.json"), noted.to_json().encode())
 
     # --- contributions
 
     @property
     def contributions(self) -> Contributions | None:
         """What each client contributes, where it was measured."""
-        path = self.file("contributions.json")
-        found = read_json(path)
-        return Contributions(**checked(ContributionsFile, found, path)) if found is not None else None
+        found = self._read(ContributionsFile, "contributions.json")
+        return Contributions(**found.to_dict()) if found else None
 
     def write_contributions(self, found: Contributions) -> None:
         write_whole(self.file("contributions.json"), json.dumps(asdict(found)).encode())
 
     # --- status
 
-    def write_status(self, status: dict[str, Any]) -> None:
-        write_whole(self.file("status.json"), json.dumps(status).encode())
+    def write_status(self, status: Status) -> None:
+        write_whole(self.file("status.json"), status.to_json().encode())
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """How a run between machines stands; nothing if that is not known."""
         try:
-            found = read_json(self.file("status.json"))
+            return self._read(Status, "status.json") or Status()
         except FedVLError:
-            return {}
-        return dict(found) if fits(Status, found) else {}
+            return Status()
 
 
 def downloads_of(experiment: Experiment, dataset: bool) -> list[str]:
@@ -359,10 +367,6 @@ def downloads_of(experiment: Experiment, dataset: bool) -> list[str]:
     parts = experiment.data.dataset.split("+") if dataset else []
     absent = [f"model {model}"] if is_hub_name(model) and stored(model) is None else []
     return absent + [f"dataset {name}" for name in parts if name.startswith(HUB) and downloaded(name) is None]
-
-
-def compared(withdrawal: dict[str, Any]) -> tuple[Any, ...]:
-    return withdrawal["client"], withdrawal["run"]["folder"], withdrawal["without"]["folder"]
 
 
 def exists_already(path: Path) -> str:
@@ -420,9 +424,9 @@ def process_start(process: int) -> str:
         return ""
 
 
-def read_rounds(path: Path) -> tuple[list[RoundRecord], int]:
+def read_rounds(path: Path) -> tuple[list[Record], int]:
     """Return the records by round, and how many lines were torn."""
-    by_round: dict[int, RoundRecord] = {}
+    by_round: dict[int, Record] = {}
     unreadable = 0
     lines = read_file(path, MOST_METRICS).decode(errors="replace").splitlines() if path.exists() else []
     for line in filter(str.strip, lines):
@@ -430,9 +434,9 @@ def read_rounds(path: Path) -> tuple[list[RoundRecord], int]:
             record = parse_json(line)
         except ValueError:
             record = None
-        if fits(Record, record):
+        if found := fitting(Record, record):
             # A round that was run again after a crash appears twice: the later line is the one that was committed.
-            by_round[record["round"]] = record
+            by_round[found.round] = found
         else:
             unreadable += 1
     return [by_round[index] for index in sorted(by_round)], unreadable

@@ -17,11 +17,13 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from fedvl.config import Settings
 from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.records import Record
 from fedvl.federation.round import Federation
 from fedvl.federation.statistics import statistics_over
 from fedvl.methods.base import Batch, Method, Samples
@@ -33,7 +35,7 @@ from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, on_threads
 
-SMALL: dict[str, Any] = {
+SMALL: Settings = {
     "data": {"clients": 3, "shots": 2, "test_shots": 1, "partition": "dirichlet:1", "minimum": 0},
     "federation": {"rounds": 2},
     "training": {"local_epochs": 1, "batch_size": 6},
@@ -148,9 +150,9 @@ def runs(trial: Trial) -> str:
     if not federation.trains:
         raise NotApplicableError(NOTHING)
     trial.finished = run(federation)
-    refused = [refusal for record in federation.records for refusal in record["refused"]]
+    refused = [refusal for record in federation.records for refusal in record.refused]
     if refused:
-        raise FedVLError(f"An update of client {refused[0]['client']} is refused: {refused[0]['reason']}.")
+        raise FedVLError(f"An update of client {refused[0].client} is refused: {refused[0].reason}.")
     return f"{len(federation.records)} rounds of {federation.engine.clients} clients."
 
 
@@ -339,8 +341,8 @@ def interrupt(record: object) -> None:
     raise Interrupted
 
 
-def run(federation: Federation, after_round: Callable[[dict[str, Any]], None] = lambda record: None) -> Federation:
-    federation.run(lambda shared, last, number: {}, after_round)
+def run(federation: Federation, after_round: Callable[[Record], None] = lambda record: None) -> Federation:
+    federation.run(after_round=after_round)
     return federation
 
 

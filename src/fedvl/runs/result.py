@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,27 @@ from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.journal import best_round
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import spent_on
+from fedvl.federation.records import Beside, Budget, Group, Record
 from fedvl.federation.released import released
 from fedvl.federation.round import Federation
 from fedvl.federation.steps import used_precision
 from fedvl.methods.base import Task
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
+from fedvl.runs.contents import (
+    Condition,
+    Embedding,
+    Example,
+    Examples,
+    Figures,
+    LongTail,
+    OfDataset,
+    Result,
+    Seconds,
+    SetFigure,
+    SetsRight,
+    Skipped,
+)
 from fedvl.runs.memory import Peak
 from fedvl.runs.preparation import Prepared
 from fedvl.runs.settings import command_for
@@ -43,97 +57,108 @@ def describe(
     judge: Judge,
     zero_shot: Judged | None,
     judged: list[tuple[Judged, float]],
-) -> dict[str, Any]:
+) -> Result:
     """Describe a run; ``judged`` are this process's evaluations and their seconds."""
     experiment, records, engine = prepared.experiment, federation.records, federation.engine
     final, final_seconds = judged[-1] if judged else (None, 0.0)
     handed = prepared.method.hand_out(federation.shared, federation.last, 0)
     local_flops = engine.local_flops(handed) if federation.trains else 0
-    answers = sum(len(r["cohort"]) - len(r["dropped"]) for r in records)
-    return {
-        "schema": RESULT_SCHEMA,
-        "fedvl_version": __version__,
-        "method": experiment.method.label,
-        "method_sha256": experiment.method.sha256,  # of its file, where it is the user's own
-        "preset": experiment.method.preset,
-        "dataset": experiment.data.dataset,
-        "model": experiment.model.name,
-        "partition": "by classes" if judge.for_new else experiment.data.partition,
-        "clients": experiment.data.clients,
-        "rounds": len(records),
-        "seed": experiment.seed,
-        "protocol": experiment.evaluation.protocol,
-        **(final.figures if final else {"accuracy": None}),
-        **zero_shot_figures(zero_shot),
-        **validation_figures(prepared, records),
-        **pseudo_label_figures(prepared, federation),
-        "temperature": temperature(prepared, federation) if needs_temperature(prepared) else None,
-        **({} if needs_temperature(prepared) else calibration_figures(prepared, final, zero_shot)),
-        **target_figures(experiment.evaluation.target_accuracy, records, local_flops),
-        **dataset_figures(prepared, final, zero_shot),
-        **long_tail_figures(prepared, final, zero_shot),
-        "per_round": [record["accuracy"] for record in records if "accuracy" in record],
-        "per_round_loss": [record["loss"] for record in records],
-        **selection_figures(records),
-        "trainable_parameters": count_elements(
+    asked = sum(len(record.cohort) for record in records)
+    answers = asked - sum(len(record.dropped) for record in records)
+    result = Result(
+        schema=RESULT_SCHEMA,
+        fedvl_version=__version__,
+        method=experiment.method.label,
+        method_sha256=experiment.method.sha256,
+        preset=experiment.method.preset,
+        dataset=experiment.data.dataset,
+        model=experiment.model.name,
+        partition="by classes" if judge.for_new else experiment.data.partition,
+        clients=experiment.data.clients,
+        rounds=len(records),
+        seed=experiment.seed,
+        protocol=experiment.evaluation.protocol,
+        temperature=temperature(prepared, federation) if needs_temperature(prepared) else None,
+        per_round=[record.accuracy for record in records if "accuracy" in record.model_fields_set],
+        per_round_loss=[record.loss for record in records],
+        trainable_parameters=count_elements(
             {name: tensor for name, tensor in federation.shared.items() if prepared.method.role.shared(name).trained}
         ),
-        "private_parameters": count_elements(trained_private(prepared, federation)),
-        "bytes_up_per_client_round": sum(r["bytes_up"] for r in records) // max(answers, 1),
-        "bytes_down_per_client_round": sum(r["bytes_down"] for r in records)
-        // max(sum(len(r["cohort"]) for r in records), 1),
-        "local_flops": local_flops,
-        "chunk": engine.chunk if isinstance(engine, LocalEngine) else None,  # clients in one kernel
-        "seconds": {
-            "encode": prepared.encode_seconds,
-            "train": sum(record["seconds"] for record in records),
-            "evaluate": sum(seconds for _, seconds in judged),
-        },
-        "seconds_per_image": final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
-        "privacy": privacy_figures(prepared, federation) if records and federation.privacy else None,
-        "refused_updates": sum(len(record["refused"]) for record in records),
-        "state_sha256": state_sha256(federation),
-        "class_names": list(prepared.queried.task.class_names),
-        "templates": prepared.templates,
-        "model_fingerprint": prepared.method.task.encoder.fingerprint,
-        "confusion": final.confusion.tolist() if final else [],
-        "per_class_recall": recall_by_class(final.confusion) if final else [],
-        **mix_figures(prepared, {"": final, "zero_shot_": zero_shot}),
-        "test_sha256": prepared.test.sha256,
-        "right": right(prepared, final),
-        "zero_shot_right": right(prepared, zero_shot),
-        **(missing_figures(judge, federation) if final else {}),
-        **(set_figures(prepared, judge, federation, final, zero_shot) if final else {}),
-        **(backdoor_figures(prepared, judge, federation) if final else {}),
-        "partition_counts": prepared.training.counts.tolist(),
-        "partition_class_names": prepared.class_names,
-        "partition_note": prepared.training.note,
-        "skipped_images": prepared.skipped,
-        "notes": [*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
-        "device": str(prepared.device),
+        private_parameters=count_elements(trained_private(prepared, federation)),
+        bytes_up_per_client_round=sum(record.bytes_up for record in records) // max(answers, 1),
+        bytes_down_per_client_round=sum(record.bytes_down for record in records) // max(asked, 1),
+        local_flops=local_flops,
+        chunk=engine.chunk if isinstance(engine, LocalEngine) else None,
+        seconds=Seconds(
+            encode=prepared.encode_seconds,
+            train=sum(record.seconds for record in records),
+            evaluate=sum(seconds for _, seconds in judged),
+        ),
+        seconds_per_image=final_seconds / len(judge.test) + encode_seconds_per_image(prepared) if final else None,
+        privacy=privacy_figures(prepared, federation),
+        refused_updates=sum(len(record.refused) for record in records),
+        state_sha256=state_sha256(federation),
+        class_names=list(prepared.queried.task.class_names),
+        templates=prepared.templates,
+        model_fingerprint=prepared.method.task.encoder.fingerprint,
+        confusion=final.confusion.tolist() if final else [],
+        per_class_recall=recall_by_class(final.confusion) if final else [],
+        test_sha256=prepared.test.sha256,
+        right=right(prepared, final),
+        zero_shot_right=right(prepared, zero_shot),
+        partition_counts=prepared.training.counts.tolist(),
+        partition_class_names=prepared.class_names,
+        partition_note=prepared.training.note,
+        skipped_images=[Skipped(**image) for image in prepared.skipped],
+        notes=[*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
+        device=str(prepared.device),
         # other machines have their own devices
-        "precision": used_precision(experiment.training.precision, prepared.device.type)
+        precision=used_precision(experiment.training.precision, prepared.device.type)
         if isinstance(engine, LocalEngine)
         else experiment.training.precision,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": experiment.model_dump(mode="json", exclude_none=True),
-        "command": command_for(experiment),
-    }
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=experiment.model_dump(mode="json", exclude_none=True),
+        command=command_for(experiment),
+    )
+    return result.joined(
+        Figures(**final.figures) if final else Figures(accuracy=None),
+        zero_shot_figures(zero_shot),
+        validation_figures(prepared, records),
+        pseudo_label_figures(prepared, federation),
+        Figures() if needs_temperature(prepared) else calibration_figures(prepared, final, zero_shot),
+        target_figures(experiment.evaluation.target_accuracy, records, local_flops),
+        dataset_figures(prepared, final, zero_shot),
+        long_tail_figures(prepared, final, zero_shot),
+        selection_figures(records),
+        mix_figures(prepared, final, zero_shot),
+        missing_figures(judge, federation) if final else Figures(),
+        set_figures(judge, federation, final, zero_shot) if final else Figures(),
+        backdoor_figures(prepared, judge, federation) if final else Figures(),
+    )
 
 
-def privacy_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
+def privacy_figures(prepared: Prepared, federation: Federation) -> Budget | None:
     """Return what the run has spent of its privacy budget, and what it releases beside it."""
-    spent = federation.records[-1]["privacy"]
+    if not (federation.records and federation.privacy):
+        return None
+    spent = federation.records[-1].privacy
+    assert spent is not None, "every round of a private run has its budget"
     simulated = isinstance(federation.engine, LocalEngine)  # then noise follows from the seed, which is published
-    beside = released(prepared.method, prepared.experiment, simulated)
-    return {
-        **{key: spent[key] for key in ("unit", "epsilon", "delta", "sampling")},
-        "of": spent_on(prepared.experiment),
-        "simulated": simulated,
-        "group": prepared.training.group._asdict() if prepared.training.group else None,
-        "released": [item._asdict() for item in beside],
-        "sums": list(prepared.method.role.statistics),
-    }
+    group = prepared.training.group
+    return Budget(
+        unit=spent.unit,
+        epsilon=spent.epsilon,
+        delta=spent.delta,
+        sampling=spent.sampling,
+        of=spent_on(prepared.experiment),
+        simulated=simulated,
+        group=Group(column=group.column, largest=group.largest) if group else None,
+        released=[
+            Beside(name=item.name, keys=list(item.keys), state=item.state, why=item.why)
+            for item in released(prepared.method, prepared.experiment, simulated)
+        ],
+        sums=list(prepared.method.role.statistics),
+    )
 
 
 def needs_temperature(prepared: Prepared) -> bool:
@@ -161,108 +186,112 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
     return fit_temperature(torch.cat(scores), torch.cat(zero_shot).softmax(-1))
 
 
-def mix_figures(prepared: Prepared, judged: dict[str, Judged | None]) -> dict[str, Any]:
+def mix_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
     """Return the accuracy expected on each client's mix of classes, where clients are not tested.
 
     Nothing if the tested classes are not the clients', or if it is not known what clients hold.
     """
-    counts = prepared.training.counts
+    counts, found = prepared.training.counts, Figures()
     if prepared.test.parts or list(prepared.queried.task.class_names) != prepared.class_names or not counts.any():
-        return {}
-    return {
-        f"{prefix}per_client_mix_accuracy": accuracy_by_mix(recall_by_class(each.confusion), counts)
-        for prefix, each in judged.items()
-        if each is not None
-    }
+        return found
+    if final is not None:
+        found = found.joined(Figures(per_client_mix_accuracy=accuracy_by_mix(recall_by_class(final.confusion), counts)))
+    if zero_shot is not None:
+        mixed = accuracy_by_mix(recall_by_class(zero_shot.confusion), counts)
+        found = found.joined(Figures(zero_shot_per_client_mix_accuracy=mixed))
+    return found
 
 
-def calibration_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+def calibration_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
     """Return how far the shares of the predicted classes are from the truth, in points."""
-    labels, found = prepared.test.samples.labels.cpu().numpy(), dict[str, Any]()
+    labels, found = prepared.test.samples.labels.cpu().numpy(), Figures()
     for prefix, judged in (("", final), ("zero_shot_", zero_shot)):
         known = np.isfinite(judged.shares) if judged is not None else np.zeros(0, bool)
         if judged is not None and known.any():
             shares, correct = judged.shares[known], (judged.answers == labels)[known]
-            found[f"{prefix}ece"] = calibration_error(shares, correct)
-            found[f"{prefix}ece_interval"] = list(calibration_interval(shares, correct))
+            error, bounds = calibration_error(shares, correct), list(calibration_interval(shares, correct))
+            found = found.joined(Figures.model_validate({f"{prefix}ece": error, f"{prefix}ece_interval": bounds}))
     return found
 
 
-def dataset_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+def dataset_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
     """Return the accuracy on each of several datasets, and who is asked among which classes."""
     task, labels = prepared.queried.task, prepared.test.samples.labels.cpu().numpy()
     if not task.origins or final is None:
-        return {}
+        return Figures()
     origins = np.array(task.origins)
     rows = []
     for name in dict.fromkeys(task.origins):
         asked = (origins[labels] == name) & (final.answers >= 0)
-        found = {"accuracy": final, "zero_shot_accuracy": zero_shot}
+        judged = {"accuracy": final} | ({} if zero_shot is None else {"zero_shot_accuracy": zero_shot})
         rows.append(
-            {
-                "dataset": name,
-                "class_names": [task.class_names[c] for c in np.flatnonzero(origins == name)],
-                "test_images": int(asked.sum()),
+            OfDataset(
+                dataset=name,
+                class_names=[task.class_names[c] for c in np.flatnonzero(origins == name)],
+                test_images=int(asked.sum()),
                 **{
-                    key: 100 * float((judged.answers == labels)[asked].mean())
-                    for key, judged in found.items()
-                    if judged is not None and asked.any()
+                    key: 100 * float((each.answers == labels)[asked].mean())
+                    for key, each in judged.items()
+                    if asked.any()
                 },
-            }
+            )
         )
-    return {
-        "datasets": rows,
-        "class_lists": [[task.class_names[c] for c in own.tolist()] for own in prepared.test.candidates],
-    }
+    return Figures(
+        datasets=rows,
+        class_lists=[[task.class_names[c] for c in own.tolist()] for own in prepared.test.candidates],
+    )
 
 
-def target_figures(target: float | None, records: list[dict[str, Any]], local_flops: int | None) -> dict[str, Any]:
+def target_figures(target: float | None, records: list[Record], local_flops: int | None) -> Figures:
     """Return what it took until the accuracy of a round reached a target; None if none did."""
     if target is None:
-        return {}
-    names = ("round_to_target", "bytes_to_target", "flops_to_target", "seconds_to_target")
+        return Figures()
     reached = round_reaching(target, records)
     if reached is None:
-        return dict.fromkeys(names)
+        return Figures(round_to_target=None, bytes_to_target=None, flops_to_target=None, seconds_to_target=None)
     until = records[:reached]
-    costs = (
-        sum(record["bytes_up"] + record["bytes_down"] for record in until),
-        None if local_flops is None else local_flops * reached,
-        sum(record["seconds"] for record in until),
+    return Figures(
+        round_to_target=reached,
+        bytes_to_target=sum(record.bytes_up + record.bytes_down for record in until),
+        flops_to_target=None if local_flops is None else local_flops * reached,
+        seconds_to_target=sum(record.seconds for record in until),
     )
-    return dict(zip(names, (reached, *costs), strict=True))
 
 
-def round_reaching(target: float, records: list[dict[str, Any]]) -> int | None:
+def round_reaching(target: float, records: list[Record]) -> int | None:
     """Return the first round whose accuracy reached a target."""
-    return next((at for at, r in enumerate(records, 1) if r.get("accuracy", r.get("validation", -1)) >= target), None)
+    for number, record in enumerate(records, 1):
+        reached = record.validation if record.accuracy is None else record.accuracy
+        if reached is not None and reached >= target:
+            return number
+    return None
 
 
-def memory_figures(
-    in_use: Peak, peaks: dict[int, Peak], target: float | None, records: list[dict[str, Any]]
-) -> dict[str, Any]:
+def memory_figures(in_use: Peak, peaks: dict[int, Peak], target: float | None, records: list[Record]) -> Figures:
     """Return the most memory in use, of the whole run and until a round reached a target.
 
     The latter is None where no round did, or another process ran that round.
     """
-    found = {"peak_memory_bytes": in_use.process, "peak_gpu_memory_bytes": in_use.gpu}
+    found = Figures(peak_memory_bytes=in_use.process, peak_gpu_memory_bytes=in_use.gpu)
     if target is None:
         return found
     until = peaks.get(round_reaching(target, records) or 0)
-    return {
-        **found,
-        "memory_bytes_to_target": until.process if until else None,
-        "gpu_memory_bytes_to_target": until.gpu if until else None,
-    }
+    return found.joined(
+        Figures(
+            memory_bytes_to_target=until.process if until else None,
+            gpu_memory_bytes_to_target=until.gpu if until else None,
+        )
+    )
 
 
-def long_tail_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> dict[str, Any]:
+def long_tail_figures(prepared: Prepared, final: Judged | None, zero_shot: Judged | None) -> Figures:
     """Return the accuracy on classes with many, medium and few training images of a long tail."""
     same = list(prepared.queried.task.class_names) == prepared.class_names
     if prepared.experiment.data.long_tail is None or final is None or not same:
-        return {}
+        return Figures()
     before = None if zero_shot is None else zero_shot.confusion
-    return {"long_tail": long_tail.described(prepared.training.counts.sum(0), final.confusion, before)}
+    found = long_tail.described(prepared.training.counts.sum(0), final.confusion, before)
+    return Figures(long_tail=LongTail.model_validate(found))
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:
@@ -284,32 +313,32 @@ def state_sha256(federation: Federation) -> str | None:
     return digest(flatten(own)) if any(own.values()) else None
 
 
-def validation_figures(prepared: Prepared, records: list[dict[str, Any]]) -> dict[str, Any]:
+def validation_figures(prepared: Prepared, records: list[Record]) -> Figures:
     """Return the best round on the images that clients held out; nothing where they did not."""
     held, best = prepared.training.validation, best_round(records)
     if held is None or best is None:
-        return {}
-    return {
-        "best_round": best,
-        "validation_accuracy": records[best - 1]["validation"],
-        "validation_images": len(held.samples),
-        "per_round_validation": [record["validation"] for record in records if "validation" in record],
-    }
+        return Figures()
+    return Figures(
+        best_round=best,
+        validation_accuracy=records[best - 1].validation,
+        validation_images=len(held.samples),
+        per_round_validation=[record.validation for record in records if "validation" in record.model_fields_set],
+    )
 
 
-def zero_shot_figures(judged: Judged | None) -> dict[str, Any]:
+def zero_shot_figures(judged: Judged | None) -> Figures:
     """Return the pretrained model's own accuracy; None where it cannot name classes."""
     if judged is None:
-        return {"zero_shot_accuracy": None}
+        return Figures(zero_shot_accuracy=None)
     accuracies = {f"zero_shot_{name}": value for name, value in judged.figures.items() if "accuracy" in name}
-    return {**accuracies, "zero_shot_per_class_recall": recall_by_class(judged.confusion)}
+    return Figures(**accuracies, zero_shot_per_class_recall=recall_by_class(judged.confusion))
 
 
-def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str, Any]:
+def pseudo_label_figures(prepared: Prepared, federation: Federation) -> Figures:
     """Return how many pseudo-labels are used and true; nothing with true labels or privacy."""
     labels, truths = [], []
     if prepared.experiment.privacy.unit != "none":
-        return {}
+        return Figures()
     for client, rows in enumerate(prepared.training.rows):
         made = federation.engine.private.get(client, {}).get("labels")
         if made is None and prepared.experiment.data.labels != "true":
@@ -317,13 +346,15 @@ def pseudo_label_figures(prepared: Prepared, federation: Federation) -> dict[str
         if made is not None:
             labels.append(made)
             truths.append(prepared.training.true_labels[rows])
-    return label_figures(labels, truths) if labels else {}
+    return Figures(**label_figures(labels, truths)) if labels else Figures()
 
 
-def selection_figures(records: list[dict[str, Any]]) -> dict[str, Any]:
+def selection_figures(records: list[Record]) -> Figures:
     """Return the percentage of true pseudo-labels in each evaluated round, where there are some."""
-    known = [record["pseudo_label_accuracy"] for record in records if "pseudo_label_accuracy" in record]
-    return {"per_round_pseudo_label_accuracy": known} if known else {}
+    known = [record for record in records if "pseudo_label_accuracy" in record.model_fields_set]
+    if not known:
+        return Figures()
+    return Figures(per_round_pseudo_label_accuracy=[record.pseudo_label_accuracy for record in known])
 
 
 def trained_private(prepared: Prepared, federation: Federation) -> Tensors:
@@ -333,35 +364,33 @@ def trained_private(prepared: Prepared, federation: Federation) -> Tensors:
     return {name: tensor for name, tensor in private.items() if prepared.method.role.private(name).trained}
 
 
-def missing_figures(judge: Judge, federation: Federation) -> dict[str, Any]:
+def missing_figures(judge: Judge, federation: Federation) -> Figures:
     """Return the test under each condition of missing modalities, and a map of its samples."""
     if not judge.conditions:
-        return {}
+        return Figures()
     vectors = represent_all(judge.method, federation.shared, judge.test, judge.batch_size)
-    return {
-        "conditions": judge.judge_conditions(federation.shared, federation.last),
-        "embedding": embedding_map(vectors, judge.test),
-    }
+    return Figures(
+        conditions=[Condition(**each) for each in judge.judge_conditions(federation.shared, federation.last)],
+        embedding=Embedding(**embedding_map(vectors, judge.test)),
+    )
 
 
-def set_figures(
-    prepared: Prepared, judge: Judge, federation: Federation, final: Judged, zero_shot: Judged | None
-) -> dict[str, Any]:
+def set_figures(judge: Judge, federation: Federation, final: Judged, zero_shot: Judged | None) -> Figures:
     """Return the candidate sets of the base-to-new protocol by name, and the figures of each."""
     if judge.for_new is None:
-        return {}
+        return Figures()
     base = judge.method.task.class_names
     before = judge.judge_sets_zero_shot(zero_shot) if zero_shot else None
     hits = judge.judge_sets(final, federation.shared, federation.last)
-    return {
-        "candidate_sets": {
+    return Figures(
+        candidate_sets={
             "own": [[base[index] for index in own.tolist()] for own in judge.candidates],
             "base": candidates_of(judge.method.task),
             "new": candidates_of(judge.for_new.task),
         },
-        "base_to_new": described(hits, before),
-        "base_to_new_right": kept(hits),
-    }
+        base_to_new=[SetFigure(**row) for row in described(hits, before)],
+        base_to_new_right=SetsRight(**kept(hits)),
+    )
 
 
 def candidates_of(task: Task) -> list[list[str]]:
@@ -373,37 +402,39 @@ def candidates_of(task: Task) -> list[list[str]]:
     ]
 
 
-def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -> dict[str, Any]:
+def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -> Figures:
     """Return how many of 100 images of other classes get the target's name by the trigger."""
     experiment = prepared.experiment
     if not (experiment.federation.attack or "").startswith("backdoor"):
-        return {}
+        return Figures()
     inputs = {name: tensor for name, tensor in judge.test.inputs.items() if name in prepared.method.inputs}
     stamped = replace(judge.test, inputs=judge.test.inputs | triggered(inputs, experiment.seed))
     answers = replace(judge, test=stamped).judge(federation.shared, federation.last).answers
     others = (judge.test.labels.cpu().numpy() != TARGET) & (answers >= 0)
-    return {"backdoor_success": 100 * float((answers[others] == TARGET).mean()), "backdoor_images": int(others.sum())}
+    success = 100 * float((answers[others] == TARGET).mean())
+    return Figures(backdoor_success=success, backdoor_images=int(others.sum()))
 
 
-def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> dict[str, Any]:
+def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> Examples:
     """Return a few test images that training set right or wrong, for the report."""
     if zero_shot is None:
-        return {}
+        return Examples()
     labels, count = prepared.test.samples.labels.cpu().numpy(), prepared.experiment.evaluation.examples
-    found = changed_rows(labels, zero_shot.answers, final.answers, count)
     names = prepared.queried.task.class_names
-    return {
-        kind: [
-            {
-                "true": names[labels[row]],
-                "zero_shot": names[zero_shot.answers[row]],
-                "answer": names[final.answers[row]],
-                "image": thumbnail(prepared.test.read(row)),
-            }
-            for row in rows
-        ]
-        for kind, rows in found.items()
-    }
+    return Examples(
+        **{
+            kind: [
+                Example(
+                    true=names[labels[row]],
+                    zero_shot=names[zero_shot.answers[row]],
+                    answer=names[final.answers[row]],
+                    image=thumbnail(prepared.test.read(row)),
+                )
+                for row in rows
+            ]
+            for kind, rows in changed_rows(labels, zero_shot.answers, final.answers, count).items()
+        }
+    )
 
 
 def encode_seconds_per_image(prepared: Prepared) -> float:

@@ -4,11 +4,10 @@ import hashlib
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from fedvl.config import Experiment, MethodConfig, explain, nested, overlay, resolve, toml_value
+from fedvl.config import Experiment, MethodConfig, Settings, explain, nested, overlay, resolve, toml_value
 from fedvl.data.catalogue import lookup
 from fedvl.errors import FedVLError
 from fedvl.federation.steps import choose_precision
@@ -19,7 +18,7 @@ from fedvl.methods import file_digest, load_method
 OPERATIONAL = {"rounds", "quorum", "attempts", "patience", "drift", "deadline", "max_message_bytes"}
 
 
-def resolve_experiment(settings: dict[str, Any]) -> Experiment:
+def resolve_experiment(settings: Settings) -> Experiment:
     """Lay settings over the method's preset and the defaults, and check all of them."""
     wanted = resolve([settings])
     asked = wanted.method
@@ -28,7 +27,7 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     method = load_method(asked.name)
     if asked.preset not in method.presets:
         raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
-    layered: dict[str, Any] = {}
+    layered: Settings = {}
     for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
         overlay(layered, layer)
     if method.exchanges is not None:  # whatever is asked for: what it does is fixed
@@ -43,7 +42,7 @@ def resolve_experiment(settings: dict[str, Any]) -> Experiment:
     return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
 
 
-def new_experiment(settings: dict[str, Any]) -> Experiment:
+def new_experiment(settings: Settings) -> Experiment:
     """Resolve the settings of a new run; refuse what no user can mean, though old runs have it."""
     experiment = resolve_experiment(settings)
     per_round, clients = experiment.federation.per_round, experiment.data.clients
@@ -54,7 +53,7 @@ def new_experiment(settings: dict[str, Any]) -> Experiment:
     return experiment
 
 
-def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]:
+def with_digest(settings: Settings, asked: MethodConfig) -> Settings:
     """Note the SHA-256 of a method's file; refuse one that changed since it was noted."""
     digest = file_digest(Path(asked.name))
     if asked.sha256 not in (None, digest):
@@ -62,7 +61,7 @@ def with_digest(settings: dict[str, Any], asked: MethodConfig) -> dict[str, Any]
     return {**settings, "method": {**settings["method"], "sha256": digest}}
 
 
-def options_for_dataset(method: str, dataset: str) -> dict[str, Any]:
+def options_for_dataset(method: str, dataset: str) -> Settings:
     """Return the options that papers set for this dataset; a file goes by its name."""
     entry = lookup(Path(dataset).stem)
     return {"method": dict(entry.methods.get(method, {})), "data": dict(entry.data)} if entry else {}

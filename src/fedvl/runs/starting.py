@@ -32,11 +32,11 @@ def head_of_run(path: str, task: Task) -> Head:
     folder = RunFolder(Path(path), queried=True)
     shared, _ = folder.tensors()
     experiment, result = folder.experiment, folder.result
-    if result["model_fingerprint"] != task.encoder.fingerprint:
+    if result.model_fingerprint != task.encoder.fingerprint:
         raise FedVLError(
             f"The run in {path} is of another model, whose vectors are not comparable; start from a run of this one."
         )
-    if tuple(result["class_names"]) != task.class_names:
+    if tuple(result.class_names) != task.class_names:
         raise FedVLError(
             f"The run in {path} has other classes than this one; start from a run of the same classes, in the same order."
         )
@@ -48,7 +48,7 @@ def head_of_run(path: str, task: Task) -> Head:
         raise FedVLError(
             f"The scores of the run in {path} are not linear in the vectors; start from a run of ridge, gda, fed-em or linear."
         )
-    heat = result.get("temperature") or 1.0
+    heat = result.temperature or 1.0
     return Head(found.weight / heat, found.bias / heat)
 
 
@@ -58,6 +58,6 @@ def start_note(experiment: Experiment) -> list[str]:
         return []
     result = RunFolder(Path(path), queried=True).result
     return [
-        f"Training started from the class weights of {result['method']} in {path} (state {result['state_sha256'][:12]}), whose "
+        f"Training started from the class weights of {result.method} in {path} (state {(result.state_sha256 or '')[:12]}), whose "
         "clients, images and labels therefore count in this run too."
     ]

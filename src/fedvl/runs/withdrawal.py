@@ -17,6 +17,7 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.evaluation.statistics import paired_difference, wilson
 from fedvl.federation.privacy import spent_on
+from fedvl.runs.contents import Joint, Measured, Withdrawal
 from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import SPLITS, prepare
@@ -35,7 +36,7 @@ class Answers(NamedTuple):
 
 def find_client(folder: RunFolder, name: str) -> tuple[int, str | None]:
     """Return the number of a client, given by number or by its party's name, and that name."""
-    parties = list(folder.status.get("parties", ())) if folder.federation is not None else []
+    parties = folder.status.parties if folder.federation is not None else []
     count = len(parties) or folder.experiment.data.clients
     number = parties.index(name) if name in parties else int(name) if name.isdecimal() and len(name) < 10 else count
     if number >= count:
@@ -72,9 +73,9 @@ def check_comparable(run: RunFolder, other: RunFolder, client: int) -> None:
             "client's; give one of the same settings."
         )
     for record in other.rounds:
-        if client in set(record.get("cohort", ())) - set(record.get("dropped", ())):
+        if client in set(record.cohort) - set(record.dropped):
             raise FedVLError(
-                f"Client {client} took part in round {record['round']} of {other.path}; give a run without it."
+                f"Client {client} took part in round {record.round} of {other.path}; give a run without it."
             )
 
 
@@ -90,27 +91,27 @@ def different_settings(one: Experiment, two: Experiment) -> str | None:
     return None
 
 
-def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, display: Display) -> dict[str, Any]:
+def compare(run: RunFolder, other: RunFolder, client: int, party: str | None, display: Display) -> Withdrawal:
     """Measure how a run differs from the one without a client, and write it into both folders."""
     with_it, without_it = (answers_of(each, display) for each in (run, other))
-    measured = {
-        "client": client,
-        "party": party,
+    measured = Withdrawal(
+        client=client,
+        party=party,
         **difference(with_it, without_it),
-        "same_draws": run.federation is None and run.experiment.privacy.unit == "none",
-        "privacy": joint_budget(run, other),
-    }
+        same_draws=run.federation is None and run.experiment.privacy.unit == "none",
+        privacy=joint_budget(run, other),
+    )
     for folder in (run, other):
         folder.note_withdrawal(measured)
     return measured
 
 
-def joint_budget(run: RunFolder, other: RunFolder) -> dict[str, Any] | None:
+def joint_budget(run: RunFolder, other: RunFolder) -> Joint | None:
     """Return what two runs spend together of each unit that is in both: epsilons and deltas add."""
-    one, two = run.result.get("privacy"), other.result.get("privacy")
+    one, two = run.result.privacy, other.result.privacy
     if not one or not two:
         return None
-    return {"of": spent_on(run.experiment), **{key: one[key] + two[key] for key in ("epsilon", "delta")}}
+    return Joint(of=spent_on(run.experiment), epsilon=one.epsilon + two.epsilon, delta=one.delta + two.delta)
 
 
 def answers_of(folder: RunFolder, display: Display) -> Answers:
@@ -153,14 +154,14 @@ def difference(one: Answers, two: Answers) -> dict[str, Any]:
     }
 
 
-def described(folder: RunFolder, right: NDArray[np.bool_]) -> dict[str, Any]:
+def described(folder: RunFolder, right: NDArray[np.bool_]) -> Measured:
     accuracy = 100 * float(right.mean())
-    return {
-        "folder": str(folder.path.absolute()),
-        "state_sha256": folder.result.get("state_sha256"),
-        "accuracy": accuracy,
-        "interval": list(wilson(accuracy, len(right))),
-    }
+    return Measured(
+        folder=str(folder.path.absolute()),
+        state_sha256=folder.result.state_sha256,
+        accuracy=accuracy,
+        interval=list(wilson(accuracy, len(right))),
+    )
 
 
 def distances(one: Tensors, two: Tensors) -> dict[str, float]:

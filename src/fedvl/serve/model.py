@@ -125,7 +125,7 @@ class TrainedModel:
                 "serve a run of a CLIP-like model."
             )
         shared, last = folder.tensors()
-        if encoder.fingerprint != self.result["model_fingerprint"]:
+        if encoder.fingerprint != self.result.model_fingerprint:
             raise FedVLError(
                 f"The model '{encoder.name}' is not the one that this run was trained with; put that one back."
             )
@@ -153,16 +153,16 @@ class TrainedModel:
     @property
     def class_names(self) -> list[str]:
         """Class names that the run was tested with."""
-        return list(self.result["class_names"])
+        return list(self.result.class_names)
 
     @property
     def templates(self) -> list[str]:
-        return list(self.result["templates"])
+        return list(self.result.templates)
 
     @property
     def temperature(self) -> float | None:
         """Calibration temperature, fitted on training images; None if scores are not divided."""
-        return self.result.get("temperature")
+        return self.result.temperature
 
     def user(
         self, names: Sequence[str] | None = None, templates: Sequence[str] | None = None, client: int | None = None

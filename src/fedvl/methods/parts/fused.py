@@ -5,7 +5,7 @@ classifier "updatable", and one global model needs one. The pooler starts as the
 """
 
 from copy import deepcopy
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn import LayerNorm
 from torch.nn.functional import gelu, layer_norm
 
+from fedvl.config import Settings
 from fedvl.methods.base import Method, Options
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
 ABSENT_IMAGE = 1.0  # value of a missing image's pixels after normalisation (missing-aware prompts)
 SPREAD = 0.02  # standard deviation of the initial classifier, as in BERT
-SETTING: dict[str, dict[str, Any]] = {  # of the comparison of Fed-PRIME with its baselines
+SETTING: dict[str, Settings] = {  # of the comparison of Fed-PRIME with its baselines
     "data": {"dataset": "emoji-mini", "partition": "iid", "clients": 20, "missing": "both:0.7"},
     "model": {"name": "fedvl-tiny-vilt"},
     "training": {"learning_rate": 0.05, "momentum": 0.0, "batch_size": 8},
@@ -95,7 +96,7 @@ class FusedMethod(Method):
     inputs = ("tokens", "pixels", "present")
     scope = "row"
     through_encoder = True
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": SETTING}
+    presets: ClassVar[dict[str, Settings]] = {"paper": SETTING}
 
     def start(self, generator: torch.Generator) -> Tensors:
         return self.placed(classifier_start(self.task.fused, len(self.task.class_names), generator))
