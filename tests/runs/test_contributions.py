@@ -72,7 +72,7 @@ def test_between_machines_coalitions_are_those_of_the_sums_that_clients_sent(tmp
     for coalition in (frozenset(), frozenset({0}), frozenset({1, 4}), frozenset({0, 2, 3}), frozenset(range(5))):
         assert sent(coalition) == simulated(coalition)
     found = measure(folder, plan, Silent())
-    assert found.total == folder.result["accuracy"]
+    assert found.total == folder.result.accuracy
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
 
 
