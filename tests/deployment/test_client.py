@@ -14,6 +14,7 @@ if find_spec("flwr") is None:
 from helpers.kills import draw_images
 from helpers.parties import EXPERIMENT, SmallClient, request
 
+from fedvl import __version__
 from fedvl.deployment.audit_log import NO_HEAD, read_log
 from fedvl.deployment.client import MOST_RUNS, Client
 from fedvl.deployment.files import PartyFile, resolve_for_parties
@@ -171,3 +172,16 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch):
         monkeypatch.setattr(secrets, "randbelow", lambda most: drawn.pop() if drawn else below(most))
         assert free_port() != port
         assert not drawn
+
+
+def test_an_experiment_that_another_version_described_names_both_versions(tmp_path):
+    """Each version hashes its own settings, so that the same file has two identities."""
+    client = SmallClient.joined(3, tmp_path)
+    said = "Its folder has no such experiment, or its model has other weights."
+    assert client.problem(experiment="f" * 64) == said
+    client.server_version = __version__
+    assert client.problem(experiment="f" * 64) == said
+    client.server_version = "9.9.9"
+    assert client.problem(experiment="f" * 64).startswith(
+        f"{said} The server runs FedVL 9.9.9, and it {__version__}: install"
+    )

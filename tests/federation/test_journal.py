@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -7,7 +8,9 @@ import torch
 from helpers.contents import record_of
 from helpers.small import run_quietly, small_federation, small_method
 
+from fedvl import __version__
 from fedvl.errors import FedVLError
+from fedvl.federation import journal
 from fedvl.federation.journal import MOST_FILES, Journal
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import digest, load
@@ -140,3 +143,27 @@ def test_a_run_of_few_clients_a_round_writes_those_and_is_restored_whole(name, t
         assert digest(resumed.engine.private[client]) == digest(private)
     for name, tensor in Journal(tmp_path / "parts", "x").tensors(20).items():
         assert torch.equal(tensor, Journal(tmp_path / "whole", "x").tensors(20)[name])
+
+
+def test_rounds_that_another_version_wrote_and_this_one_cannot_read_name_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "__version__", "9.9.9")
+    monkeypatch.setattr(journal, "FORMAT", 2)
+    commit_rounds(tmp_path / "journal")
+    monkeypatch.undo()
+    told = rf"FedVL 9\.9\.9 wrote the rounds in .*journal, and {re.escape(__version__)} here cannot read them"
+    with pytest.raises(FedVLError, match=told):
+        Journal(tmp_path / "journal").latest()
+    assert len(list((tmp_path / "journal").glob("*.json"))) == 3
+
+
+def test_rounds_of_a_version_with_the_same_format_are_continued(tmp_path, monkeypatch):
+    """Older manifests name no version."""
+    for version in ("9.9.9", ""):
+        monkeypatch.setattr(journal, "__version__", version)
+        found = commit_rounds(tmp_path / f"journal{version}")
+        monkeypatch.undo()
+        tensors, records = found.latest()
+        assert tensors["shared/w"].tolist() == [3.0] * 50
+        assert len(records) == 3
+        assert journal.written_by(tmp_path / f"journal{version}") == version
+    assert journal.written_by(tmp_path / "nowhere") == ""

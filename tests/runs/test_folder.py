@@ -13,7 +13,9 @@ import pytest
 import torch
 from helpers.contents import record_of, result_of
 
+from fedvl import __version__
 from fedvl.errors import FedVLError
+from fedvl.federation import journal
 from fedvl.files import file_sha256
 from fedvl.runs.contents import Examples, Federation, Status
 from fedvl.runs.folder import RunFolder, process_start, read_rounds
@@ -438,6 +440,18 @@ def test_settings_that_are_no_toml_are_told(tmp_path):
     with pytest.raises(FedVLError, match="not valid TOML") as error:
         _ = RunFolder(tmp_path).experiment
     told(error)
+
+
+def test_a_setting_of_another_version_names_both_versions(tmp_path, monkeypatch):
+    (tmp_path / "config.toml").write_text("[training]\nmomentums = 0.9\n")
+    with pytest.raises(FedVLError, match="momentums") as error:
+        _ = RunFolder(tmp_path).settings
+    assert "wrote this run" not in str(error.value)  # not known
+    monkeypatch.setattr(journal, "__version__", "9.9.9")
+    journal.Journal(tmp_path / "journal").commit(1, {"shared/w": torch.zeros(1)}, record_of({"round": 1}))
+    with pytest.raises(FedVLError, match="momentums") as error:
+        _ = RunFolder(tmp_path).settings
+    assert str(error.value).endswith(f" FedVL 9.9.9 wrote this run, and this is {__version__}: use 9.9.9 for it.")
 
 
 def test_the_status_is_the_last_that_was_written_and_a_torn_one_is_none(tmp_path):

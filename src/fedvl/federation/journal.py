@@ -21,6 +21,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.records import Manifest, Record
 from fedvl.files import MAX_JSON, fitting, no_link, parse_json, read_file, write_whole
 from fedvl.tensors import ByClient, Tensors, load, save, unflatten
+from fedvl.version import __version__
 
 FORMAT = 1
 MOST_FILES = 16  # that the tensors of a round are read from
@@ -41,6 +42,7 @@ class Journal:
         earlier = before if adds else []
         sha256 = save(self._tensors(round_number), tensors)
         body = {**self._stamp(round_number), "tensors_sha256": sha256, "earlier": earlier, "record": record.to_dict()}
+        body["fedvl_version"] = __version__
         write_whole(self._manifest(round_number), json.dumps({**body, "sha256": sealed(body)}).encode())
         needed = {*earlier, *before, round_number}
         for old in self.folder.glob("[0-9]" * 6 + ".safetensors"):
@@ -76,6 +78,11 @@ class Journal:
             self._drop([path for path in unusable if int(path.stem) > number])
             return tensors, [manifest.record for manifest in committed[:number]]
         if unusable:
+            if (theirs := written_by(self.folder)) not in ("", __version__):
+                raise FedVLError(
+                    f"FedVL {theirs} wrote the rounds in {self.folder}, and {__version__} here cannot read them: resume the run "
+                    f"with FedVL {theirs}, or delete that folder to begin again."
+                )
             raise FedVLError(
                 f"The rounds in {self.folder} are damaged, of another experiment or of another version of FedVL; "
                 "restore that folder from a copy, or delete it to begin again."
@@ -134,6 +141,12 @@ class Journal:
 def owner_of(name: str) -> str:
     """Return whose a tensor is: a client's number, ``shared``, ``server``, ``kept`` or ``best``."""
     return name.partition("/")[0]
+
+
+def written_by(folder: Path) -> str:
+    """Return the version of FedVL that wrote the newest round; "" if it is not known."""
+    manifests = (read_sealed(no_link(path)) for path in sorted(folder.glob("[0-9]" * 6 + ".json"), reverse=True))
+    return next((each.fedvl_version for each in manifests if each), "")
 
 
 def sealed(body: Mapping[str, object]) -> str:

@@ -134,5 +134,6 @@ class Manifest(Content):
     experiment: str = ""
     round: Round | None = None
     tensors_sha256: Hash
+    fedvl_version: str = ""
     earlier: list[Round] = []
     record: Record

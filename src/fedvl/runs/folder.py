@@ -50,6 +50,7 @@ from fedvl.runs.contents import (
     Withdrawal,
     Withdrawals,
 )
+from fedvl.version import __version__
 
 if TYPE_CHECKING:
     from fedvl.federation.journal import Journal, State
@@ -166,8 +167,19 @@ class RunFolder:
         if not self.exists:
             raise FedVLError(f"There is no run in {self.path}; give the folder of one, such as runs/NAME.")
         found = read_toml(self.file("config.toml"))
-        resolve([found])
+        try:
+            resolve([found])
+        except FedVLError as error:
+            raise FedVLError(f"{error}{self._other_version()}") from error
         return found
+
+    def _other_version(self) -> str:
+        """Name both versions of FedVL if another one wrote this run."""
+        from fedvl.federation.journal import written_by
+
+        if (theirs := written_by(self.file("journal"))) in ("", __version__):
+            return ""
+        return f" FedVL {theirs} wrote this run, and this is {__version__}: use {theirs} for it."
 
     @cached_property
     def experiment(self) -> Experiment:
