@@ -16,6 +16,7 @@ from fedvl.commands import (
     run,
     serve,
     show,
+    survey,
     update,
     withdraw,
 )
@@ -49,6 +50,7 @@ app.command()(serve.export)
 app.command()(federation.server)
 app.command()(federation.client)
 app.command()(federation.status)
+app.command()(survey.survey)
 app.add_typer(federation.federation_app, name="federation")
 app.add_typer(show.methods_app, name="methods")
 app.command()(show.models)

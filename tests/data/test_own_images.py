@@ -89,3 +89,15 @@ def test_all_samples_are_of_the_one_client():
     assert [rows.tolist() for rows in drawn.clients] == [[], [], [0, 1, 2, 3]]
     assert drawn.counts.tolist() == [[0, 0], [0, 0], [1, 2]]
     assert [len(rows) for rows in partition_test(drawn, np.array([1, 1])).clients] == [0, 0, 2]
+
+
+def test_for_a_survey_other_classes_and_empty_folders_are_left_out(tmp_path):
+    for name in ("cat", "melanom", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    for name in ("cat", "melanom"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "train" / name / "1.png")
+    with pytest.raises(FedVLError):
+        open_own(str(tmp_path), ("cat", "dog"), {})
+    found = open_own(str(tmp_path), ("cat", "dog"), {}, known_only=True)
+    assert [len(split) for split in found.splits.values()] == [1]
+    assert found.splits["train"].labels.tolist() == [0]

@@ -377,3 +377,17 @@ def test_what_is_on_this_machine_is_no_download(monkeypatch, tmp_path):
         refuse_downloads(name, resolve_experiment(HUB_EXPERIMENTS[name]), dataset=True)
     painter = {"method": {"name": "cachefl", "synthetic": f"diffusers:{tmp_path}"}}
     refuse_downloads("painter", resolve_experiment(painter), dataset=True)
+
+
+def test_surveys_are_limited_over_all_runs_and_have_no_noise():
+    plain = resolve_experiment({"method": {"name": "linear"}})
+    private = resolve_experiment({"method": {"name": "linear"}, "privacy": {"unit": "record"}})
+    Policy().check_survey(plain, 0)
+    with pytest.raises(FedVLError, match=r"The line surveys .* is 1, and 1 were answered"):
+        Policy().check_survey(plain, 1)
+    Policy(surveys=2).check_survey(plain, 1)
+    with pytest.raises(FedVLError, match=r"The line surveys .* is 0"):
+        Policy(surveys=0).check_survey(plain, 0)
+    for policy, experiment in ((Policy(), private), (Policy(epsilon=3.0), plain)):
+        with pytest.raises(FedVLError, match="The counts of a survey have no noise"):
+            policy.check_survey(experiment, 0)

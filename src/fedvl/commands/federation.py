@@ -354,6 +354,9 @@ def client(
             "is sent."
         ),
     ] = None,
+    survey: Annotated[
+        bool, typer.Option("--survey", help="Check the images and answer fedvl survey, and nothing else.")
+    ] = False,
     page: Annotated[
         bool, typer.Option("--page", help="Serve a page on this machine to join, look, approve and follow.")
     ] = False,
@@ -376,7 +379,11 @@ def client(
         return
     with TerminalDisplay(quiet) as display:
         found = Client(
-            folder, data, display, partial(display.console.print, soft_wrap=True, highlight=False, markup=False)
+            folder,
+            data,
+            display,
+            partial(display.console.print, soft_wrap=True, highlight=False, markup=False),
+            survey,
         )
     if dry_run:
         for rehearsal in found.dry_run():

@@ -14,8 +14,13 @@ from fedvl.tensors import IntArray
 SHOWN = 5
 
 
-def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]]) -> Dataset:
-    """Open a path or named dataset; all but its test split is for training, labelled or not."""
+def open_own(
+    name: str, class_names: tuple[str, ...], templates: dict[str, tuple[str, ...]], known_only: bool = False
+) -> Dataset:
+    """Open a path or named dataset; all but its test split is for training, labelled or not.
+
+    ``known_only``: images of other classes and empty class folders are left out.
+    """
     if name == Path(name).name and lookup(name):
         known = open_dataset(name)
         number = numbers(list(known.class_names), class_names, name)
@@ -29,11 +34,14 @@ def open_own(name: str, class_names: tuple[str, ...], templates: dict[str, tuple
         raise FedVLError(f"There is no folder or file {name}; give --data the path of your images.")
     if path.is_dir():
         Home(path, None).check_links()
-    table = read_flat(path) if is_flat(path) else read_path(path)
-    labels = numbers(table.labels, class_names, name)
+    table = read_flat(path) if is_flat(path) else read_path(path, None, [] if known_only else None)
+    keys = {class_key(each) for each in class_names}
+    kept = [not known_only or not label or class_key(label) in keys for label in table.labels]
+    named = [label if keep else "" for label, keep in zip(table.labels, kept, strict=True)]
+    labels = numbers(named, class_names, name)
     tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
     splits = {
-        part: rows_of(table, labels, np.flatnonzero(tested == (part == "test")))
+        part: rows_of(table, labels, np.flatnonzero((tested == (part == "test")) & kept))
         for part in (("train", "test") if tested.any() else ("train",))
     }
     return Dataset(path.stem, class_names, templates, splits, tuple(table.notes))

@@ -33,7 +33,7 @@ MOST_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more o
 FIRST = "0" * 64  # what the first line holds in place of a hash
 LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
 # kinds of entries that decide about later answers
-COUNTED = ("approved", "declined", "begun", "budget", "round", "secret")
+COUNTED = ("approved", "declined", "surveyed", "begun", "budget", "round", "secret")
 NO_HEAD = "The message does not carry the head of its sender's log, by which both logs are compared; it is refused."
 
 Entry = dict[str, Any]

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
+from fedvl.data.check import Checked, check
 from fedvl.data.own_images import open_own
 from fedvl.data.sources import Opener
+from fedvl.data.survey import tables_of
 from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
@@ -29,7 +31,7 @@ from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import REVEAL, Header, Message
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_counts import own_counts
-from fedvl.deployment.party import Party
+from fedvl.deployment.party import COUNTS, Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.rehearsal import rehearse
 from fedvl.deployment.roster import needed_roster
@@ -39,12 +41,15 @@ from fedvl.deployment.supervisor import Supervised, free_port
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods.mistakes import explained
+from fedvl.report.data_page import said, write_check_page
 from fedvl.report.loopback import page_server, served
 from fedvl.report.prometheus import CONTENT_TYPE
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared, prepare
+from fedvl.tensors import Tensors
 from fedvl.version import __version__
 
+SURVEY = "survey.html"  # in the state folder
 MOST_RUNS = 200  # in a party's folder
 SENDING_SECONDS = 2.0  # for the SuperNode to pass on the last answer
 
@@ -59,7 +64,9 @@ class Ready(NamedTuple):
 class Client:
     server_version = ""  # of FedVL at the server, once it has said it
 
-    def __init__(self, folder: Path, data: str | None, display: Display, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, data: str | None, display: Display, say: Callable[[str], None], survey: bool = False
+    ) -> None:
         self.folder, self.data, self.say = folder, data, say
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
         self.file, self.state = read_party(folder), open_state(folder)
@@ -67,6 +74,7 @@ class Client:
         self.log.entries("approved")  # a log that does not fit is told before anything else
         self.policy_hash = ""  # of the policy that was read last
         self.roster = ""  # fingerprint of the roster that was read last
+        self.surveyed = self._check_images(display) if survey else None  # then it answers nothing but a survey
         self.ready: dict[str, Ready] = {}
         for name, experiment in read_experiments(folder, dataset=self.rehearsal).items():
             check_extras(experiment, data or experiment.data.dataset)
@@ -79,6 +87,20 @@ class Client:
         self.stay = False  # for further runs when one is over
         self.stopping = False  # its person ends its part
 
+    def _check_images(self, display: Display) -> Checked:
+        """Look for faults in the client's images, and write a page for its person alone."""
+        if self.data is None:
+            raise FedVLError("A survey is of a client's own images: give --data.")
+        found, checked = check(self.data, display)
+        page = write_check_page(found, self.state / SURVEY)
+        self.say(f"{said(found)} Only this site is shown which files: {page}")
+        return checked
+
+    def _survey(self, least: int) -> Tensors:
+        assert self.surveyed is not None
+        tables = tables_of(self.surveyed, self.file.class_names, least)
+        return {name: torch.from_numpy(table) for name, table in tables.items()}
+
     def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
         """Prepare the client's own images, or its share of the dataset for a rehearsal."""
         number = self.file.number
@@ -86,7 +108,7 @@ class Client:
             prepared = prepare(experiment, display)
             rows = [rows if client == number else rows[:0] for client, rows in enumerate(prepared.training.rows)]
             return replace(prepared, training=replace(prepared.training, rows=rows))
-        own = open_own(data, self.file.class_names, self.file.templates)
+        own = open_own(data, self.file.class_names, self.file.templates, self.surveyed is not None)
         held = experiment.data.model_copy(update={"dataset": data, "classes": None, "partition": f"only:{number}"})
         opener = Opener(dataset=lambda name, root: own)
         return prepare(experiment.model_copy(update={"data": held}), display, opener, splits=list(own.splits))
@@ -123,7 +145,7 @@ class Client:
             self._finish(header, party)
             del self.parties[header.run]
         elif evaluation and not reply.header.problem:
-            self.finished = header.kind == (REVEAL["evaluate"] if party.sums else "evaluate")
+            self.finished = header.kind in ((REVEAL[kind] if party.sums else kind) for kind in COUNTS)
         return reply
 
     @contextmanager
@@ -176,8 +198,7 @@ class Client:
         policy = self.permit(header.experiment)
         policy.check_time(datetime.now())
         experiment = self.ready[header.experiment].prepared.experiment
-        if (evaluation := header.round - experiment.federation.rounds) > 0:
-            policy.check_evaluation(experiment, evaluation)
+        self._check_purpose(policy, header, experiment)
         if (found := policy_hash(self.state)) != self.policy_hash:
             self.log.append("policy", sha256=found)
             self.policy_hash = found
@@ -192,6 +213,22 @@ class Client:
             policy.check_budget(self.log.entries("budget"), *cost)
         return party
 
+    def _check_purpose(self, policy: Policy, header: Header, experiment: Experiment) -> None:
+        """Refuse an evaluation or a survey too many; a client is there for a survey or for runs."""
+        evaluation = header.round - experiment.federation.rounds
+        surveys = header.kind.endswith("survey")
+        if evaluation > 0 and not surveys and header.kind != "keys":
+            policy.check_evaluation(experiment, evaluation)
+        if self.surveyed is not None and not surveys and header.kind != "keys":
+            raise FedVLError(
+                "This client is there for a survey; for a run its person starts fedvl client without --survey."
+            )
+        if surveys:
+            answered = {entry["run"] for entry in self.log.entries("surveyed")}
+            policy.check_survey(experiment, len(answered - {header.run}))
+            if header.run not in answered and header.kind == "survey":
+                self.log.append("surveyed", run=header.run)
+
     def party(self, header: Header) -> Party:
         """Return the client in this run; several runs share its images, and nothing else."""
         begun(self.log, header.run, header.experiment)
@@ -203,7 +240,8 @@ class Client:
             engine = local_engine(prepared)
             sums = partial(self._member, header.run, engine.federation.least_clients)
             counts = partial(own_counts, prepared, folder)
-            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts)
+            survey = self._survey if self.surveyed is not None else None
+            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts, survey)
             log_secrets(self.log, self.state, header.run)
             self.parties[header.run] = party
         return self.parties[header.run]

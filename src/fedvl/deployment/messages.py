@@ -28,28 +28,47 @@ LENGTH_BYTES = 8  # of the number that says how long the header is
 MOST_HEADER_BYTES = 2**20
 
 Name = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-Summed = Literal["train", "report", "evaluate"]  # what secure aggregation sums
+Summed = Literal["train", "report", "evaluate", "survey"]  # what secure aggregation sums
 Kind = Literal[
     "train",
     "report",
     "adopt",
     "finish",
     "evaluate",
+    "survey",
     "keys",
     "share_train",
     "share_report",
     "share_evaluate",
+    "share_survey",
     "confirm_train",
     "confirm_report",
     "confirm_evaluate",
+    "confirm_survey",
     "reveal_train",
     "reveal_report",
     "reveal_evaluate",
+    "reveal_survey",
 ]
 # the steps of a sum before and after its numbers, by what is summed
-SHARE: dict[str, Kind] = {"train": "share_train", "report": "share_report", "evaluate": "share_evaluate"}
-CONFIRM: dict[str, Kind] = {"train": "confirm_train", "report": "confirm_report", "evaluate": "confirm_evaluate"}
-REVEAL: dict[str, Kind] = {"train": "reveal_train", "report": "reveal_report", "evaluate": "reveal_evaluate"}
+SHARE: dict[str, Kind] = {
+    "train": "share_train",
+    "report": "share_report",
+    "evaluate": "share_evaluate",
+    "survey": "share_survey",
+}
+CONFIRM: dict[str, Kind] = {
+    "train": "confirm_train",
+    "report": "confirm_report",
+    "evaluate": "confirm_evaluate",
+    "survey": "confirm_survey",
+}
+REVEAL: dict[str, Kind] = {
+    "train": "reveal_train",
+    "report": "reveal_report",
+    "evaluate": "reveal_evaluate",
+    "survey": "reveal_survey",
+}
 STEPS = (*SHARE.values(), *CONFIRM.values(), *REVEAL.values())
 
 

@@ -34,6 +34,7 @@ from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, load, save
 
 BUDGET = ("round", "of", "unit", "epsilon", "delta", "sampling", "planned", "rate", "sigma")  # of an entry of the log
+COUNTS = ("evaluate", "survey")  # requests of counts, which belong to no round
 ROUNDS_KEPT = 3  # with the present one: the server's journal may fall back to the others
 
 
@@ -60,6 +61,7 @@ class Party:
         sums: Callable[[Path], Member] | None = None,
         log: Log | None = None,
         counts: Callable[[Tensors, int], Tensors | None] | None = None,
+        survey: Callable[[int], Tensors] | None = None,
     ) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
@@ -71,6 +73,7 @@ class Party:
         self.salt = (folder / "salt").read_bytes()
         self.log = log or Log()  # has the budget of all runs
         self.counts, self.least_cell = counts, 1  # of its own test images; of the policy
+        self.survey = survey  # counts of its images before training
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
         self.sums: Member | None = None
         if engine.federation.secure_sum:
@@ -111,7 +114,7 @@ class Party:
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
         """Return whether a request gets its earlier answer: a round or an attempt has one."""
         if self.sums is None:  # another count of other images would give the difference away
-            return request.kind == "evaluate" or bool(before["asked"] != asked)
+            return request.kind in COUNTS or bool(before["asked"] != asked)
         return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
 
     def _work_masked(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
@@ -161,7 +164,7 @@ class Party:
         return worked[0], answer
 
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
-        if header.kind == "evaluate":
+        if header.kind in COUNTS:
             assert tensors is not None
             return to_whole(flat(tensors), self.engine.method.task.clients)
         if header.kind == "report":
@@ -181,6 +184,10 @@ class Party:
             assert self.counts is not None
             found = self.counts(received, 1 if self.sums else self.least_cell)
             return request.model_copy(update={"idle": found is None}), found
+        if request.kind == "survey":
+            if self.survey is None:
+                raise FedVLError("This client is not there for a survey; its person starts fedvl client with --survey.")
+            return request, self.survey(1 if self.sums else self.least_cell)
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
             return request.model_copy(update={"state": self._keep(request.round)}), None
@@ -262,7 +269,7 @@ class Party:
             raise FedVLError("The run is over for this client.")
         rounds, consultation = self.engine.federation.rounds, self.engine.method.consultation()
         last = rounds if request.kind == "finish" else rounds - 1
-        evaluates = request.kind.endswith("evaluate")
+        evaluates = request.kind.endswith(COUNTS)
         if evaluates or (request.kind == "keys" and request.round > rounds):
             fits = request.round > rounds
         else:

@@ -68,6 +68,9 @@ hours = "00:00-24:00"
 # images differ that came or went between.
 evaluations = 1
 
+# Most surveys of this party's images before training, of which counts leave; 0: none.
+surveys = 1
+
 # Fewest images in a count that leaves by itself (not in a secure sum): bins with fewer are merged, and rare classes
 # left out.
 least_cell = 5
@@ -105,6 +108,7 @@ class Policy(Section):
     most_rounds: int = Field(1000, ge=0, le=MAX_ROUNDS)
     hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
     evaluations: int = Field(1, ge=0)
+    surveys: int = Field(1, ge=0)
     least_cell: int = Field(5, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -161,6 +165,15 @@ class Policy(Section):
                 "The counts of an evaluation have no noise, and this party sends nothing without; each client's own report has "
                 "the accuracy on its images."
             )
+
+    def check_survey(self, experiment: Experiment, earlier: int) -> None:
+        """Refuse a survey too many, or one without the noise that runs have."""
+        if earlier >= self.surveys:
+            raise refused(
+                "surveys", f"is {self.surveys}, and {earlier} were answered; raise it, or use what they found"
+            )
+        if self.epsilon is not None or experiment.privacy.unit != "none":
+            raise FedVLError("The counts of a survey have no noise, and this party sends nothing without.")
 
     def check_time(self, now: datetime) -> None:
         begin, end = parse_hours(self.hours)

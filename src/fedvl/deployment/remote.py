@@ -10,12 +10,14 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
 from fedvl.config import FederationConfig
+from fedvl.data import survey
 from fedvl.deployment.audit_log import Log
 from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.summing import Received, SecureSums
@@ -39,7 +41,7 @@ from fedvl.federation.statistics import Statistics, added
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Shapes
 from fedvl.runs.contents import Status
-from fedvl.tensors import Tensors, placed
+from fedvl.tensors import IntArray, Tensors, placed
 
 STATE = "state"
 WAITING = "waiting for clients"  # a phase of a run: clients are not connected
@@ -217,27 +219,48 @@ class RemoteEngine:
 
         ``reporters`` are the clients that they are of.
         """
+        found = self._counts(
+            "evaluate", number, request, {**shapes_of_counts(classes)}, partial(misstated, classes=classes)
+        )
+        return {client: Counts(**tables) for client, tables in found.items()}
+
+    def survey(self, classes: int) -> dict[int | None, survey.Tables]:
+        """Collect what the clients say of their images before training: each, or their sum."""
+        shapes: Shapes = {**survey.shapes(classes)}
+
+        def problem_of(tables: survey.Tables) -> str | None:
+            sites = len(self.reporters) if self.config.secure_sum else 1
+            return survey.misstated(tables, classes, sites)
+
+        return self._counts("survey", 1, {}, shapes, problem_of)
+
+    def _counts(
+        self,
+        kind: Literal["evaluate", "survey"],
+        number: int,
+        request: Tensors,
+        shapes: Shapes,
+        problem_of: Callable[[dict[str, IntArray]], str | None],
+    ) -> dict[int | None, dict[str, IntArray]]:
+        """Collect tables of whole numbers: of each client, or their sum."""
         round_index = self.config.rounds + number
-        shapes: Shapes = {**shapes_of_counts(classes)}
         if self.config.secure_sum:
-            total, states, _ = self.sums.sum(
-                "evaluate", round_index, range(self.clients), request, count_numbers(shapes)
-            )
+            total, states, _ = self.sums.sum(kind, round_index, range(self.clients), request, count_numbers(shapes))
             tables = {name: table.round().long().numpy() for name, table in unflat(from_whole(total), shapes).items()}
-            problem = misstated(tables, classes)
-            self.sums.judge(list(states), problem and f"The sum of the counts cannot be used: {problem}.")
             self.reporters = list(states)
-            return {None: Counts(**tables)}
-        answers = self._exchange("evaluate", round_index, dict.fromkeys(range(self.clients), pack_tensors(request)))
-        found: dict[int | None, Counts] = {}
+            problem = problem_of(tables)
+            self.sums.judge(list(states), problem and f"The sum of the counts cannot be used: {problem}.")
+            return {None: tables}
+        answers = self._exchange(kind, round_index, dict.fromkeys(range(self.clients), pack_tensors(request)))
+        found: dict[int | None, dict[str, IntArray]] = {}
         for client, answer in answers.items():
             tables = {name: tensor.cpu().numpy() for name, tensor in answer.tensors.items()}
             whole = all(tensor.dtype == torch.int64 for tensor in answer.tensors.values())
-            problem = misstated(tables, classes) if whole else "its counts are not whole numbers"
+            problem = problem_of(tables) if whole else "its counts are not whole numbers"
             if problem:
                 self._refuse(client, problem)
             else:
-                found[client] = Counts(**tables)
+                found[client] = tables
         self.reporters = [client for client in found if client is not None]
         return found
 
