@@ -91,7 +91,7 @@ def scores_of(place, run, sites):
     """The labels and shares of all test images, in one place: what the server never sees."""
     found = []
     for site in sites:
-        own = RunFolder.open(place.folder / "parties" / site / "state" / "runs" / run.federation["run"])
+        own = RunFolder.open(place.folder / "parties" / site / "state" / "runs" / run.federation.run)
         prepared = prepare_others(own, str(place.root / "images" / site), Silent())
         found.append(shares_of(prepared, *own.tensors(), own))
     return tuple(np.concatenate(part) for part in zip(*found, strict=True))
