@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fedvl.commands.flags import SPELLED
 from fedvl.config import FLAGS, Experiment, field_help, sections, toml_value
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -13,7 +14,7 @@ BEGIN, END = "<!-- settings: written by tools/settings_page.py -->", "<!-- end o
 
 def rows() -> list[tuple[str, str, str, str]]:
     """Return the name, flag, default and description of every setting."""
-    flags = {setting: f"`--{flag.replace('_', '-')}`" for flag, setting in FLAGS.items()}
+    flags = {setting: f"`{SPELLED.get(flag, '--' + flag.replace('_', '-'))}`" for flag, setting in FLAGS.items()}
     fields: dict[str, FieldInfo] = {}
     for name, field in Experiment.model_fields.items():
         if name in sections():

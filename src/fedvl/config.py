@@ -74,6 +74,10 @@ class DataConfig(Section):
     """Images that were added later, each as CLIENT=SOURCE, or new=SOURCE for a new client, the last
     ones; the other images are split as if these were not there. Written by fedvl update.
     """
+    corrections: str | None = None
+    """CSV file with the columns file and label (or truth, as in test.csv of a run): labels that
+    replace those of the dataset; an image with a blank one is left out.
+    """
     templates: Literal["default", "bare", "coop", "ensemble"] = "default"
     """Prompt templates that turn class names into texts."""
     partition: str = "dirichlet:0.5"
@@ -396,6 +400,7 @@ FLAGS = {
     "preset": "method.preset",
     "dataset": "data.dataset",
     "classes": "data.classes",
+    "labels": "data.corrections",
     "partition": "data.partition",
     "clients": "data.clients",
     "shots": "data.shots",
@@ -404,6 +409,7 @@ FLAGS = {
     "model": "model.name",
     "local_epochs": "training.local_epochs",
     "precision": "training.precision",
+    "start_from": "training.start_from",
     "rounds": "federation.rounds",
     "per_round": "federation.per_round",
     "dropout": "federation.dropout",

@@ -25,6 +25,13 @@ def visible(text: str) -> str:
     return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def csv_cell(value: object) -> object:
+    """Return a value for CSV; put a quote before a name that would run as a formula."""
+    if not isinstance(value, str):
+        return value
+    return f"'{visible(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else visible(value)
+
+
 class Console(console.Console):
     """A terminal that shows what texts hold, and obeys nothing in them: no markup, no emoji codes.
 

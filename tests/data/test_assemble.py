@@ -9,6 +9,7 @@ import pytest
 from fedvl.data.assemble import (
     Table,
     assemble,
+    corrected,
     hold_out_test,
     is_held_out,
     only_classes,
@@ -31,6 +32,9 @@ class Store:
 
     def content(self, row: int) -> bytes:
         return self.contents[row].encode()
+
+    def describe(self, row: int) -> str:
+        return f"{row}.png"
 
 
 def table(labels: list[str], splits: list[str], contents: list[str] | None = None, **columns: Any) -> Table:
@@ -218,6 +222,15 @@ def test_a_dataset_can_be_cut_to_some_classes() -> None:
     assert "2 of the 9 classes were kept" in some.notes[-1]
     with pytest.raises(FedVLError, match="'emoji-mini' has no class 'sports'; it has"):
         only_classes(whole, ["Activities", "sports"])
+
+
+def test_corrected_labels_keep_the_other_columns() -> None:
+    whole = assemble("set", table(list("abbab"), ["train"] * 3 + ["test"] * 2, texts=list("vwxyz")))
+    names = {part: [split.describe(index) for index in range(len(split))] for part, split in whole.splits.items()}
+    found = corrected(whole, {names["train"][1]: "A", names["test"][0]: ""}, "my.csv")
+    assert (labels_of(found, "train"), labels_of(found, "test")) == (["a", "a", "b"], ["b"])
+    assert (found.splits["train"].texts, found.splits["test"].texts) == (tuple("vwx"), ("z",))
+    assert found.notes == ("1 labels were corrected and 1 images left out by my.csv.",)
 
 
 def test_images_without_a_label_and_columns_stay_when_classes_are_chosen() -> None:

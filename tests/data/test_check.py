@@ -23,7 +23,6 @@ PLANTED = {
     planted.rare: {"rare-class"},
     planted.blank: {"blank"},
     planted.thumbnails: {"small"},
-    planted.without_extension: {"left-out"},
     planted.twelve_bits: {"dim"},
     planted.one_class_enlarged: {"shortcut"},
     planted.emptied: {"empty-class"},

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedvl.config import DataConfig
 from fedvl.data.catalogue import class_key, find
 from fedvl.data.fetch import default_data_root
-from fedvl.data.sources import BadImage, Dataset, is_flat, open_dataset
+from fedvl.data.sources import OPEN_ANEW, BadImage, Dataset, is_flat, open_dataset
 from fedvl.errors import FedVLError
 
 pa = pytest.importorskip("pyarrow")
@@ -549,6 +550,52 @@ def empty_class(root: Path) -> Path:
     return root / "set"
 
 
+def test_an_empty_class_folder_is_left_out_with_a_note(tmp_path: Path) -> None:
+    root = empty_class(tmp_path)
+    assert open_dataset(str(root)).class_names == ("cat", "dog", "red panda")
+    assert open_dataset(str(root)).notes == ("The class folder 'unicorn' was left out: it has no images.",)
+    (root / "train/unicorn/a.jxl").write_bytes(b"x")
+    note, further = open_dataset(str(root)).notes
+    assert note.startswith("The class folder 'unicorn' was left out: it has no images that FedVL reads (1 JXL); ")
+    assert further.startswith("1 JXL left out")
+
+
+def test_images_without_an_extension_are_read(tmp_path: Path) -> None:
+    """As PACS exports DICOM files, and phones some JPEGs; other files without one are not images."""
+    samples = [{**sample, "name": f"IM{number:06d}"} for number, sample in enumerate(rows())]
+    samples[0]["name"] = "1.2.840.113"
+    root = write_folder(tmp_path / "set", samples)
+    (root / "train/cat/VERSION").write_text("1")
+    dataset = open_dataset(str(root))
+    assert [len(dataset.splits[part]) for part in ("train", "test")] == [21, 9]
+    assert "test/cat/1.2.840.113" in {dataset.splits["test"].describe(index) for index in range(9)}
+
+
+def test_corrected_labels_are_read_from_a_table(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", rows())
+    (tmp_path / "corrected.csv").write_text(
+        "file,truth,prediction\ntest/cat/cat_07.png,Dog,dog\ntest/dog/dog_08.png,,cat\n"
+    )
+    data = DataConfig(dataset=str(root), corrections=str(tmp_path / "corrected.csv"))
+    before, after = open_dataset(str(root)).splits["test"], OPEN_ANEW.dataset_of(data).splits["test"]
+    known = {after.describe(index): CLASSES[after.labels[index]] for index in range(len(after))}
+    expected = {before.describe(index): CLASSES[before.labels[index]] for index in range(len(before))}
+    del expected["test/dog/dog_08.png"]
+    assert known == expected | {"test/cat/cat_07.png": "dog"}
+    (tmp_path / "wrong.csv").write_text("name,class\na,b\n")
+    for content, said in (
+        ("picture,truth\na,b\n", "has no rows with the columns `file` and `label`"),
+        ("", "has no rows with the columns"),
+        ("file,label\nabsent.png,cat\n", "names 'absent.png', which 'set' does not have"),
+        ("file,label\ntest/cat/cat_07.png,yeti\n", "the label 'yeti', but 'set' has other classes"),
+    ):
+        (tmp_path / "wrong.csv").write_text(content)
+        with pytest.raises(FedVLError, match=said):
+            OPEN_ANEW.dataset_of(data.model_copy(update={"corrections": str(tmp_path / "wrong.csv")}))
+    with pytest.raises(FedVLError, match="cannot be read as a CSV file in UTF-8"):
+        OPEN_ANEW.dataset_of(data.model_copy(update={"corrections": str(tmp_path / "absent.csv")}))
+
+
 def one_class(root: Path) -> Path:
     return write_folder(root / "set", [sample for sample in rows() if sample["label"] == "cat"])
 
@@ -612,7 +659,6 @@ def csv_without_labels(root: Path) -> Path:
 
 
 WRONG = {
-    "empty class": (empty_class, "unicorn has no images"),
     "one class": (one_class, "only one class, 'cat'"),
     "no images": (no_images, "no images in class folders"),
     "stranger in test": (stranger_in_test, "test split that are missing from its train split: 'yeti'"),

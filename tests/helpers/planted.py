@@ -94,11 +94,6 @@ def thumbnails(site: Path) -> None:
     change(images_of(site, "dog")[:2], lambda image: image.resize((7, 7)))
 
 
-def without_extension(site: Path) -> None:
-    path = images_of(site, "ship")[1]
-    path.rename(path.with_name("IM000001"))
-
-
 def exchanged(site: Path) -> None:
     for part in ("train", "test"):
         (site / part / "dog").rename(site / part / "kept")

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from fedvl.config import Experiment
-from fedvl.report.card import card_text, lineage
+from fedvl.report.card import card_text, lineage, merging
 from fedvl.runs.folder import RunFolder
 
 HASH = "ab" * 32
@@ -54,8 +54,8 @@ def run(tmp_path):
     return write
 
 
-def card(folder, classes=("cat", "dog"), client=None):
-    found = lineage(folder, list(classes), client, {"classifier.safetensors": "01" * 32})
+def card(folder, classes=("cat", "dog"), client=None, measured=None):
+    found = lineage(folder, list(classes), client, {"classifier.safetensors": "01" * 32}, measured)
     assert json.loads(json.dumps(found)) == found
     text = card_text("mine", found)
     rows = dict(
@@ -87,6 +87,11 @@ def test_a_simulation(run):
     assert rows["classifier.safetensors of this folder"] == "01" * 32
     assert "Krizhevsky" in rows["Licence of the images"]
     assert "is not CLIP" in text
+    assert "Accuracy of this export: the figure above is the run's own" in text
+    measured = {**found["accuracy"], "percent": 50.0, "of": " of client 1"}
+    _, text, rows = card(run(), measured=measured)
+    assert rows["Accuracy"].startswith("50.00 %")
+    assert "of 8 test images of client 1, protocol closed" in rows["Accuracy"]
     assert "Accuracy of this export" not in text
 
 
@@ -124,7 +129,7 @@ def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
 
 def test_other_classes_or_a_personal_model_were_not_tested(run):
     for found in (card(run(), ["cat", "ship"]), card(run(), client=1)):
-        assert "Accuracy of this export: the figure above is of the run's own classes" in found[1]
+        assert "Accuracy of this export: the figure above is the run's own, of its own classes and models." in found[1]
     personal = {"protocol": "personal", "accuracy": 80.0, "zero_shot_weighted_accuracy": 50.0}
     found = card(run(**personal))[0]["accuracy"]
     assert (found["percent"], found["mean_over_clients"], found["zero_shot"]["percent"]) == (75.0, 80.0, 50.0)
@@ -169,3 +174,18 @@ def test_names_of_others_are_text(run):
                              partition_counts=[[1] * 5] * 3), names)  # fmt: skip
     assert rows["Classes"] == r"5: a\|b, \<script\>, \[x\]\(javascript:1\), two lines, \`code\`"
     assert "<script>" not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"),
+    [
+        ("linear", {}, "mean"),
+        ("linear", {"robust": "median"}, "median"),
+        ("ridge", {}, "sums of statistics, solved by ridge"),
+        ("fed-prime", {}, "fed-prime's own rule"),
+        ("scaffold", {}, "mean of the updates, then scaffold's step of the server"),
+        ("centralised", {}, "none: all images were in one place"),
+    ],
+)
+def test_the_rule_of_merging_is_the_methods_own(method, settings, expected):
+    assert merging(Experiment.model_validate({"method": {"name": method}, "federation": settings})) == expected

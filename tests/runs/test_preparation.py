@@ -234,3 +234,22 @@ def test_wrong_labels_are_trained_on_and_true_ones_are_kept():
 def test_a_long_tail_is_shared_by_the_clients():
     prepared = prepare({"data": {"clients": 2, "long_tail": 10, "partition": "iid"}})
     assert prepared.training.counts.sum(0).tolist() == [200, 155, 120, 93, 72, 56, 43, 33, 26, 20]
+
+
+def test_a_run_says_that_clients_are_simulated_and_what_the_test_does_not_tell(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    counts = {"train": {"cat": 3, "dog": 3, "elk": 2}, "test": {"cat": 10, "dog": 9}}
+    for part, classes in counts.items():
+        for number, (name, count) in enumerate(classes.items()):
+            folder = tmp_path / "photos" / part / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                Image.new("RGB", (8, 8), (40 * number, 10 * index, len(part))).save(folder / f"{index}.png")
+    own = {"dataset": str(tmp_path / "photos")}
+    thin = ["No test image, so nothing is known of: elk.", "Fewer than 10 test images, so little is known of: dog."]
+    assert prepare({"data": own}).notes == thin
+    first, *others = prepare({"data": {**own, "clients": 2, "partition": "iid"}}).notes
+    assert first == (
+        "2 simulated clients share your images (partition iid); without --clients and --partition, one client has all of them."
+    )
+    assert others == thin

@@ -322,3 +322,25 @@ def test_the_command_line_reads_the_command_as_this_test_does(tmp_path, monkeypa
     assert str(ended.exception) == "enough."
     assert asked == [experiment] == [parsed(command_for(experiment))]
     assert list(Path().iterdir()) == []
+
+
+# --- images of one's own
+
+
+def test_images_of_ones_own_are_one_client_unless_clients_are_asked_for(tmp_path):
+    (tmp_path / "photos").mkdir()
+    own = {"dataset": str(tmp_path / "photos")}
+
+    def shared(data, **sections):
+        found = resolve_experiment({"data": data, **sections})
+        return found.data.clients, found.data.partition
+
+    assert shared(own) == (1, "iid")
+    assert shared({**own, "clients": 5}) == (5, "dirichlet:0.5")
+    assert shared({**own, "partition": "shards:2"}) == (10, "shards:2")
+    assert shared(own, evaluation={"protocol": "personal"}) == (10, "dirichlet:0.5")
+    assert shared(own, federation={"secure_sum": True}) == (10, "dirichlet:0.5")
+    assert shared(own, federation={"per_round": 3}) == (10, "dirichlet:0.5")
+    assert shared({"dataset": "cifar10-mini"}) == (10, "dirichlet:0.5")
+    experiment = resolve_experiment({"data": own})
+    assert "data." in command_for(experiment) and "clients" not in command_for(experiment)  # noqa: PT018

@@ -11,8 +11,13 @@ import torch
 from helpers.finished import asked_rows, finish, png
 from helpers.lazy import lazily
 from PIL import Image
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
 
+from fedvl.data.features import encode_split
 from fedvl.data.images import BadImage, decode
+from fedvl.data.protocols import PROTOCOLS, Labels
+from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 from fedvl.files import file_sha256
 from fedvl.models.checkpoint import load_model
@@ -121,3 +126,24 @@ def test_what_cannot_be_exported_says_why(folder_of, tmp_path):
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(FedVLError, match="exists already"):
         export(TrainedModel(RunFolder(folder_of("linear"))), tmp_path / "taken")
+
+
+@pytest.mark.parametrize("client", [None, 1])
+def test_the_card_has_the_accuracy_of_what_is_exported_from_a_personal_run(folder_of, tmp_path, client):
+    """Not the mean over the clients' own models, which the run reports."""
+    run = TrainedModel(RunFolder(folder_of("fedpp")))
+    export(run, tmp_path / "out", client=client)
+    head = load_file(tmp_path / "out" / "classifier.safetensors")
+    dataset, data = open_dataset("cifar10-mini"), run.experiment.data
+    train, test = (dataset.splits[part].labels for part in ("train", "test"))
+    parts = PROTOCOLS["personal"](Labels(train, test, 10), data, run.experiment.seed).parts
+    rows = np.arange(len(test)) if client is None else parts[client]
+    features = normalize(encode_split(dataset.splits["test"], run.encoder, "features").tensor, dim=-1)[rows]
+    right = (features @ head["weight"].T + head["bias"]).argmax(-1).numpy() == test[rows]
+    found = json.loads((tmp_path / "out" / "model_card.json").read_text())
+    assert found["accuracy"]["images"] == len(rows)
+    assert found["accuracy"]["percent"] == pytest.approx(100 * right.mean())
+    assert found["exported"]["tested"]
+    text = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert f"of {len(rows):,} test images{'' if client is None else ' of client 1'}, protocol personal" in text
+    assert "the figure above is the run's own" not in text

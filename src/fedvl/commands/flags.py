@@ -8,6 +8,8 @@ import typer
 
 from fedvl.config import FLAGS, field_help, field_type, setting_field
 
+SPELLED = {"start_from": "--from"}  # a word that Python keeps for itself
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -32,7 +34,8 @@ def flag_parameter(flag: str) -> inspect.Parameter:
     field = setting_field(FLAGS[flag])
     wanted = field_type(field)
     kind: Any = wanted if wanted in (bool, int, float) else str
-    declared = [f"--{flag.replace('_', '-')}"] if kind is bool else []  # without a --no- form
+    spelled = SPELLED.get(flag, f"--{flag.replace('_', '-')}")
+    declared = [spelled] if kind is bool or flag in SPELLED else []  # without a --no- form
     section, dot, _ = FLAGS[flag].partition(".")
     panel = f"Settings: {section}" if dot else None
     option = typer.Option(*declared, help=field_help(field), rich_help_panel=panel)

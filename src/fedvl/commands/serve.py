@@ -162,7 +162,7 @@ def address(host: str, port: int, encrypted: bool) -> str:
 
 
 def write_csv(lines: list[dict[str, Any]]) -> None:
-    from fedvl.report.tables import csv_cell
+    from fedvl.display import csv_cell
 
     columns = [
         "image",

@@ -4,12 +4,13 @@ import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedvl.data.catalogue import CatalogueEntry, class_key, general_templates
 from fedvl.data.stores import Dataset, ImageStore, Split
+from fedvl.display import csv_cell
 from fedvl.errors import FedVLError
 from fedvl.tensors import IntArray
 
@@ -105,6 +106,45 @@ def only_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     _check(f"'{dataset.name}' with these classes", class_names, {part: own.labels for part, own in splits.items()})
     note = f"{len(kept)} of the {len(dataset.class_names)} classes were kept (data.classes)."
     return Dataset(dataset.name, class_names, dataset.templates, splits, (*dataset.notes, note))
+
+
+def corrected(dataset: Dataset, labels: Mapping[str, str], where: str) -> Dataset:
+    """Replace the labels of the named images; leave out those with a blank one."""
+    numbers = {class_key(name): number for number, name in enumerate(dataset.class_names)}
+    wanted = dict(labels)
+    splits, changed, dropped = {}, 0, 0
+    for part, split in dataset.splits.items():
+        new, kept = split.labels.copy(), []
+        for index in range(len(split)):
+            name = split.describe(index)
+            label = wanted.pop(name, wanted.pop(str(csv_cell(name)), None))
+            if label and class_key(label) not in numbers:
+                raise FedVLError(
+                    f"{where} gives {name} the label {label!r}, but '{dataset.name}' has other classes "
+                    f"({_few(dataset.class_names)}); correct it, or add a class folder of that name."
+                )
+            if label == "":
+                dropped += 1
+                continue
+            if label is not None:
+                changed += int(new[index] != numbers[class_key(label)])
+                new[index] = numbers[class_key(label)]
+            kept.append(index)
+        rows = np.array(kept, np.int64)
+        texts, domains = (None if column is None else list(column) for column in (split.texts, split.domains))
+        units = units_of_rows(split.units, rows)
+        splits[part] = Split(
+            split.store, split.rows[rows], new[rows], _take(texts, rows), _take(domains, rows), units=units
+        )
+    if wanted:
+        raise FedVLError(
+            f"{where} names {_few(wanted)}, which '{dataset.name}' does not have; write names as test.csv of a run has them."
+        )
+    _check(
+        f"'{dataset.name}' with these labels", dataset.class_names, {part: own.labels for part, own in splits.items()}
+    )
+    note = f"{changed} labels were corrected and {dropped} images left out by {where}."
+    return replace(dataset, splits=splits, notes=(*dataset.notes, note))
 
 
 def plain_name(label: str) -> str:

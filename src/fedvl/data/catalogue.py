@@ -1,6 +1,7 @@
 """The catalogue: class names, prompt templates, splits and sources of the papers' datasets."""
 
 import difflib
+import os
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -89,6 +90,11 @@ def general_templates() -> dict[str, tuple[str, ...]]:
 def lookup(name: str) -> CatalogueEntry | None:
     """Return the entry of that name in any spelling (`OxfordPets`, `oxford_pets`), or None."""
     return {class_key(known): entry for known, entry in catalogue().items()}.get(class_key(name))
+
+
+def is_own(name: str) -> bool:
+    """Whether a dataset is a user's own: a folder or file that the catalogue does not know."""
+    return lookup(Path(name).stem) is None and "\0" not in name and os.path.exists(os.path.expanduser(name))
 
 
 def find(name: str) -> CatalogueEntry:

@@ -17,7 +17,7 @@ from fedvl.data.faults import KINDS, MOST_NAMED, Fault, ShownFault
 from fedvl.data.images import BadImage, Decoded
 from fedvl.data.imported import open_model
 from fedvl.data.similar import MOST_COMPARED, groups_alike, groups_equal, same_names, small_copy
-from fedvl.data.sources import Home, dataset_path, default_data_root, how_to_get, is_flat, read_flat, read_path, unnamed
+from fedvl.data.sources import Home, dataset_path, default_data_root, how_to_get, is_flat, read_flat, read_path
 from fedvl.data.zero_shot_check import OF_LABELS, OF_POSITION, Agreement, compare_labels
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -129,18 +129,18 @@ class Checked(NamedTuple):
 def check(name: str, display: Display, model: str | None = MODEL) -> tuple[DataCheck, Checked]:
     """Check the images of a folder, file or named dataset; compare labels if a model is named."""
     empty: list[Path] = []
-    table, unused = open_table(name, empty)
+    table = open_table(name, empty)
     encoder = open_model(model) if model else None
-    checked = check_table(table, empty, unused, encoder, display)
+    checked = check_table(table, empty, encoder, display)
     return shown(Path(name).name or name, checked), checked
 
 
-def open_table(name: str, empty: list[Path]) -> tuple[Table, list[Path]]:
-    """Return the rows of images to check, and images that have no extension and are not read."""
+def open_table(name: str, empty: list[Path]) -> Table:
+    """Return the rows of images to check."""
     path = Path(name).expanduser().absolute()
     entry = lookup(name) if name == Path(name).name and not path.exists() else None
     if entry is not None and entry.embedded:
-        return read_sheets(entry.name), []
+        return read_sheets(entry.name)
     if entry is not None:
         found = dataset_path(entry, default_data_root())
         if found is None:
@@ -149,19 +149,17 @@ def open_table(name: str, empty: list[Path]) -> tuple[Table, list[Path]]:
     if not path.exists():
         raise FedVLError(f"There is no dataset, folder or file '{name}'{suggestion(name)}")
     if not path.is_dir():
-        return read_path(path), []
+        return read_path(path)
     Home(path, None).check_links()
-    return (read_flat(path) if is_flat(path) else read_path(path, None, empty)), unnamed(path)
+    return read_flat(path) if is_flat(path) else read_path(path, None, empty)
 
 
-def check_table(
-    table: Table, empty: Sequence[Path], unused: Sequence[Path], encoder: object, display: Display
-) -> Checked:
+def check_table(table: Table, empty: Sequence[Path], encoder: object, display: Display) -> Checked:
     """Check the rows of a table."""
     images = inspect(table, display.stage("Read images"))
     faults = [
         *unreadable(images),
-        *left_out(table.notes, unused),
+        *(Fault("left-out", note) for note in table.notes),
         *(Fault("empty-class", f"The class folder {path.name} has no images.") for path in empty),
         *of_names(images),
         *of_counts(images),
@@ -230,14 +228,6 @@ def unreadable(images: Images) -> list[Fault]:
     reasons = Counter(images.problems.values())
     text = "; ".join(f"{count} because {reason.rstrip('.')}" for reason, count in reasons.most_common(3))
     return [Fault("unreadable", f"{files(len(images.problems))} cannot be read: {text}.", tuple(images.problems))]
-
-
-def left_out(notes: Sequence[str], unused: Sequence[Path]) -> list[Fault]:
-    found = [Fault("left-out", note) for note in notes]
-    if unused:
-        named = ", ".join(path.name for path in unused[:3])
-        found.append(Fault("left-out", f"{files(len(unused))} without an extension left out, such as {named}."))
-    return found
 
 
 def of_names(images: Images) -> list[Fault]:

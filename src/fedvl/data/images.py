@@ -62,6 +62,31 @@ _HEIC_KIND = re.compile(rb"....ftyp(hei[csmx]|hev[cx]|mif1|msf1)", re.DOTALL)
 _JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd7\xff])")
 
 
+# How files of images begin, where their names do not say what they are.
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+
+
+def is_image(path: Path, extensions: Collection[str]) -> bool:
+    """Whether a file is an image by its name, or by its content where the name has no extension.
+
+    PACS exports DICOM as ``IM000001``, or as a UID that ends in a number.
+    """
+    suffix = path.suffix.lower()
+    if path.name.startswith(".") or not (suffix in extensions or not suffix or suffix[1:].isdecimal()):
+        return False
+    return path.is_file() and (suffix in extensions or _begins_as_image(path))
+
+
+def _begins_as_image(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(132)
+    except OSError:
+        return False
+    webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    return head.startswith(_BEGINNINGS) or webp or is_dicom(head) or (READS_HEIC and bool(_HEIC_KIND.match(head)))
+
+
 class BadImage(FedVLError):  # noqa: N818 (a public name)
     """A file that cannot be used as an image: `reason` is a sentence, `name` says which file."""
 

@@ -14,11 +14,11 @@ import numpy as np
 from fedvl.config import DataConfig
 from fedvl.data.additions import extend, parse_addition
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
-from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, only_classes, plain_name
+from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, corrected, only_classes, plain_name
 from fedvl.data.catalogue import CatalogueEntry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
-from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read
+from fedvl.data.images import EXTENSIONS, UNREAD, BadImage, decode, how_to_read, is_image
 from fedvl.data.imported import ImportedEncoder, open_model
 from fedvl.data.stores import Dataset, FileStore, Split, unite
 from fedvl.errors import FedVLError
@@ -36,6 +36,7 @@ MAX_HEADER = 2**16  # characters
 # What tables call the image and its label: ours, Hugging Face's, Kaggle's.
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "image_path", "image", "image_id", "id")
 LABEL_COLUMNS = ("label", "class", "category", "class_name", "target")
+TRUTH_COLUMNS = ("truth", *LABEL_COLUMNS)  # of corrected labels
 # Kaggle's tables name images without their extension.
 ENDINGS = ("", ".jpg", ".jpeg", ".png", ".tif", ".dcm")
 
@@ -123,7 +124,7 @@ def read_path(path: Path, data_root: Path | None = None, empty: list[Path] | Non
     """Read a file or folder in any supported layout.
 
     Images are below it (a manifest: below its folder) or below the folder of the datasets. Class
-    folders without images are added to ``empty``, or refused if there is no such list.
+    folders without images are added to ``empty``, or named in a note without such a list.
     """
     home = Home(path if path.is_dir() else path.parent, data_root)
     if path.is_dir():
@@ -200,7 +201,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 def read_folder(root: Path, empty: list[Path] | None = None) -> Table:
     """Read root/CLASS/images, or root/train/CLASS/images and root/test/CLASS/images.
 
-    Class folders without images are added to ``empty``, or refused if there is no such list.
+    Class folders without images are added to ``empty``, or named in a note if there is no list.
     """
     folders = _folders(root)
     split_layout = "train" in {SPLIT_NAMES.get(folder.name.casefold()) for folder in folders} and all(
@@ -220,8 +221,8 @@ def read_folder(root: Path, empty: list[Path] | None = None) -> Table:
             if not images and empty is not None:
                 empty.append(class_folder)
             elif not images:
-                why = f" that FedVL reads ({_formats(others)}); {how_to_read(others)}" if others else "; add some"
-                raise FedVLError(f"The class folder {class_folder} has no images{why}, or delete the folder.")
+                why = f" that FedVL reads ({_formats(others)}); {how_to_read(others)}" if others else ""
+                notes.append(f"The class folder {class_folder.name!r} was left out: it has no images{why}.")
             paths += images
             labels += [class_folder.name] * len(images)
             splits += [split] * len(images)
@@ -315,19 +316,8 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, file) for file in files)
 
 
-def unnamed(root: Path) -> list[Path]:
-    """Return images that are not read because their names have no extension."""
-    found = []
-    for path in _files(root):
-        if not path.name.startswith(".") and (not path.suffix or path.suffix[1:].isdecimal()) and path.is_file():
-            with suppress(BadImage):
-                decode(path)
-                found.append(path)
-    return sorted(found)
-
-
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
+    return is_image(path, EXTENSIONS)
 
 
 def _unread(paths: Iterable[Path]) -> Counter[str]:
@@ -387,6 +377,24 @@ def read_manifest(path: Path, home: Home) -> Table:
     texts, domains = (columns[name] if any(columns[name]) else None for name in ("text", "domain"))
     units = {name: columns[name] for name in UNIT_COLUMNS if any(columns[name])}
     return Table(str(path), FileStore(paths, stable), columns["label"], columns["split"], texts, domains, units=units)
+
+
+def read_corrections(path: Path) -> dict[str, str]:
+    """Return the label of each image in a CSV file, such as test.csv of a run."""
+    try:
+        rows = [row for _, row in _csv_rows(path)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedVLError(
+            f"{path} cannot be read as a CSV file in UTF-8 ({error}); give one with file and label."
+        ) from error
+    columns = [
+        next((name for name in names if rows and name in rows[0]), None) for names in (PATH_COLUMNS, TRUTH_COLUMNS)
+    ]
+    if None in columns:
+        raise FedVLError(
+            f"{path} has no rows with the columns `file` and `label` (or `truth`); take test.csv of a run."
+        )
+    return {row[str(columns[0])]: row[str(columns[1])] for row in rows}
 
 
 def _first(row: dict[str, str], columns: Sequence[str]) -> str:
@@ -462,6 +470,8 @@ class Opener(NamedTuple):
         """Open an experiment's dataset; one without labels gets its classes from there."""
         root = Path(data.root) if data.root else None
         base = open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
+        if data.corrections is not None:
+            base = corrected(base, read_corrections(Path(data.corrections)), Path(data.corrections).name)
         added = [self.dataset(source, root) for _, source in map(parse_addition, data.additions)]
         return extend(base, added) if added else base
 

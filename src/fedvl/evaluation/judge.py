@@ -28,6 +28,7 @@ class Judged(NamedTuple):
     figures: dict[str, Any]  # accuracy and further ones, in percent
     answers: NDArray[np.int64]  # the class given to each test row; -1 where nobody queried
     shares: NDArray[np.float64]  # of that class in the softmax of scores; not a number where there is none
+    entropies: NDArray[np.float64]  # of the shares of all classes, in nats
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ def personal_answers(
 
     ``candidates`` are the classes among which each client is asked; if absent, all.
     """
-    answers = Predicted(np.full(len(test), -1), np.full(len(test), np.nan))
+    answers = Predicted(np.full(len(test), -1), np.full(len(test), np.nan), np.full(len(test), np.nan))
     for client, rows in enumerate(parts):
         if len(rows):
             among = candidates[client] if candidates else None
             found = predict_classes(method, tensors_of(client), test.take(rows), batch_size, among)
-            answers.classes[rows.cpu().numpy()], answers.shares[rows.cpu().numpy()] = found
+            for whole, part in zip(answers, found, strict=True):
+                whole[rows.cpu().numpy()] = part
     return answers
 
 

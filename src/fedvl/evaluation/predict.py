@@ -34,6 +34,7 @@ class Predicted(NamedTuple):
 
     classes: NDArray[np.int64]
     shares: NDArray[np.float64]  # not a number where clusters are named
+    entropies: NDArray[np.float64]  # of all candidates' shares
 
 
 def predict_all(
@@ -43,13 +44,15 @@ def predict_all(
 
     Candidates are all classes of the image's dataset, or those ``among`` which is asked.
     """
-    classes, shares = [], []
+    classes, shares, entropies = [], [], []
     for scores in score_batches(method, tensors, samples, batch_size):
         scores = scores if among is None else scores[:, among]
         found = scores.argmax(dim=-1)
-        shares.append(scores.double().softmax(-1).amax(-1).cpu())
+        all_shares = scores.double().softmax(-1)
+        shares.append(all_shares.amax(-1).cpu())
+        entropies.append(torch.special.entr(all_shares).sum(-1).cpu())
         classes.append((found if among is None else among[found]).cpu())
-    return Predicted(torch.cat(classes).numpy(), torch.cat(shares).numpy())
+    return Predicted(torch.cat(classes).numpy(), torch.cat(shares).numpy(), torch.cat(entropies).numpy())
 
 
 def score_batches(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> Iterator[torch.Tensor]:
@@ -93,7 +96,8 @@ def predict_classes(
     classes = len(method.task.class_names)
     found = cluster(represent_all(method, tensors, samples, batch_size), classes)
     named = name_clusters(found, samples.labels.cpu().numpy(), classes)
-    return Predicted(named, np.full(len(named), np.nan))
+    unknown = np.full(len(named), np.nan)
+    return Predicted(named, unknown, unknown)
 
 
 def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvl.config import BY_CLIENT
+from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
 from fedvl.evaluation.statistics import wilson
 from fedvl.files import file_sha256
+from fedvl.methods import load_method
+from fedvl.methods.base import Method
 from fedvl.models import EMBEDDED
 from fedvl.report import privacy
 from fedvl.runs.contents import Result, Withdrawal
@@ -23,9 +25,16 @@ NAMES_SHOWN = 20
 
 
 def lineage(
-    folder: RunFolder, classes: Sequence[str], client: int | None, files_sha256: dict[str, str]
+    folder: RunFolder,
+    classes: Sequence[str],
+    client: int | None,
+    files_sha256: dict[str, str],
+    measured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Describe an exported model: method, data, who took part, hashes, budget, accuracy."""
+    """Describe an exported model: method, data, who took part, hashes, budget, accuracy.
+
+    ``measured`` is the accuracy of what was exported; if absent, the run's own figure is given.
+    """
     result, experiment = folder.result, folder.experiment
     federation = who_took_part(folder)
     dataset, model = Path(experiment.data.dataset), experiment.model.name
@@ -54,7 +63,7 @@ def lineage(
         },
         "exported": {
             "classes": list(classes),
-            "tested": list(classes) == result.class_names and client is None,
+            "tested": measured is not None,
             "client": client,
             "files_sha256": files_sha256,
         },
@@ -66,7 +75,7 @@ def lineage(
             **result.files_sha256,
         },
         "privacy": budget(folder),
-        "accuracy": accuracy(result),
+        "accuracy": measured or accuracy(result),
         "withdrawals": [withdrawal(each, result) for each in folder.withdrawals],
     }
 
@@ -103,8 +112,22 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
         "secure_sum": settings.secure_sum,
         "least_clients": settings.least_clients if settings.secure_sum else None,
         "robust": settings.robust,
+        "merging": merging(folder.experiment),
         "attack": settings.attack,
     }
+
+
+def merging(experiment: Experiment) -> str:
+    """Say how the server makes one model of what clients send."""
+    name, method = experiment.method.label, load_method(experiment.method.name)
+    if method.scope == "pooled":
+        return "none: all images were in one place"
+    if method.exchanges is not None:
+        return f"sums of statistics, solved by {name}"
+    if method.merge is not Method.merge:
+        return f"{name}'s own rule"
+    rule = experiment.federation.robust
+    return f"{rule} of the updates, then {name}'s step of the server" if method.step is not Method.step else rule
 
 
 def budget(folder: RunFolder) -> dict[str, Any] | None:
@@ -171,7 +194,7 @@ def card_text(title: str, found: dict[str, Any]) -> str:
         "Rounds": str(found["federation"]["rounds"]),
         **participation(found["federation"]),
         "Secure sums": secure_line(found["federation"]),
-        "Rule of merging": plain(found["federation"]["robust"]),
+        "Rule of merging": plain(found["federation"]["merging"]),
         "Privacy budget": privacy_line(found),
         "Seed": str(found["seed"]),
         "Accuracy": accuracy_line(found["accuracy"]),
@@ -258,9 +281,8 @@ def accuracy_line(accuracy: dict[str, Any] | None) -> str:
         return "not tested"
     mean = accuracy["mean_over_clients"]
     told = "" if mean is None else f"; {mean:.2f} % as the mean over clients, each on its own images"
-    return (
-        f"{percent(accuracy)} of {accuracy['images']:,} test images, protocol {plain(str(accuracy['protocol']))}{told}"
-    )
+    of = accuracy.get("of", "")
+    return f"{percent(accuracy)} of {accuracy['images']:,} test images{of}, protocol {plain(str(accuracy['protocol']))}{told}"
 
 
 def zero_shot_line(accuracy: dict[str, Any] | None) -> str:
@@ -301,7 +323,7 @@ def not_claimed(found: dict[str, Any]) -> list[str]:
     """Return what nobody has measured or proved about this model."""
     told = ["Accuracy on other images, cameras, places or groups of people: none of it was measured."]
     if not found["exported"]["tested"]:
-        told.insert(0, "Accuracy of this export: the figure above is of the run's own classes and of its common model.")
+        told.insert(0, "Accuracy of this export: the figure above is the run's own, of its own classes and models.")
     if found["privacy"] is None:
         told.append(
             "That nothing can be inferred about training images: `fedvl audit` tries attacks on a run's messages."

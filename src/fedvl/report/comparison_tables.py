@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedvl.comparisons.contents import Averaged, Comparison, GridCell
-from fedvl.display import visible
+from fedvl.display import csv_cell, visible
 from fedvl.evaluation.statistics import NEAR, NEARLY
 from fedvl.files import Count, write_whole
-from fedvl.report.tables import MISSING, csv_cell, human_count, points, spread
+from fedvl.report.tables import MISSING, human_count, points, spread
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}"

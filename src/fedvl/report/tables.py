@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from fedvl.display import visible
 from fedvl.evaluation.statistics import Interval, mean_of_shares, wilson
 from fedvl.federation.records import Record
 from fedvl.report.privacy import statement
@@ -33,13 +32,6 @@ class Cell(NamedTuple):
 
     text: str
     value: float | str
-
-
-def csv_cell(value: object) -> object:
-    """Return a value for CSV; put a quote before a name that would run as a formula."""
-    if not isinstance(value, str):
-        return value
-    return f"'{visible(value)}" if value.startswith(("=", "+", "-", "@", "\t")) else visible(value)
 
 
 def cell_of(value: object, human: Callable[[float], str]) -> Cell:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedvl.config import BY_CLIENT, Experiment
 from fedvl.data.additions import owners_of
-from fedvl.data.catalogue import numbered_groups
+from fedvl.data.catalogue import is_own, numbered_groups
 from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
@@ -64,6 +64,8 @@ from fedvl.runs.starting import check_start, head_of_run, start_note
 from fedvl.tensors import IntArray, pick_device
 
 SPLITS = ("train", "test")
+FEW = 10  # test images of a class, of which its recall says little
+NAMED = 5  # classes
 EMBEDDED_SETS = ("emoji-mini", "cifar10-mini")  # public images, where they are not the clients' own
 
 
@@ -109,6 +111,7 @@ class Test:
     candidates: list[Tensor] = field(default_factory=list)  # classes among which each client is asked; none: among all
     new: Samples | None = None  # of classes that nobody trains on, in the base-to-new protocol
     newcomers: list[Tensor] = field(default_factory=list)  # rows that clients query who join when training is over
+    describe: Callable[[int], str] = str  # the name of a row's image
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,8 @@ def prepare(
             *(note for read in encoded.read.values() for note in read.notes),
             *withdrawal_note(experiment),
             *start_note(experiment),
+            *(simulation_note(experiment) if simulated else []),
+            *(few_tested_note(sources.dataset, encoded) if simulated and not experiment.data.test_shots else []),
         ],
         encode_seconds=encode_seconds,
         sources=sources,
@@ -215,6 +220,37 @@ def prepare(
 def withdrawal_note(experiment: Experiment) -> list[str]:
     withdrawn = experiment.federation.withdrawn
     return [f"Clients {', '.join(map(str, sorted(withdrawn)))} have withdrawn and take no part."] if withdrawn else []
+
+
+def simulation_note(experiment: Experiment) -> list[str]:
+    """Say that several clients with the images of one folder are a simulation."""
+    data = experiment.data
+    if data.clients < 2 or not is_own(data.dataset):
+        return []
+    return [
+        f"{data.clients} simulated clients share your images (partition {data.partition}); without --clients and --partition, "
+        "one client has all of them."
+    ]
+
+
+def few_tested_note(dataset: Dataset, encoded: "Encoded") -> list[str]:
+    """Name the classes of which the test says nothing, or little."""
+    if "test" not in encoded.labels:
+        return []
+    counts = np.bincount(encoded.labels_of("test"), minlength=len(dataset.class_names))
+    trained = set(encoded.labels_of("train").tolist())
+    lines = []
+    for said, chosen in (
+        ("No test image, so nothing is known of", [c for c in sorted(trained - {-1}) if counts[c] == 0]),
+        (
+            f"Fewer than {FEW} test images, so little is known of",
+            np.flatnonzero((counts > 0) & (counts < FEW)).tolist(),
+        ),
+    ):
+        names = [dataset.class_names[c] for c in chosen]
+        more = f" and {len(names) - NAMED} more classes" if len(names) > NAMED else ""
+        lines += [f"{said}: {', '.join(names[:NAMED])}{more}."] if names else []
+    return lines
 
 
 def open_sources(experiment: Experiment, opener: Opener) -> Sources:
@@ -489,6 +525,10 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         split, place = place_of(row)
         return sources.dataset.splits[split].read(place)
 
+    def name(row: int) -> str:
+        split, place = place_of(row)
+        return sources.dataset.splits[split].describe(place)
+
     parts = [torch.from_numpy(part).to(device) for part in assignment.parts]
     places = [place_of(row) for row in range(len(rows))]
     identities = [sources.dataset.splits[name].identity for name in sorted({name for name, _ in places})]
@@ -504,6 +544,7 @@ def take_test(sources: Sources, encoded: Encoded, assignment: Assignment, experi
         ],
         None if assignment.new is None else take_queries(sources, encoded, assignment.new),
         of_newcomers(parts, experiment),
+        name,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fedvl.config import Experiment, MethodConfig, Settings, explain, nested, overlay, resolve, toml_value
-from fedvl.data.catalogue import lookup
+from fedvl.data.catalogue import is_own, lookup
 from fedvl.errors import FedVLError
 from fedvl.federation.steps import choose_precision
 from fedvl.methods import file_digest, load_method
@@ -28,7 +28,12 @@ def resolve_experiment(settings: Settings) -> Experiment:
     if asked.preset not in method.presets:
         raise FedVLError(f"Method '{asked.name}' has no preset '{asked.preset}'; it has {', '.join(method.presets)}.")
     layered: Settings = {}
-    for layer in (method.presets[asked.preset], options_for_dataset(asked.name, wanted.data.dataset), settings):
+    for layer in (
+        method.presets[asked.preset],
+        options_for_dataset(asked.name, wanted.data.dataset),
+        for_own_images(settings, wanted),
+        settings,
+    ):
         overlay(layered, layer)
     if method.exchanges is not None:  # whatever is asked for: what it does is fixed
         overlay(layered, {"federation": {"rounds": method.exchanges, "per_round": None}})
@@ -40,6 +45,16 @@ def resolve_experiment(settings: Settings) -> Experiment:
     except ValidationError as error:
         raise FedVLError(explain(error, method.options_type, prefix="method.")) from error
     return resolve([layered, {"method": options.model_dump(mode="json", exclude_none=True)}])
+
+
+def for_own_images(settings: Settings, wanted: Experiment) -> Settings:
+    """Return one client with all images of a user's own, unless clients are asked for."""
+    simulated = {"clients", "partition", "client_shots", "newcomers"} & settings.get("data", {}).keys()
+    federation, protocol = wanted.federation, wanted.evaluation.protocol
+    several = federation.secure_sum or federation.per_round or federation.attack or wanted.privacy.unit == "client"
+    if simulated or several or protocol != "closed" or not is_own(wanted.data.dataset):
+        return {}
+    return {"data": {"clients": 1, "partition": "iid"}}
 
 
 def new_experiment(settings: Settings) -> Experiment:
@@ -89,7 +104,7 @@ def resume_key(experiment: Experiment) -> str:
     del settings["data"]["root"]
     # runs from before these were settings go on
     later_settings = {
-        "data": ("unit", "additions", "asked_classes"),
+        "data": ("unit", "additions", "asked_classes", "corrections"),
         "privacy": ("images", "public"),
         "training": ("start_from",),
     }

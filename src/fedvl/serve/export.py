@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.predict import Conversation
 from fedvl.files import write_whole
@@ -17,7 +18,9 @@ from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
-from fedvl.report.card import card_text, lineage
+from fedvl.report.card import card_text, lineage, share
+from fedvl.runs.evaluation import without_validation
+from fedvl.runs.preparation import SPLITS, prepare
 from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors, save
 
@@ -93,7 +96,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         gate=GATE if "gate.0.weight" in head else "",
         memory=MEMORY if user.remembers else "",
     )
-    found = lineage(run.folder, user.names, client, hashes)
+    found = lineage(run.folder, user.names, client, hashes, measure(run, head, user.names, client))
     texts = {
         "config.json": json.dumps(config, indent=1),
         "preprocessor_config.json": json.dumps(preprocessor_config(run.encoder), indent=1),
@@ -138,6 +141,40 @@ def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
                 f"The scores of method '{run.name}' are not a linear function of image features; it cannot be exported."
             )
     return head
+
+
+def measure(run: TrainedModel, head: Tensors, names: Sequence[str], client: int | None) -> dict[str, Any] | None:
+    """Return the accuracy of what is exported, on the run's own test images.
+
+    None if they are not on this machine. A client's model is tested on that client's images.
+    """
+    if list(names) != run.class_names or run.result.party:
+        return None
+    splits = ("test",) if client is None else SPLITS
+    try:
+        prepared = prepare(without_validation(run.folder.experiment), Silent(), splits=splits)
+    except (FedVLError, OSError):
+        return None
+    task, samples = prepared.queried.task, prepared.test.samples
+    if list(task.class_names) != run.class_names:
+        return None
+    samples = samples.take(torch.nonzero(samples.labels >= 0).flatten())
+    if client is not None:
+        samples = prepared.test.samples.take(prepared.test.parts[client])
+    if not len(samples):
+        return None
+    inputs = {form: tensor.to(run.device) for form, tensor in samples.inputs.items()}
+    labels = samples.labels.to(run.device)
+    answers = scores(head, inputs.get("embeddings", inputs["features"])).argmax(-1)
+    zero_shot = (inputs["features"] @ task.text_features.to(run.device).T).argmax(-1)
+    return {
+        "protocol": run.result.protocol,
+        "images": len(labels),
+        "of": "" if client is None else f" of client {client}",
+        **share(int((answers == labels).sum()), len(labels)),
+        "mean_over_clients": None,
+        "zero_shot": share(int((zero_shot == labels).sum()), len(labels)),
+    }
 
 
 def scores(head: Tensors, embeddings: Tensor) -> Tensor:

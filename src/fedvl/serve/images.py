@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from fedvl.data.images import EXTENSIONS, HEIC, decode
+from fedvl.data.images import EXTENSIONS, HEIC, decode, is_image
 from fedvl.data.stores import content_of
 from fedvl.errors import FedVLError
 
@@ -81,10 +81,9 @@ def png_of(image: Any) -> bytes:
 def image_files(paths: Sequence[Path]) -> list[Path]:
     """Files as given; of folders, all images by name, and HEIC photos, to be refused if need be."""
     found: list[Path] = []
-    wanted = EXTENSIONS | HEIC
     for path in paths:
         if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in wanted and file.is_file())
+            found += sorted(file for file in path.rglob("*") if is_image(file, EXTENSIONS | HEIC))
         elif path.exists():
             found.append(path)
         else:
