@@ -110,9 +110,9 @@ def attacked(settings: Settings, slow: bool, opener: Opener) -> dict[str, dict[s
     found = audit(
         resolve_experiment(settings), Silent(), clients=4 if slow else 10, rounds=1 if slow else 2, opener=opener
     )
-    seen = [each for each in found["findings"] if each["view"] == SERVER]
+    seen = [each for each in found.findings if each.view == SERVER]
     names = {name for of_kind in ATTACKS.values() for name in of_kind}
-    return {each["name"]: {key: each[key] for key in FIGURES} for each in seen if each["name"] in names}
+    return {each.name: {key: getattr(each, key) for key in FIGURES} for each in seen if each.name in names}
 
 
 def summarised(kind: str, by_seed: list[dict[str, dict[str, Any]]]) -> dict[str, Any] | None:

@@ -32,15 +32,15 @@ def measured(seed=0, **settings):
 @pytest.mark.parametrize("unit", SETTINGS)
 def test_the_bound_of_a_sound_mechanism_is_below_its_claim_and_says_something(unit):
     found = [measured(seed, **SETTINGS[unit]) for seed in range(8)]
-    bounds = [each["bound"] for each in found]
+    bounds = [each.bound for each in found]
     assert max(bounds) <= 2.0
     assert np.median(bounds) > (0.0 if "sampled" in unit else 0.05)
     first = found[0]
-    assert first["spent"] == pytest.approx(2.0, abs=1e-3)
-    assert first["rounds"] == 3
-    assert not any(each["violated"] for each in found)
-    assert f"Measured: at least {first['bound']:.2f} at 95% confidence" in first["sentence"]
-    assert "does not prove it" in first["sentence"]
+    assert first.spent == pytest.approx(2.0, abs=1e-3)
+    assert first.rounds == 3
+    assert not any(each.violated for each in found)
+    assert f"Measured: at least {first.bound:.2f} at 95% confidence" in first.sentence
+    assert "does not prove it" in first.sentence
 
 
 def weak(deviation_of):
@@ -58,9 +58,9 @@ def test_noise_ten_times_too_small_is_found(unit, monkeypatch):
 
     monkeypatch.setattr(privacy, "noise_for", weak(privacy.noise_for))
     found = measured(**SETTINGS[unit])
-    assert found["violated"]
-    assert found["bound"] > 2.0
-    assert "The claimed guarantee does not hold." in found["sentence"]
+    assert found.violated
+    assert found.bound > 2.0
+    assert "The claimed guarantee does not hold." in found.sentence
 
 
 def test_a_share_of_noise_ten_times_too_small_is_found(monkeypatch):
@@ -68,7 +68,7 @@ def test_a_share_of_noise_ten_times_too_small_is_found(monkeypatch):
 
     share = ClientPrivacy.share
     monkeypatch.setattr(ClientPrivacy, "share", lambda self, *arguments: share(self, *arguments) / 10)
-    assert measured(**SETTINGS["client in shares"])["violated"]
+    assert measured(**SETTINGS["client in shares"]).violated
 
 
 def test_gradients_that_are_not_cut_are_found(monkeypatch):
@@ -76,14 +76,14 @@ def test_gradients_that_are_not_cut_are_found(monkeypatch):
         return {name: torch.tensordot(mask, gradient, 1) for name, gradient in gradients.items()}
 
     monkeypatch.setattr("fedvl.federation.steps.row_gradients", uncut)
-    assert measured(**SETTINGS["record"])["violated"]
+    assert measured(**SETTINGS["record"]).violated
 
 
 def test_an_image_that_changes_the_loss_of_all_others_is_found():
     """The broken sensitivity of FedTPG at record level: epsilon 1 is claimed."""
     settings: dict[str, Any] = {"privacy": RECORD.model_copy(update={"epsilon": 1.0}), "clients": 200, "skew": 0.05}
-    assert not measured(**settings)["violated"]
-    assert measured(method=COUPLED, **settings)["violated"]
+    assert not measured(**settings).violated
+    assert measured(method=COUPLED, **settings).violated
 
 
 def test_no_coin_changes_the_number_of_a_clients_batches():

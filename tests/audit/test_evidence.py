@@ -189,8 +189,8 @@ def test_in_a_secure_sum_the_server_sees_sums_alone():
     }
     assert not any(hasattr(each, "value") for each in outcomes if each.name.startswith(("one-image", "picture")))
     rows = leaves(evidence, [])
-    assert [row["shape"] for row in rows] == [[CLASSES, WIDTH], [CLASSES], [], [], []]
-    assert all(row["masked"] and row["example"] == [] for row in rows)  # each number is as random as its mask
+    assert [row.shape for row in rows] == [[CLASSES, WIDTH], [CLASSES], [], [], []]
+    assert all(row.masked and row.example == [] for row in rows)  # each number is as random as its mask
 
 
 def test_every_tensor_and_number_of_a_message_is_an_item():

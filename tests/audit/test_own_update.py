@@ -61,31 +61,31 @@ def attacked(prepared, message):
 
 
 def figures(found):
-    return {each["name"]: each for each in found["findings"]}
+    return {each.name: each for each in found.findings}
 
 
 def test_what_leaks_is_found_and_said(prepared):
     found = audit_own(prepared, CLIENT, sent_by(prepared), SECRET)
     by_name = figures(found)
-    assert found["images"] == len(prepared.training.rows[CLIENT])
-    assert not found["held_out"]
-    assert by_name["label-histogram"]["leaks"]
-    assert by_name["membership"]["leaks"]
-    assert by_name["membership"]["value"] > 0.6
-    assert by_name["membership-at-1-percent"]["value"] > 0.01
+    assert found.images == len(prepared.training.rows[CLIENT])
+    assert not found.held_out
+    assert by_name["label-histogram"].leaks
+    assert by_name["membership"].leaks
+    assert by_name["membership"].value > 0.6
+    assert by_name["membership-at-1-percent"].value > 0.01
     assert "feature-linking" in by_name
-    assert {each["view"] for each in found["findings"]} == {"the server"}
-    assert [each["name"] for each in found["unmeasured"]] == ["class-names", "membership-leverage"]
-    assert by_name["membership-replay"]["leaks"]
-    assert {each["of"] for each in found["findings"]} == {PLAIN}
+    assert {each.view for each in found.findings} == {"the server"}
+    assert [each.name for each in found.unmeasured] == ["class-names", "membership-leverage"]
+    assert by_name["membership-replay"].leaks
+    assert {each.of for each in found.findings} == {PLAIN}
     assert not any(name.startswith("one-image") for name in by_name)  # the party has more than one
 
 
 def test_images_in_a_sum_of_features_are_found_by_who_knows_the_closed_form():
     prepared = prepare({**settings(), "method": {"name": "ridge"}})
     by_name = figures(audit_own(prepared, CLIENT, sent_by(prepared), SECRET))
-    assert by_name["membership-leverage"]["leaks"]
-    assert by_name["membership-leverage"]["value"] > 0.9
+    assert by_name["membership-leverage"].leaks
+    assert by_name["membership-leverage"].value > 0.9
 
 
 def test_what_the_party_would_send_is_drawn_from_its_secret():
@@ -123,9 +123,9 @@ def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
     assert torch.equal(evidence.own.inputs["features"], features[evidence.own_rows])
     assert torch.equal(evidence.own.labels, prepared.training.true_labels[evidence.own_rows])
     found = audit_own(alone, CLIENT, None, SECRET)
-    assert found["held_out"]
+    assert found.held_out
     assert {"label-histogram", "membership", "feature-recovery"} <= figures(found).keys()
-    few = {each["name"]: each["sentence"] for each in found["unmeasured"]}
+    few = {each.name: each.sentence for each in found.unmeasured}
     for name in ("membership-at-1-percent", "membership-replay-at-1-percent"):
         assert few[name].endswith(f"there are {len(evidence.outside)}.")
 
@@ -139,11 +139,11 @@ def test_too_few_labelled_images_and_too_little_time_are_said(prepared):
         training=replace(prepared.training, rows=few),
     )
     found = audit_own(alone, CLIENT, None, SECRET)
-    assert [each["name"] for each in found["unmeasured"]] == list(ATTACKS)
-    assert all(f"takes {LEAST} labelled images" in each["sentence"] for each in found["unmeasured"])
+    assert [each.name for each in found.unmeasured] == list(ATTACKS)
+    assert all(f"takes {LEAST} labelled images" in each.sentence for each in found.unmeasured)
     late = audit_own(prepared, CLIENT, sent_by(prepared), SECRET, seconds=0)
-    assert not late["findings"]
-    assert {each["sentence"] for each in late["unmeasured"]} == {"Not tried: 0 seconds were over."}
+    assert not late.findings
+    assert {each.sentence for each in late.unmeasured} == {"Not tried: 0 seconds were over."}
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +157,14 @@ def summed(prepared):
 def test_under_secure_aggregation_the_update_alone_and_a_sum_are_attacked_and_never_zeros(prepared, summed):
     found = audit_own(summed, CLIENT, sent_by(prepared), SECRET)
     plain = figures(audit_own(prepared, CLIENT, sent_by(prepared), SECRET))
-    parts = {part: {each["name"]: each for each in found["findings"] if each["of"] == part} for part in (ALONE, SUM)}
-    assert {each["of"] for each in (*found["findings"], *found["unmeasured"])} == {ALONE, SUM}
+    parts = {part: {each.name: each for each in found.findings if each.of == part} for part in (ALONE, SUM)}
+    assert {each.of for part in (found.findings, found.unmeasured) for each in part} == {ALONE, SUM}
     for name in ("label-histogram", "membership", "membership-replay"):
         # the worst case is what the server would learn without any mask
-        assert parts[ALONE][name]["value"] == pytest.approx(plain[name]["value"])
-        assert parts[ALONE][name]["leaks"]
-        assert parts[SUM][name]["value"] < parts[ALONE][name]["value"]
-    assert all(each["interval"][0] < each["interval"][1] for each in found["findings"])
+        assert parts[ALONE][name].value == pytest.approx(plain[name].value)
+        assert parts[ALONE][name].leaks
+        assert parts[SUM][name].value < parts[ALONE][name].value
+    assert all(each.interval[0] < each.interval[1] for each in found.findings)
 
 
 def test_a_sum_is_the_weighted_mean_with_imitated_others(prepared, summed):
@@ -190,7 +190,7 @@ def test_a_client_without_images_sends_nothing_to_attack(prepared):
     evidence.prepared = replace(evidence.prepared, training=nothing)
     assert sent_by(prepared, evidence) is None
     found = audit_own(prepared, CLIENT, None, SECRET)
-    assert {each["sentence"] for each in found["unmeasured"]} == {"The client sends no update in the first round."}
+    assert {each.sentence for each in found.unmeasured} == {"The client sends no update in the first round."}
 
 
 def test_reports_and_names_are_attacked_too():

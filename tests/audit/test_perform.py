@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from helpers.audited import evidence_of
+from helpers.audits import made_up_audit, made_up_epsilon
 from helpers.runs import OPENER
 
-from fedvl.audit.finding import CLIENT, SERVER
+from fedvl.audit.finding import CLIENT, SERVER, Audit, Finding, Unmeasured
 from fedvl.audit.perform import NAMES, audit, check_measured, exceeded, leaves, parse_limits, unexamined
 from fedvl.audit.words import budget, remedies
 from fedvl.display import Silent
@@ -29,19 +31,20 @@ def audited(method, **data):
 @pytest.mark.parametrize("method", ["linear", "fed-mp"])
 def test_an_audit_says_what_leaves_and_what_could_be_learned(method):
     found = audited(method)
-    json.dumps(found)
-    assert {each["name"] for each in (*found["findings"], *found["unmeasured"])} <= set(NAMES)
-    for each in found["findings"]:
-        assert each["interval"][0] <= each["interval"][1]
-        assert all(map(math.isfinite, (each["value"], each["chance"], *each["interval"])))
-        assert each["sentence"].endswith(".")
-    names = [row["name"] for row in found["leaves"]]
+    again = Audit.model_validate(json.loads(found.to_json()))
+    assert again == found
+    assert {each.name for each in (*found.findings, *found.unmeasured)} <= set(NAMES)
+    for each in found.findings:
+        assert each.interval[0] <= each.interval[1]
+        assert all(map(math.isfinite, (each.value, each.chance, *each.interval)))
+        assert each.sentence.endswith(".")
+    names = [row.name for row in found.leaves]
     assert ("perturbed_texts" in names) is (method == "fed-mp")
     assert names[-3:] == ["weight in the mean", "training loss", "number of examples"]
-    assert all(row["examined"] or row["note"] for row in found["leaves"])
-    assert "membership-replay" in {each["name"] for each in found["findings"]}
-    assert ("residuals" in found["known_seed"]) is (method == "fed-mp")
-    assert ("class-names-by-seed" in {each["name"] for each in found["findings"]}) is (method == "fed-mp")
+    assert all(row.examined or row.note for row in found.leaves)
+    assert "membership-replay" in {each.name for each in found.findings}
+    assert ("residuals" in found.known_seed) is (method == "fed-mp")
+    assert ("class-names-by-seed" in {each.name for each in found.findings}) is (method == "fed-mp")
 
 
 @pytest.mark.parametrize("variant", ["flora", "hetlora"])
@@ -54,14 +57,14 @@ def test_clients_that_are_handed_factors_of_their_own_are_audited(variant):
         "training": {"local_epochs": 1},
     }
     found = audit(resolve_experiment(settings), Silent(), clients=2, rounds=2, opener=OPENER)
-    server = {each["name"]: each for each in found["findings"] if each["view"] == "the server"}
+    server = {each.name: each for each in found.findings if each.view == "the server"}
     assert {"label-histogram", "membership"} <= server.keys()
-    assert all(math.isfinite(each["value"]) for each in server.values())
+    assert all(math.isfinite(each.value) for each in server.values())
 
 
 def test_class_lists_of_several_datasets_do_not_stop_an_audit():
     found = audited("linear", dataset="cifar10-mini+emoji-mini", partition="disjoint", shots=3, test_shots=4)
-    assert {"label-histogram", "membership"} <= {each["name"] for each in found["findings"]}
+    assert {"label-histogram", "membership"} <= {each.name for each in found.findings}
 
 
 RAW = """
@@ -80,15 +83,15 @@ def test_raw_features_in_a_sent_tensor_are_found_and_fail_a_limit(tmp_path):
     path = tmp_path / "raw.py"
     path.write_text(RAW)
     found = audited(str(path))
-    server = {each["name"]: each for each in found["findings"] if each["view"] == "the server"}
-    assert server["membership-replay"]["value"] == 1.0
-    assert server["feature-recovery"]["value"] == pytest.approx(1.0, abs=1e-3)
+    server = {each.name: each for each in found.findings if each.view == "the server"}
+    assert server["membership-replay"].value == 1.0
+    assert server["feature-recovery"].value == pytest.approx(1.0, abs=1e-3)
     assert exceeded(found, {"feature-recovery": 0.1})
-    (gist,) = (row for row in found["leaves"] if row["name"] == "gist")
-    assert set(gist["examined"]) >= {"membership-replay", "feature-recovery", "class-names"}
-    (decoded,) = (each for each in found["unmeasured"] if each["name"] == "class-names-by-seed")
-    assert "made of images, not of labels and the seed alone" in decoded["sentence"]
-    assert found["headline"].startswith(
+    (gist,) = (row for row in found.leaves if row.name == "gist")
+    assert set(gist.examined) >= {"membership-replay", "feature-recovery", "class-names"}
+    (decoded,) = (each for each in found.unmeasured if each.name == "class-names-by-seed")
+    assert "made of images, not of labels and the seed alone" in decoded.sentence
+    assert found.headline.startswith(
         "With these messages the server could pick the training image out of two in 100 of"
     )
 
@@ -96,21 +99,25 @@ def test_raw_features_in_a_sent_tensor_are_found_and_fail_a_limit(tmp_path):
 @pytest.mark.parametrize("method, reason", [("zero-shot", "no client sends anything"), ("centralised", "pooled")])
 def test_where_nothing_is_sent_every_attack_says_so(method, reason):
     found = audited(method)
-    assert found["findings"] == found["leaves"] == []
-    assert [each["name"] for each in found["unmeasured"]] == list(NAMES)
-    assert all(reason in each["sentence"] for each in found["unmeasured"])
+    assert found.findings == found.leaves == []
+    assert [each.name for each in found.unmeasured] == list(NAMES)
+    assert all(reason in each.sentence for each in found.unmeasured)
+
+
+def of_figures(membership, *unmeasured):
+    finding = Finding("membership", SERVER, "", membership, (0.5, 0.9), 0.5, "")
+    return made_up_audit().model_copy(update={"findings": [finding], "unmeasured": list(unmeasured)})
 
 
 def test_a_figure_above_its_limit_is_named():
-    found = {"findings": [{"name": "membership", "view": "the server", "value": 0.7}]}
+    found = of_figures(0.7)
     assert exceeded(found, {"membership": 0.7, "picture": 0.0}) == []
     (sentence,) = exceeded(found, {"membership": 0.6})
     assert sentence == "membership from the view of the server is 0.7, above 0.6."
 
 
 def test_a_limit_of_an_attack_that_gave_no_value_is_not_kept():
-    why = {"name": "picture", "view": "the server", "sentence": "There is nothing to make a picture of."}
-    found = {"findings": [{"name": "membership", "view": "the server", "value": 0.7}], "unmeasured": [why]}
+    found = of_figures(0.7, Unmeasured("picture", SERVER, "There is nothing to make a picture of."))
     check_measured(found, {"membership": 0.1})
     with pytest.raises(FedVLError, match=r"picture cannot be checked.* There is nothing to make a picture of"):
         check_measured(found, {"membership": 0.1, "picture": 10.0})
@@ -119,19 +126,17 @@ def test_a_limit_of_an_attack_that_gave_no_value_is_not_kept():
 
 
 def test_what_no_attack_examined_is_named_unless_it_is_constant():
-    rows = [
-        {"name": "weight", "examined": ["membership"], "note": ""},
-        {"name": "images", "examined": [], "note": "the number of images alone"},
-        {"name": "gist", "examined": [], "note": ""},
-    ]
-    assert unexamined(rows) == ["gist"]
+    _, gist = made_up_audit().leaves
+    examined = gist.model_copy(update={"name": "weight", "examined": ["membership"]})
+    constant = gist.model_copy(update={"name": "images", "note": "the number of images alone"})
+    assert unexamined([examined, constant, gist]) == ["gist"]
 
 
 def test_what_another_view_examined_counts_for_nothing_at_the_server():
     evidence = evidence_of(rounds=1)
-    finding = {"name": "membership", "view": CLIENT, "items": ["weight"]}
+    finding = Finding("membership", CLIENT, "", 0.7, (0.6, 0.8), 0.5, "", items=("weight",))
     examined = {
-        view: {row["name"]: row["examined"] for row in leaves(evidence, [{**finding, "view": view}])}
+        view: {row.name: row.examined for row in leaves(evidence, [replace(finding, view=view)])}
         for view in (CLIENT, SERVER)
     }
     assert examined[CLIENT]["weight"] == []
@@ -140,13 +145,13 @@ def test_what_another_view_examined_counts_for_nothing_at_the_server():
 
 
 def test_a_measured_epsilon_has_a_limit_too():
-    found = {"findings": [], "unmeasured": [], "epsilon": {"bound": 1.5}}
+    found = made_up_audit().model_copy(update={"epsilon": made_up_epsilon(bound=1.5)})
     limits = parse_limits(["empirical-epsilon=1.2"])
     check_measured(found, limits)
     assert exceeded(found, limits) == ["empirical-epsilon is at least 1.5, above 1.2."]
     assert exceeded(found, {"empirical-epsilon": 1.5}) == []
     with pytest.raises(FedVLError, match="empirical-epsilon cannot be checked"):
-        check_measured({**found, "epsilon": None}, limits)
+        check_measured(found.model_copy(update={"epsilon": None}), limits)
 
 
 @pytest.mark.parametrize("text", ["membership", "membership=", "membership=high", "membership=nan", "leak=0.5", ""])

@@ -1,9 +1,10 @@
 """The table and the page of an audit."""
 
 import re
+from dataclasses import replace
 
 import pytest
-from helpers.audits import made_up_audit
+from helpers.audits import made_up_audit, made_up_epsilon
 from rich.console import Console
 
 from fedvl.audit.finding import written
@@ -61,14 +62,16 @@ def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
 
 @pytest.mark.parametrize("violated", [False, True])
 def test_the_measured_epsilon_stands_beside_the_claimed_one(tmp_path, violated):
-    found = {**made_up_audit(), "epsilon": {"sentence": "Claimed: 3. Measured: at least 4.", "violated": violated}}
+    epsilon = made_up_epsilon(sentence="Claimed: 3. Measured: at least 4.", violated=violated)
+    found = made_up_audit().model_copy(update={"epsilon": epsilon})
     page = write_audit(found, tmp_path / "audit.html").read_text(encoding="utf-8")
     assert f'<p id="epsilon" class="{"loss" if violated else ""}">Claimed: 3. Measured: at least 4.</p>' in page
     assert "Claimed: 3. Measured: at least 4." in printed(found)
 
 
 def test_a_budget_and_remedies_are_shown_once_there_are_any(tmp_path):
-    found = {**made_up_audit(), "remedies": ["Secure sums of 3 clients."], "budget": "epsilon 3 of 8"}
+    on = {"remedies": ["Secure sums of 3 clients."], "budget": "epsilon 3 of 8"}
+    found = made_up_audit().model_copy(update=on)
     page = write_audit(found, tmp_path / "audit.html").read_text(encoding="utf-8")
     assert "Secure sums of 3 clients." in page
     assert "epsilon 3 of 8" in page
@@ -77,16 +80,16 @@ def test_a_budget_and_remedies_are_shown_once_there_are_any(tmp_path):
 @pytest.mark.parametrize("value, place", [(0.5, "500"), (-0.2, "0"), (2.0, "1000")])
 def test_a_strip_ends_where_the_figure_is(value, place):
     found = made_up_audit()
-    found["findings"] = [{**found["findings"][0], "value": value}]
-    strip = describe(found)["views"][0]["findings"][0]["strip"]
+    found = found.model_copy(update={"findings": [replace(found.findings[0], value=value)]})
+    strip = describe(found).views[0].findings[0].strip
     assert f'width="{place}" height="12" class="loss"' in strip
 
 
 def test_an_interval_above_the_chance_level_is_not_shown_as_touching_it():
-    found = {"unit": "", "chance": 0.5, "interval": [0.5031, 0.61], "leaks": True}
+    found = replace(made_up_audit().findings[0], interval=(0.5031, 0.61))
     assert interval(found) == "0.503 to 0.61"
-    assert interval({**found, "interval": [0.4969, 0.61], "leaks": False}) == "0.50 to 0.61"
-    assert interval({**found, "interval": [0.99986, 1.0]}) == "0.9999 to 1.0000"  # not as wide as nothing
+    assert interval(replace(found, interval=(0.4969, 0.61))) == "0.50 to 0.61"
+    assert interval(replace(found, interval=(0.99986, 1.0))) == "0.9999 to 1.0000"  # not as wide as nothing
 
 
 def test_a_small_chance_is_not_none_and_nothing_has_no_sign():

@@ -1,6 +1,7 @@
 """The words of an audit: a headline for each verdict, risks, and what to do."""
 
 import pytest
+from helpers.audits import made_up_epsilon
 
 from fedvl.audit.finding import CLIENT, SERVER, USER, Finding
 from fedvl.audit.perform import NAMES
@@ -9,7 +10,7 @@ from fedvl.runs.settings import resolve_experiment
 
 
 def finding(name, interval, view=SERVER, chance=0.01):
-    return Finding(name, view, "", sum(interval) / 2, interval, chance, "").as_json()
+    return Finding(name, view, "", sum(interval) / 2, interval, chance, "")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_without_a_threshold_the_headline_is_of_pairs_and_without_an_attack_it_s
 
 def test_every_attack_is_about_a_risk():
     assert {risk_of(name) for name in NAMES} == {"singling out", "linkability", "inference"}
-    said = {row["risk"]: row["said"] for row in by_risk([finding("feature-linking", (0.5, 0.6))])}
+    said = {row.risk: row.said for row in by_risk([finding("feature-linking", (0.5, 0.6))])}
     assert said["linkability"] == "shown: feature-linking by the server"
     assert said["inference"] == "not examined"
 
@@ -69,7 +70,9 @@ def test_what_is_recommended_follows_from_who_learns_and_what_is_on(view, settin
     assert any(sentence.startswith(says) for sentence in found)
     assert recommend([], ["gist"], experiment)[0].startswith("Do not rely on this audit for gist")
     assert recommend([], [], experiment)[0].startswith("No attack showed a leak")
-    assert recommend([], [], experiment, {"violated": True})[0].startswith("Stop: the measured epsilon exceeds")
+    assert recommend([], [], experiment, made_up_epsilon(violated=True))[0].startswith(
+        "Stop: the measured epsilon exceeds"
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def audited(path, monkeypatch):
     monkeypatch.setattr(perform, "ATTACKS", FEATURES)
     evidence = evidence_of(path)
     found = make_attacks(evidence, Silent())
-    rows = leaves(evidence, [each.as_json() for each in found if isinstance(each, Finding)])
+    rows = leaves(evidence, [each for each in found if isinstance(each, Finding)])
     return evidence, found, rows
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_imitated_is_said_and_flagged(monkeypatch):
     assert not [each for each in found if isinstance(each, Finding) and each.name.startswith("membership-replay")]
     said = [each for each in found if isinstance(each, Unmeasured) and "not for strangers" in each.sentence]
     assert {each.name for each in said} >= {"membership-replay", "label-probe"}
-    rows = leaves(evidence, [each.as_json() for each in found if isinstance(each, Finding)])
+    rows = leaves(evidence, [each for each in found if isinstance(each, Finding)])
     assert "gist" in unexamined(rows)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, only_first
-from fedvl.audit.finding import Numbers
+from fedvl.audit.finding import Epsilon, Numbers
 from fedvl.audit.imitation import ONE_STEP, Began, CannotImitateError, imitate, joined
 from fedvl.audit.messages import Recorder, subtract
 from fedvl.audit.one_run import CONFIDENCE, audit_guesses, epsilon_bound
@@ -51,7 +51,7 @@ class Tossed(NamedTuple):
     spent: float  # epsilon that the account says of these rounds
 
 
-def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
+def empirical_epsilon(evidence: Evidence) -> Epsilon | None:
     """Return the claimed epsilon and a lower bound of the true one; None without noise."""
     privacy = evidence.experiment.privacy
     if evidence.method.role.statistics and privacy.unit != "none":
@@ -69,25 +69,25 @@ def empirical_epsilon(evidence: Evidence) -> dict[str, Any] | None:
         else "This does not contradict the claim, and does not prove it: so many canaries can show an epsilon of "
         f"{most:.2g} at most."
     )
-    return {
-        "unit": privacy.unit,
-        "claimed": privacy.epsilon,
-        "delta": privacy.delta,
-        "spent": tossed.spent,
-        "rounds": tossed.rounds,
-        "bound": bound.epsilon,
-        "most": most,
-        "confidence": CONFIDENCE,
-        "canaries": bound.canaries,
-        "guesses": bound.guesses,
-        "right": bound.right,
-        "violated": violated,
-        "sentence": (
+    return Epsilon(
+        unit=privacy.unit,
+        claimed=privacy.epsilon,
+        delta=privacy.delta,
+        spent=tossed.spent,
+        rounds=tossed.rounds,
+        bound=bound.epsilon,
+        most=most,
+        confidence=CONFIDENCE,
+        canaries=bound.canaries,
+        guesses=bound.guesses,
+        right=bound.right,
+        violated=violated,
+        sentence=(
             f"Claimed: epsilon {privacy.epsilon:g} at delta {privacy.delta:g}. Measured: at least {bound.epsilon:.2f} at "
             f"{CONFIDENCE:.0%} confidence (one run of {tossed.rounds} rounds, {bound.canaries} canary {whose}, {bound.right} of "
             f"{bound.guesses} guesses right; Steinke et al., 2023). {verdict}"
         ),
-    }
+    )
 
 
 def tosses(count: int) -> NDArray[np.bool_]:

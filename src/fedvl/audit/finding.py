@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, computed_field
+from pydantic.dataclasses import dataclass
 
 from fedvl.evaluation.statistics import Z, proportion
+from fedvl.files import Content, Count
 from fedvl.seeding import numpy_generator
 
 SERVER, CLIENT, USER = "the server", "another client", "a user who queries"
@@ -16,6 +18,7 @@ VIEWS = (SERVER, CLIENT, USER)
 SHOWN, OPEN, BELOW = "shown", "not shown", "shown to be below"
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float]
+SCHEMA = 2
 RESAMPLES = 500
 LIKELY = 0.95  # coverage of the intervals
 POWER = 0.8416212335729143  # of the normal distribution: what is found in 8 of 10 cases
@@ -39,11 +42,13 @@ class Finding:
     counted: str = ""  # clients and images that it was measured on
     of: str = ""  # what was attacked, where there are several
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def goal(self) -> float:
         """The level below which a leak counts as negligible."""
         return self.chance + MARGINS[self.unit]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
         """Return whether the value is above chance, below the goal (equivalence), or neither."""
@@ -51,6 +56,7 @@ class Finding:
             return SHOWN
         return BELOW if self.interval[1] < self.goal else OPEN
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def leaks(self) -> bool:
         return self.verdict == SHOWN
@@ -60,6 +66,7 @@ class Finding:
         """The value that would be shown in 8 of 10 cases."""
         return self.chance + (self.interval[1] - self.interval[0]) / (2 * Z) * (Z + POWER)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def conclusion(self) -> str:
         high, goal = written(self.interval[1], self.unit), written(self.goal, self.unit)
@@ -73,10 +80,6 @@ class Finding:
             "in 8 of 10 cases."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        more = {"verdict": self.verdict, "leaks": self.leaks, "goal": self.goal, "conclusion": self.conclusion}
-        return {**asdict(self), "interval": list(self.interval), "items": list(self.items), **more}
-
 
 @dataclass(frozen=True)
 class Unmeasured:
@@ -87,11 +90,98 @@ class Unmeasured:
     sentence: str
     of: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Outcome = Finding | Unmeasured
+
+
+class Leaving(Content):
+    """A part of a client's message, with the attacks that examined it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    part: Annotated[Literal["update", "report"], Field(alias="in")]
+    name: str
+    shape: list[Count]
+    bytes: Count
+    masked: bool
+    example: list[float]
+    examined: list[str]
+    share: float  # of its numbers, in which images were sought
+    note: str  # why it needs no attack
+
+    @property
+    def unexamined(self) -> bool:
+        return not self.examined and not self.note
+
+
+class Risk(Content):
+    """What was shown of one of the risks by which authorities judge anonymisation."""
+
+    risk: str
+    meaning: str
+    said: str
+    state: Literal["shown", "open"]
+
+
+class Epsilon(Content):
+    """The claimed epsilon, and the lower bound that canaries showed."""
+
+    unit: Literal["record", "client"]
+    claimed: float
+    delta: float
+    spent: float
+    rounds: Count
+    bound: float
+    most: float  # that so many canaries can show
+    confidence: float
+    canaries: Count
+    guesses: Count
+    right: Count
+    violated: bool
+    sentence: str
+
+
+class Attacked(Content):
+    """What attacks found of messages, and what protects these."""
+
+    attackers_images: Count
+    findings: list[Finding]
+    unmeasured: list[Unmeasured]
+    remedies: list[str]
+    budget: str | None
+    seconds: float
+
+
+class Audit(Attacked):
+    """What an audit of an experiment found."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    version: Annotated[int, Field(alias="schema")]
+    fedvl_version: str
+    method: str
+    dataset: str
+    model: str
+    partition: str
+    clients: Count
+    audited_clients: Count
+    images_per_client: Count
+    rounds: Count
+    seed: Count
+    headline: str
+    risks: list[Risk]
+    recommendations: list[str]
+    leaves: list[Leaving]
+    stays: list[str]
+    known_seed: str
+    epsilon: Epsilon | None
+    not_claimed: list[str]
+    above: list[str] = []  # the limits that were exceeded
+
+
+class OwnAudit(Attacked):
+    """What attacks found of a client's own first message."""
+
+    images: Count
+    held_out: bool  # whether the attacker's images are a part of the client's training images
 
 
 def written(value: float, unit: str) -> str:

@@ -32,7 +32,7 @@ from fedvl.audit.evidence import (
     Evidence,
     shuffled,
 )
-from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured, correlation
+from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, OwnAudit, Unmeasured, correlation
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
 from fedvl.audit.words import budget, remedies
@@ -52,7 +52,7 @@ PLAIN, ALONE = "this update", "this update alone, the worst case"
 
 def audit_own(
     prepared: Prepared, client: int, first: Message | None, secret: int, seconds: float = MOST_SECONDS
-) -> dict[str, Any]:
+) -> OwnAudit:
     """Return what a server could learn of a client from its first message, as measured values.
 
     An update of fewer images, if one is needed, is drawn from ``secret``, as between machines.
@@ -74,16 +74,16 @@ def audit_own(
                         found.append(Unmeasured(name, SERVER, f"Not tried: {seconds:g} seconds were over.", part))
                     else:
                         found += [replace(one, of=part) for one in attack(each) if one.view == SERVER]
-    return {
-        "findings": [each.as_json() for each in found if isinstance(each, Finding)],
-        "unmeasured": [each.as_json() for each in found if isinstance(each, Unmeasured)],
-        "images": len(evidence.rows(client)) if evidence else 0,
-        "attackers_images": len(evidence.own) if evidence else 0,
-        "held_out": held_out,
-        "remedies": remedies(prepared.experiment),
-        "budget": budget(prepared.experiment),
-        "seconds": time.monotonic() - began,
-    }
+    return OwnAudit(
+        findings=[each for each in found if isinstance(each, Finding)],
+        unmeasured=[each for each in found if isinstance(each, Unmeasured)],
+        images=len(evidence.rows(client)) if evidence else 0,
+        attackers_images=len(evidence.own) if evidence else 0,
+        held_out=held_out,
+        remedies=remedies(prepared.experiment),
+        budget=budget(prepared.experiment),
+        seconds=time.monotonic() - began,
+    )
 
 
 def views(evidence: Evidence, sent: Message, federation: Any) -> list[tuple[str, Evidence]]:

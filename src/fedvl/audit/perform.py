@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from fedvl.audit.canaries import NAME as EPSILON
 from fedvl.audit.canaries import empirical_epsilon
 from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import Evidence, gather
-from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
+from fedvl.audit.finding import SCHEMA, SERVER, Audit, Finding, Leaving, Outcome, Unmeasured
 from fedvl.audit.imitation import CannotImitateError
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
 from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
@@ -33,7 +32,6 @@ from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes
 from fedvl.version import __version__
 
-SCHEMA = 2
 ATTACKS = (
     label_histogram,
     label_probe,
@@ -57,8 +55,8 @@ def audit(
     rounds: int = ROUNDS,
     trained: tuple[Tensors, ByClient] | None = None,
     opener: Opener = OPEN_ANEW,
-) -> dict[str, Any]:
-    """Return everything that the audit of an experiment found, as it goes into the JSON.
+) -> Audit:
+    """Return everything that the audit of an experiment found.
 
     ``trained`` is the model that users query, if there is one already: shared tensors and last
     updates. Otherwise it is that of the audited rounds.
@@ -74,37 +72,36 @@ def audit(
         epsilon = empirical_epsilon(evidence)
     except CannotImitateError as error:
         found.append(Unmeasured(EPSILON, SERVER, str(error)))
-    findings = [each.as_json() for each in found if isinstance(each, Finding)]
+    findings = [each for each in found if isinstance(each, Finding)]
     leaving = leaves(evidence, findings)
-    return {
-        "schema": SCHEMA,
-        "fedvl_version": __version__,
-        "method": experiment.method.label,
-        "dataset": experiment.data.dataset,
-        "model": experiment.model.name,
-        "partition": "by classes"
-        if experiment.evaluation.protocol in ("open", "base-to-new")
-        else experiment.data.partition,
-        "clients": len(evidence.training.rows),
-        "audited_clients": len(evidence.clients),
-        "images_per_client": evidence.typical_size if evidence.messages else 0,
-        "rounds": len(evidence.rounds),
-        "seed": experiment.seed,
-        "attackers_images": len(evidence.own),
-        "headline": headline(findings) if evidence.messages else "",
-        "risks": by_risk(findings) if evidence.messages else [],
-        "recommendations": recommend(findings, unexamined(leaving), experiment, epsilon) if evidence.messages else [],
-        "leaves": leaving,
-        "stays": stays(evidence),
-        "findings": findings,
-        "unmeasured": [each.as_json() for each in found if isinstance(each, Unmeasured)],
-        "known_seed": known_seed(evidence),
-        "remedies": remedies(evidence.experiment),
-        "budget": budget(evidence.experiment),
-        "epsilon": epsilon,
-        "not_claimed": list(NOT_CLAIMED),
-        "seconds": time.perf_counter() - began,
-    }
+    by_classes = experiment.evaluation.protocol in ("open", "base-to-new")
+    return Audit(
+        version=SCHEMA,
+        fedvl_version=__version__,
+        method=experiment.method.label,
+        dataset=experiment.data.dataset,
+        model=experiment.model.name,
+        partition="by classes" if by_classes else experiment.data.partition,
+        clients=len(evidence.training.rows),
+        audited_clients=len(evidence.clients),
+        images_per_client=evidence.typical_size if evidence.messages else 0,
+        rounds=len(evidence.rounds),
+        seed=experiment.seed,
+        attackers_images=len(evidence.own),
+        headline=headline(findings) if evidence.messages else "",
+        risks=by_risk(findings) if evidence.messages else [],
+        recommendations=recommend(findings, unexamined(leaving), experiment, epsilon) if evidence.messages else [],
+        leaves=leaving,
+        stays=stays(evidence),
+        findings=findings,
+        unmeasured=[each for each in found if isinstance(each, Unmeasured)],
+        known_seed=known_seed(evidence),
+        remedies=remedies(evidence.experiment),
+        budget=budget(evidence.experiment),
+        epsilon=epsilon,
+        not_claimed=list(NOT_CLAIMED),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def placed(trained: tuple[Tensors, ByClient], device: torch.device) -> tuple[Tensors, ByClient]:
@@ -132,7 +129,7 @@ def make_attacks(evidence: Evidence, display: Display) -> list[Outcome]:
     return found
 
 
-def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def leaves(evidence: Evidence, findings: Sequence[Finding]) -> list[Leaving]:
     """Describe each item that a client sends in a round, with the attacks that examined it."""
     if not evidence.messages:
         return []
@@ -144,21 +141,20 @@ def leaves(evidence: Evidence, findings: Sequence[Mapping[str, Any]]) -> list[di
         if name.startswith(LOW_BITS):
             continue
         tensor = items[name] if name in NUMBERS else sent[name]
-        by = {each["name"] for each in findings if each["view"] == SERVER and name in each["items"]}
+        by = {each.name for each in findings if each.view == SERVER and name in each.items}
         examined = [module.NAMES[0] for module in ATTACKS if by.intersection(module.NAMES)]
-        share = compared_share(evidence, name)
         described.append(
-            {
-                "in": "report" if name.startswith(REPORTED) else "update",
-                "name": name.removeprefix(REPORTED),
-                "shape": list(tensor.shape),
-                "bytes": 8 * max(tensor.numel(), 1) if evidence.summed else count_bytes({name: tensor}),
-                "masked": evidence.summed,
-                "example": [] if evidence.summed else [round(float(each), 5) for each in tensor.flatten()[:EXAMPLE]],
-                "examined": examined,
-                "share": share,
-                "note": "" if examined else constant(evidence, name),
-            }
+            Leaving(
+                part="report" if name.startswith(REPORTED) else "update",
+                name=name.removeprefix(REPORTED),
+                shape=list(tensor.shape),
+                bytes=8 * max(tensor.numel(), 1) if evidence.summed else count_bytes({name: tensor}),
+                masked=evidence.summed,
+                example=[] if evidence.summed else [round(float(each), 5) for each in tensor.flatten()[:EXAMPLE]],
+                examined=examined,
+                share=compared_share(evidence, name),
+                note="" if examined else constant(evidence, name),
+            )
         )
     return described
 
@@ -200,9 +196,9 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
-def unexamined(leaving: Sequence[Mapping[str, Any]]) -> list[str]:
+def unexamined(leaving: Sequence[Leaving]) -> list[str]:
     """Return what leaves and no attack examined."""
-    return [row["name"] for row in leaving if not row["examined"] and not row["note"]]
+    return [row.name for row in leaving if row.unexamined]
 
 
 def stays(evidence: Evidence) -> list[str]:
@@ -233,25 +229,24 @@ def first_private(evidence: Evidence, seed: int) -> Tensors:
     return evidence.method.first_private(samples, torch_generator(seed, "join", client))
 
 
-def exceeded(found: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
+def exceeded(found: Audit, limits: Mapping[str, float]) -> list[str]:
     """Return a sentence for each value that is above its limit."""
     above = [
-        f"{each['name']} from the view of {each['view']} is {each['value']:.3g}, above {limits[each['name']]:g}."
-        for each in found["findings"]
-        if each["value"] > limits.get(each["name"], float("inf"))
+        f"{each.name} from the view of {each.view} is {each.value:.3g}, above {limits[each.name]:g}."
+        for each in found.findings
+        if each.value > limits.get(each.name, float("inf"))
     ]
-    epsilon = found.get("epsilon")
-    if epsilon and epsilon["bound"] > limits.get(EPSILON, float("inf")):
-        above.append(f"{EPSILON} is at least {epsilon['bound']:.3g}, above {limits[EPSILON]:g}.")
+    if found.epsilon and found.epsilon.bound > limits.get(EPSILON, float("inf")):
+        above.append(f"{EPSILON} is at least {found.epsilon.bound:.3g}, above {limits[EPSILON]:g}.")
     return above
 
 
-def check_measured(found: Mapping[str, Any], limits: Mapping[str, float]) -> None:
+def check_measured(found: Audit, limits: Mapping[str, float]) -> None:
     """Raise if an attack that has a limit gave no value: it would pass without being measured."""
-    measured = {each["name"] for each in found["findings"]} | ({EPSILON} if found.get("epsilon") else set())
+    measured = {each.name for each in found.findings} | ({EPSILON} if found.epsilon else set())
     for name in limits:
         if name not in measured:
-            reasons = [each["sentence"] for each in found["unmeasured"] if each["name"] == name]
+            reasons = [each.sentence for each in found.unmeasured if each.name == name]
             why = f" {reasons[0]}" if reasons else ""
             raise FedVLError(f"--fail-above {name} cannot be checked, since that attack was not made.{why}")
 

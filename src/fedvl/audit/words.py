@@ -1,9 +1,8 @@
 """The words of an audit: headline, risks, recommendations, remedies, budget."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fedvl.audit.finding import BELOW, CLIENT, SERVER, SHOWN, USER
+from fedvl.audit.finding import BELOW, CLIENT, SERVER, SHOWN, USER, Epsilon, Finding, Risk
 from fedvl.config import Experiment
 
 # The three risks by which European data protection authorities judge anonymisation (Opinion 05/2014)
@@ -43,27 +42,27 @@ def risk_of(name: str) -> str:
     return RISKS[max(fitting, key=len)]
 
 
-def headline(findings: Sequence[Mapping[str, Any]], view: str = SERVER) -> str:
+def headline(findings: Sequence[Finding], view: str = SERVER) -> str:
     """Say in one sentence how many training images could be identified."""
-    seen = [each for each in findings if each["view"] == view and each["name"].startswith("membership")]
-    tried = [each for each in seen if each["name"].endswith("-at-1-percent")]
+    seen = [each for each in findings if each.view == view and each.name.startswith("membership")]
+    tried = [each for each in seen if each.name.endswith("-at-1-percent")]
     if not seen:
         return f"Whether {view} could identify training images from these messages was not measured."
     of_pairs = not tried  # too few images for a threshold: how often the right one of two is picked
-    best = max(tried or seen, key=lambda each: (each["verdict"] == SHOWN, each["value"]))
-    low, high = (round(100 * limit) for limit in best["interval"])
-    share, chance = round(100 * best["value"]), round(100 * best["chance"])
+    best = max(tried or seen, key=lambda each: (each.verdict == SHOWN, each.value))
+    low, high = (round(100 * limit) for limit in best.interval)
+    share, chance = round(100 * best.value), round(100 * best.chance)
     what = "pick the training image out of two" if of_pairs else "identify {} training images at 1 % false alarms"
     of = f"{chance} of 100 cases" if of_pairs else f"{chance} of 100"
 
     def said(number: str) -> str:
         return f"{what} in {number} cases" if of_pairs else what.format(number)
 
-    if best["verdict"] == SHOWN:
+    if best.verdict == SHOWN:
         return (
             f"With these messages {view} could {said(f'{share} of 100')} (chance: {of}; 95 % interval {low} to {high})."
         )
-    if best["verdict"] == BELOW:
+    if best.verdict == BELOW:
         return f"With these messages {view} could {said(f'at most {high} of 100')}, by the attacks that were tried (chance: {of})."
     return (
         f"It was not shown that {view} could identify training images from these messages; it could {said(f'up to {high} of 100')} "
@@ -71,25 +70,25 @@ def headline(findings: Sequence[Mapping[str, Any]], view: str = SERVER) -> str:
     )
 
 
-def by_risk(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def by_risk(findings: Sequence[Finding]) -> list[Risk]:
     """Say for each risk what was shown."""
     found = []
     for risk, meaning in MEANINGS.items():
-        own = [each for each in findings if risk_of(each["name"]) == risk]
-        shown = sorted({f"{each['name']} by {each['view']}" for each in own if each["leaks"]})
+        own = [each for each in findings if risk_of(each.name) == risk]
+        shown = sorted({f"{each.name} by {each.view}" for each in own if each.leaks})
         said = f"shown: {', '.join(shown)}" if shown else "not shown by the attacks tried" if own else "not examined"
-        found.append({"risk": risk, "meaning": meaning, "said": said, "state": "shown" if shown else "open"})
+        found.append(Risk(risk=risk, meaning=meaning, said=said, state="shown" if shown else "open"))
     return found
 
 
 def recommend(
-    findings: Sequence[Mapping[str, Any]],
+    findings: Sequence[Finding],
     unexamined: Sequence[str],
     experiment: Experiment,
-    epsilon: Mapping[str, Any] | None = None,
+    epsilon: Epsilon | None = None,
 ) -> list[str]:
     """Say what to do."""
-    shown = {each["view"] for each in findings if each["leaks"]}
+    shown = {each.view for each in findings if each.leaks}
     summed, noise, found = experiment.federation.secure_sum, experiment.privacy.unit != "none", []
     if unexamined:
         found.append(
@@ -109,7 +108,7 @@ def recommend(
         )
     if SERVER in shown and noise and not summed and experiment.privacy.unit == "record":
         found.append("Combine record-level noise with secure aggregation: noise on images does not hide class shares.")
-    if epsilon and epsilon["violated"]:
+    if epsilon and epsilon.violated:
         found.insert(
             0, "Stop: the measured epsilon exceeds the claimed one, so that the privacy guarantee does not hold."
         )

@@ -1,6 +1,5 @@
 """fedvl audit: attack a run's own messages and say what could be learned; check logs."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +85,7 @@ def audit(
     check_measured(found, limits)
     above = exceeded(found, limits)
     if as_json:
-        print(json.dumps({**found, "above": above}))
+        print(found.model_copy(update={"above": above}).to_json())
     else:
         from fedvl.display import Console
 
