@@ -62,8 +62,8 @@ def test_a_run_is_hidden_everywhere_and_shown_again(browser, sample_of, save, tm
     browser.open(write_side_by_side(folders, tmp_path / "compare.html").as_uri())
     # A hidden group of a drawing still calls itself visible, so its style is asked too.
     visible = "part.checkVisibility() && getComputedStyle(part).display !== 'none'"
-    seen = f"[...document.querySelectorAll('.run-1')].filter(part => {visible}).length"
-    others = seen.replace("run-1", "run-0")
+    seen = f"[...document.querySelectorAll('.row-1')].filter(part => {visible}).length"
+    others = seen.replace("row-1", "row-0")
     both, kept = browser.evaluate(seen), browser.evaluate(others)
     assert both == kept + 1  # the second is compared with the first
     assert kept > 10

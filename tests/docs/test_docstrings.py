@@ -38,7 +38,6 @@ REMAINING = {
     "report/comparison_tables.py": 1,
     "report/loopback.py": 1,
     "report/run_page.py": 1,
-    "report/runs_page.py": 2,
     "report/status.py": 3,
     "report/svg.py": 1,
     "report/tables.py": 2,

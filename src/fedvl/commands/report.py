@@ -26,8 +26,8 @@ def report(
 ) -> None:
     """Write the page of a run again, or one page that compares several runs."""
     from fedvl.display import visible
+    from fedvl.report.comparison_of_runs import paired_sentences
     from fedvl.report.page import write_report, write_side_by_side
-    from fedvl.report.runs_page import paired_sentences
     from fedvl.runs.folder import RunFolder
 
     if len(folders) == 1 and out is not None:

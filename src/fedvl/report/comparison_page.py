@@ -65,6 +65,8 @@ class PageCell(NamedTuple):
 
 class PageRow(NamedTuple):
     heading: str
+    colour: str
+    css: str  # by which the page hides it
     cells: Sequence[PageCell]
 
 
@@ -88,6 +90,47 @@ class Trials(NamedTuple):
     untrained: str
 
 
+class Paired(NamedTuple):
+    """A run against the first, image by image."""
+
+    name: str
+    row: int
+    told: Sequence[str]
+
+
+class Shade(NamedTuple):
+    cell: Cell
+    kind: str
+    share: str
+
+
+class ClassLine(NamedTuple):
+    """The recall of a class in the first run, and how others differ."""
+
+    name: str
+    images: Cell
+    first: Cell
+    others: Sequence[Shade]
+
+
+class ClassTable(NamedTuple):
+    members: Sequence[int]
+    dataset: str
+    lines: Sequence[ClassLine]
+
+
+class RunDetails(NamedTuple):
+    """What the page shows of single runs, where each row is one."""
+
+    titles: Sequence[str]
+    figures: Sequence[PageFigure]
+    paired: Sequence[Paired]
+    class_tables: Sequence[ClassTable]
+    costs: Sequence[tuple[str, Sequence[Cell]]]
+    same: Sequence[tuple[str, str]]  # settings
+    commands: Sequence[str]
+
+
 @dataclass(frozen=True)
 class ComparisonPage:
     """What the page of a comparison shows."""
@@ -108,9 +151,15 @@ class ComparisonPage:
     runs: Sequence[RunLine]
     failures: Sequence[tuple[str, str, int, str]]
     facts: Sequence[tuple[str, str]]
+    details: RunDetails | None
 
 
-def describe_grid(grid: Comparison) -> ComparisonPage:
+def css_of(index: int) -> str:
+    """Return the CSS class of all elements of a row, by which the page hides them."""
+    return f"row-{index}"
+
+
+def describe_grid(grid: Comparison, details: RunDetails | None = None) -> ComparisonPage:
     """Return what the page of a comparison shows."""
     wide = with_averages(grid)
     cells = wide.places
@@ -123,22 +172,25 @@ def describe_grid(grid: Comparison) -> ComparisonPage:
         setting=_setting(grid),
         of_no_paper=(grid.recipe or "").startswith(OF_NO_PAPER),
         has_paper=any(cell.paper is not None for cell in grid.cells),
-        note=footnote(grid),
+        note="In brackets, intervals of 95 %." if details else footnote(grid),
         columns=[heading_of(column, wide) for column in wide.columns],
         rows=[
             PageRow(
                 heading_of(row, grid, 0),
+                colour(index),
+                css_of(index),
                 [_place(cells.get((row, column)), len(tests[column]) == 1) for column in wide.columns],
             )
-            for row in grid.rows
+            for index, row in enumerate(grid.rows)
         ],
-        figures=FIGURES[grid.kind](grid),
+        figures=details.figures if details else FIGURES[grid.kind](grid),
         different=shared,
         alone=alone,
         tuned=[_trials(one) for one in grid.tuned],
         runs=_runs(grid),
         failures=[(failure.row, failure.column, failure.seed, failure.error) for failure in grid.failures],
-        facts=[("Date", moment(grid.date or MISSING)), ("FedVL version", grid.fedvl_version or MISSING)],
+        facts=[("Date", moment(grid.date)), ("FedVL version", grid.fedvl_version)] if grid.date else [],
+        details=details,
     )
 
 
@@ -230,15 +282,19 @@ def _beside_table(grid: Comparison) -> list[PageFigure]:
     """Draw bars for a comparison unless there are too many; a paper's table needs no figure."""
     if grid.recipe:
         return []
-    return [*(_bars(grid) if len(grid.cells) <= MOST_BARS else []), *_over_rounds(grid)]
+    return [*(bars_by_column(grid) if len(grid.cells) <= MOST_BARS else []), *over_rounds(grid)]
 
 
-def _over_rounds(grid: Comparison) -> list[PageFigure]:
+def over_rounds(grid: Comparison) -> list[PageFigure]:
     """Draw the accuracy over rounds: a chart for each column, a curve for each row."""
     figures = []
     for column in grid.columns:
-        known = {one.row: one.values for one in grid.curves if one.column == column}
-        curves = [Series(row, list(enumerate(known.get(row, ()), 1))) for row in grid.rows]
+        known = {
+            one.row: list(zip(one.rounds or range(1, len(one.values) + 1), one.values, strict=True))
+            for one in grid.curves
+            if one.column == column
+        }
+        curves = [Series(row, known.get(row, []), css_of(index)) for index, row in enumerate(grid.rows)]
         if any(len(curve.points) > 1 for curve in curves):
             charts = [line_chart(curves, zero_shot(grid), width, 320, "accuracy, %", form=".1f") for width in SIZES]
             title = ": ".join(filter(None, ("Accuracy over rounds", _heading(column, grid))))
@@ -281,7 +337,7 @@ def _lines(grid: Comparison) -> list[PageFigure]:
     return [_figure("", charts, [one.name for one in curves], caption)]
 
 
-def _bars(grid: Comparison) -> list[PageFigure]:
+def bars_by_column(grid: Comparison) -> list[PageFigure]:
     """Draw horizontal bars grouped by column; different measures get separate scales."""
     cells = grid.places
     groups = []
@@ -292,6 +348,7 @@ def _bars(grid: Comparison) -> list[PageFigure]:
                 cells[row, column].mean,
                 index,
                 cells[row, column].paper,
+                css_of(index),
                 values=cells[row, column].values,
                 error=_error(cells[row, column]),
             )
@@ -334,10 +391,10 @@ def _error_caption(cells: Sequence[GridCell]) -> str:
     return f"{points} Whiskers are {'intervals of 95 %' if exact else 'a standard deviation over seeds'}."
 
 
-def _radar(grid: Comparison) -> list[PageFigure]:
+def radar(grid: Comparison) -> list[PageFigure]:
     cells = grid.places
     if len(grid.columns) < FEWEST_AXES:
-        return _bars(grid)
+        return bars_by_column(grid)
     polygons = []
     for row in grid.rows:
         values = [cells[row, column].mean if (row, column) in cells else None for column in grid.columns]
@@ -441,8 +498,8 @@ FIGURES: dict[str, Callable[[Comparison], list[PageFigure]]] = {
     "table": _beside_table,
     "curves": _curves,
     "lines": _lines,
-    "bars": _bars,
-    "radar": _radar,
+    "bars": bars_by_column,
+    "radar": radar,
     "scatter": _entropies,
     "map": _maps,
     "bubbles": _bubbles,

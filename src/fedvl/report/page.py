@@ -13,10 +13,10 @@ from fedvl.comparisons.contents import Comparison
 from fedvl.display import visible
 from fedvl.errors import FedVLError
 from fedvl.files import no_link, read_json, validated, write_whole
+from fedvl.report.comparison_of_runs import describe_runs
 from fedvl.report.comparison_page import describe_grid
 from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
-from fedvl.report.runs_page import describe_runs
 from fedvl.report.tables import Values
 from fedvl.runs.folder import RunFolder
 
@@ -47,7 +47,7 @@ def write_comparison(summary: Comparison, out: Path) -> Path:
 
 def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     """Write one page that compares several runs."""
-    return write_page(path, "runs.html.j2", describe_runs([RunFolder.open(folder) for folder in folders]))
+    return write_page(path, "grid.html.j2", vars(describe_runs([RunFolder.open(folder) for folder in folders])))
 
 
 def write_page(path: Path, template: str, values: Values) -> Path:

@@ -1,12 +1,12 @@
-"""Several runs on one page."""
+"""Runs that exist on the page of a comparison."""
 
 import json
 
 import pytest
 
 from fedvl.errors import FedVLError
+from fedvl.report.comparison_of_runs import describe_runs, paired_sentences, run_names
 from fedvl.report.page import write_report, write_side_by_side
-from fedvl.report.runs_page import describe_runs, paired_sentences, run_names
 from fedvl.report.tables import MINUS
 from fedvl.runs.folder import RunFolder
 
@@ -31,6 +31,10 @@ def pair(sample_of, save, tmp_path):
     return folders
 
 
+def described(folders):
+    return describe_runs([RunFolder(folder) for folder in folders])
+
+
 def test_names_are_as_short_as_tells_runs_apart(tmp_path):
     def names(*folders):
         return run_names([RunFolder(tmp_path / folder) for folder in folders])
@@ -41,27 +45,38 @@ def test_names_are_as_short_as_tells_runs_apart(tmp_path):
 
 
 def test_classes_are_set_against_the_first_run(pair):
-    (table,) = describe_runs([RunFolder(folder) for folder in pair])["class_tables"]
-    assert table["members"] == [0, 1]
-    others = [row["others"][0] for row in table["rows"]]
-    assert [cell["cell"].text for cell in others] == ["+10.0", f"{MINUS}15.0", "0.0"]
-    assert [cell["kind"] for cell in others] == ["gain", "loss", "same"]
+    (table,) = described(pair).details.class_tables
+    assert table.members == [0, 1]
+    others = [line.others[0] for line in table.lines]
+    assert [one.cell.text for one in others] == ["+10.0", f"{MINUS}15.0", "0.0"]
+    assert [one.kind for one in others] == ["gain", "loss", "same"]
     # 70 % of the colour at 30 points.
-    assert [cell["share"] for cell in others] == ["23%", "35%", "0%"]
+    assert [one.share for one in others] == ["23%", "35%", "0%"]
 
 
 def test_settings_are_sorted_into_different_shared_and_lonely(pair):
-    found = describe_runs([RunFolder(folder) for folder in pair])
-    assert found["different"] == [("training.rate", [("0.1", False), ("0.2", True)])]
-    assert found["same"] == [("seed", "0")]
-    assert found["alone"] == [(0, "method.one", "1"), (1, "method.two", "1")]
+    found = described(pair)
+    assert found.different == [("training.rate", ["0.1", "0.2"])]
+    assert found.details.same == [("seed", "0")]
+    assert found.alone == [("one", "method.one", "1"), ("two", "method.two", "1")]
+
+
+def test_the_table_has_figures_with_intervals_beside_zero_shot(pair):
+    found = described(pair)
+    result = RunFolder(pair[0]).result
+    assert found.columns == ["accuracy, %", "zero-shot, %", "above zero-shot, points", "macro F1, %"]
+    texts = [cell.cell.text for cell in found.rows[0].cells]
+    change = result.accuracy - result.zero_shot_accuracy
+    assert texts[:3] == [f"{value:.1f}" for value in (result.accuracy, result.zero_shot_accuracy, change)]
+    assert found.opening == ""
+    assert found.details.titles == [f"method {name} on {result.dataset}" for name in ("one", "two")]
 
 
 def test_a_run_without_rounds_is_a_level_line(pair, sample_of, save, tmp_path):
     result, _ = sample_of(rounds=0, method="zero-shot")
     result["accuracy"] = 51.5
     runs = [RunFolder(folder) for folder in (*pair, save(tmp_path / "zero", result, []))]
-    assert "zero 51.50 %" in str(describe_runs(runs)["curves"][0])
+    assert "zero 51.5" in str(describe_runs(runs).figures[1].charts[0])
 
 
 def test_three_datasets_make_a_radar_of_methods(sample_of, save, tmp_path):
@@ -71,8 +86,8 @@ def test_three_datasets_make_a_radar_of_methods(sample_of, save, tmp_path):
         result |= {"dataset": dataset, "accuracy": 60.0 + number}
         folders.append(save(tmp_path / str(number), result, metrics))
     runs = [RunFolder(folder) for folder in folders]
-    assert describe_runs(runs[:2])["radar"] == []
-    radar = str(describe_runs(runs)["radar"][0])
+    assert "Accuracy by dataset" not in [figure.title for figure in describe_runs(runs[:2]).figures]
+    (radar,) = (str(one.charts[0]) for one in describe_runs(runs).figures if one.title == "Accuracy by dataset")
     assert "fst-cbdg, cars: 62.5" in radar  # two runs of one place are averaged
     assert "fst-cbdg, pets: 60.0" in radar
 
@@ -112,15 +127,15 @@ def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path, sample_of
         RunFolder(save(tmp_path / name, result | {"test_sha256": sha256, "right": right}, metrics))
         for name, (sha256, right) in tests.items()
     ]
-    b, c = describe_runs(runs)["paired"]
-    assert b["told"] == [
+    b, c = describe_runs(runs).details.paired
+    assert b.told == [
         "+30.00",
         f"{MINUS}15.8 to 65.8",
         "p = 0.38",
         "4",
         "1",
     ]  # 12/32; the interval of test_uncertainty.py
-    assert c["told"][0] == "other test images, or not recorded: no paired test"
+    assert c.told[0] == "other test images, or not recorded: no paired test"
     first, second = paired_sentences(runs)
-    assert first == f"b against a: +30.00 points (95 %: {b['told'][1]}), McNemar p = 0.38."
+    assert first == f"b against a: +30.00 points (95 %: {b.told[1]}), McNemar p = 0.38."
     assert second.startswith("c against a: other test images")
