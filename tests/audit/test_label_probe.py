@@ -7,11 +7,12 @@ from helpers.audited import evidence_of, silenced
 
 from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import shares_of
-from fedvl.audit.finding import SERVER, SHOWN, Finding, Unmeasured, correlation
+from fedvl.audit.finding import SERVER, SHOWN, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.label_histogram import Probe
 from fedvl.audit.label_probe import LEAST_CLIENTS, attack, choose
 from fedvl.audit.messages import LOW_BITS
+from fedvl.evaluation.statistics import correlation
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,9 @@ def test_runs_on_the_same_images_are_compared_image_by_image(tmp_path, sample_of
         RunFolder(save(tmp_path / name, result | {"test_sha256": sha256, "right": right}, metrics))
         for name, (sha256, right) in tests.items()
     ]
-    b, c = describe_runs(runs).details.paired
+    details = describe_runs(runs).details
+    assert details is not None
+    b, c = details.paired
     assert b.told == [
         "+30.00",
         f"{MINUS}15.8 to 65.8",

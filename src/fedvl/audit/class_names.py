@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, of_100, share_of
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured, of_100
 from fedvl.audit.messages import Message
 from fedvl.data.catalogue import catalogue
 from fedvl.data.inputs import embed_names
+from fedvl.evaluation.statistics import share_of
 from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 

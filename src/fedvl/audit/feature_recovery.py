@@ -17,9 +17,10 @@ from torch.nn.functional import normalize
 
 from fedvl.audit.candidates import Shadow, began_of, shadows_of, together
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, mean_of, of_100, share_of
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, of_100
 from fedvl.audit.imitation import CannotImitateError, draw_rows, imitate
 from fedvl.audit.messages import LOW_BITS, NUMBERS, Seen
+from fedvl.evaluation.statistics import mean_of, share_of
 from fedvl.seeding import torch_generator
 
 NAMES = ("feature-recovery", "feature-linking", "one-image-recovery", "one-image-linking")

@@ -1,7 +1,5 @@
 """What an attack finds: a value with its interval, its chance level and one of three verdicts."""
 
-import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import numpy as np
@@ -9,9 +7,8 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, computed_field
 from pydantic.dataclasses import dataclass
 
-from fedvl.evaluation.statistics import Z, proportion
+from fedvl.evaluation.statistics import Z
 from fedvl.files import Content, Count
-from fedvl.seeding import numpy_generator
 
 SERVER, CLIENT, USER = "the server", "another client", "a user who queries"
 VIEWS = (SERVER, CLIENT, USER)
@@ -19,10 +16,7 @@ SHOWN, OPEN, BELOW = "shown", "not shown", "shown to be below"
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float]
 SCHEMA = 2
-RESAMPLES = 500
-LIKELY = 0.95  # coverage of the intervals
 POWER = 0.8416212335729143  # of the normal distribution: what is found in 8 of 10 cases
-ROUNDED = 0.01  # as values are shown: clients are not taken to differ by less
 MARGINS = {"": 0.05, "r": 0.1, " dB": 1.0}  # above the chance level, up to which a leak counts as negligible
 
 
@@ -191,70 +185,6 @@ def written(value: float, unit: str) -> str:
     return f"{value:.1g}" if 0 < value < 0.005 else f"{value:z.2f}"
 
 
-def bootstrap(measure: Callable[[np.random.Generator], float]) -> Interval:
-    """Return the interval of a measure that draws its clients or images anew each time."""
-    generator = numpy_generator(0, "bootstrap")
-    low, high = np.nanquantile([measure(generator) for _ in range(RESAMPLES)], [(1 - LIKELY) / 2, (1 + LIKELY) / 2])
-    return float(low), float(high)
-
-
-def mean_of(values: Numbers) -> tuple[float, Interval]:
-    """Return the mean over images, and its interval."""
-    return float(values.mean()), bootstrap(lambda generator: float(generator.choice(values, len(values)).mean()))
-
-
-def mean_of_few(values: Numbers, bounds: Interval = (-1.0, 1.0)) -> tuple[float, Interval]:
-    """Return the mean over clients, and Student's interval, which holds for few of them too."""
-    from scipy.stats import t
-
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
-        return mean, bounds
-    spread = max(float(values.std(ddof=1)), ROUNDED)
-    half = float(t.ppf((1 + LIKELY) / 2, count - 1)) * spread / count**0.5
-    return mean, (max(mean - half, bounds[0]), min(mean + half, bounds[1]))
-
-
-def share_of(right: float, total: int) -> tuple[float, Interval]:
-    """Return a share of so many trials, and its interval."""
-    return right / total, proportion(round(right), total)
-
-
-def correlation(left: Numbers, right: Numbers) -> float:
-    """Return Pearson's r; 0 where one side is constant and so says nothing."""
-    left, right = left - left.mean(), right - right.mean()
-    size = float(np.linalg.norm(left) * np.linalg.norm(right))
-    return float(left @ right) / size if size > 1e-12 else 0.0
-
-
-def of_correlation(value: float, count: int) -> Interval:
-    """Return Fisher's interval of a correlation over clients."""
-    if count <= 3:
-        return -1.0, 1.0
-    centre, half = math.atanh(min(max(value, -0.9999), 0.9999)), Z / math.sqrt(count - 3)
-    return math.tanh(centre - half), math.tanh(centre + half)
-
-
 def of_100(share: float) -> str:
     """Return a share as so many of 100, rounded as its value is."""
     return f"{100 * float(f'{share:.2f}'):.0f}"
-
-
-def auc(inside: Numbers, outside: Numbers, weights: Numbers) -> float:
-    """Return the chance that a record from inside scores above a weighted one from outside."""
-    if not (len(inside) and weights.any()):
-        return float("nan")
-    order = np.argsort(outside)
-    below = np.concatenate([[0.0], np.cumsum(weights[order])])
-    left, right = (np.searchsorted(outside[order], inside, side=side) for side in ("left", "right"))
-    return float((below[left] + below[right]).mean() / (2 * below[-1]))
-
-
-def hits_at(inside: Numbers, outside: Numbers, weights: Numbers, false_alarms: float) -> float:
-    """Return the share of records found at a threshold that few outside pass (TPR at an FPR)."""
-    if not (len(inside) and weights.any()):
-        return float("nan")
-    order = np.argsort(-outside)
-    passed = np.cumsum(weights[order]) / weights.sum()
-    threshold = outside[order][np.searchsorted(passed, false_alarms)]
-    return float((inside > threshold).mean())

@@ -16,18 +16,10 @@ from torch import Tensor
 
 from fedvl.audit.candidates import Shadow, began_of, shadows_of, tailored, together
 from fedvl.audit.evidence import Evidence, by_client, shares_of
-from fedvl.audit.finding import (
-    CLIENT,
-    SERVER,
-    Finding,
-    Numbers,
-    Outcome,
-    Unmeasured,
-    correlation,
-    mean_of_few,
-)
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Numbers, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
 from fedvl.audit.messages import LOW_BITS, Seen
+from fedvl.evaluation.statistics import correlation, mean_of_few
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 

@@ -12,10 +12,11 @@ import torch
 
 from fedvl.audit.candidates import Shadow, shadows_of
 from fedvl.audit.evidence import Evidence, shares_of
-from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured, correlation, of_correlation
+from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.label_histogram import Probe
 from fedvl.audit.messages import LOW_BITS, Seen
+from fedvl.evaluation.statistics import correlation, of_correlation
 
 NAMES = ("label-probe",)
 LEAST_CLIENTS = 4  # of which a correlation has an interval

@@ -17,23 +17,11 @@ from torch import Tensor
 
 from fedvl.audit.candidates import Candidates, candidates_of
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import (
-    CLIENT,
-    SERVER,
-    USER,
-    Finding,
-    Numbers,
-    Outcome,
-    Unmeasured,
-    auc,
-    bootstrap,
-    hits_at,
-    of_100,
-)
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Numbers, Outcome, Unmeasured, of_100
 from fedvl.audit.membership_scores import Scored, deviations, matched_weights, score_candidates
 from fedvl.audit.messages import Seen, seen_in
 from fedvl.errors import FedVLError
-from fedvl.evaluation.statistics import proportion
+from fedvl.evaluation.statistics import auc, bootstrap, hits_at, proportion
 from fedvl.methods.base import Samples
 
 NAMES = ("membership", "membership-at-1-percent")

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fedvl.audit.candidates import candidates_of
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Outcome, Unmeasured, auc
+from fedvl.audit.finding import CLIENT, SERVER, USER, Outcome, Unmeasured
 from fedvl.audit.membership import TEST, Tried, compared, judged, measured, without_client
 from fedvl.audit.membership_scores import Scored, deviations
 from fedvl.audit.messages import Seen
+from fedvl.evaluation.statistics import auc
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.moments import unpacked
 from fedvl.tensors import Tensors

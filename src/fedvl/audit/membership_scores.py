@@ -21,10 +21,10 @@ from fedvl.audit.candidates import (
     together,
 )
 from fedvl.audit.evidence import Evidence, by_client
-from fedvl.audit.finding import auc
 from fedvl.audit.imitation import draw_rows
 from fedvl.audit.messages import Seen
 from fedvl.audit.scores import Item
+from fedvl.evaluation.statistics import auc
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 

@@ -14,20 +14,11 @@ from torch import Tensor
 
 from fedvl.audit.candidates import began_of
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import (
-    CLIENT,
-    SERVER,
-    Finding,
-    Numbers,
-    Outcome,
-    Unmeasured,
-    correlation,
-    of_correlation,
-    share_of,
-)
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Numbers, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
 from fedvl.audit.messages import Seen
 from fedvl.data.missing import without_modalities
+from fedvl.evaluation.statistics import correlation, of_correlation, share_of
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator

@@ -32,10 +32,11 @@ from fedvl.audit.evidence import (
     Evidence,
     shuffled,
 )
-from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, OwnAudit, Unmeasured, correlation
+from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, OwnAudit, Unmeasured
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
 from fedvl.audit.words import budget, remedies
+from fedvl.evaluation.statistics import correlation
 from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.methods.base import Samples, Update
 from fedvl.runs.experiment import local_engine

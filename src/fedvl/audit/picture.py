@@ -10,8 +10,9 @@ from torch.nn.functional import interpolate, normalize
 
 from fedvl.audit.evidence import Evidence
 from fedvl.audit.feature_recovery import ALONE, form_of, recover_singles, sources_of
-from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured, mean_of, share_of
+from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
 from fedvl.evaluation.leakage import psnr
+from fedvl.evaluation.statistics import mean_of, share_of
 
 NAMES = ("picture", "picture-linking")
 SIDE = 64  # pixels at which images are compared

@@ -12,9 +12,13 @@ from fedvl.files import Finite
 Z = 1.959963984540054  # of the normal distribution, at 95 %
 RESAMPLES = 1000
 FEWEST = 100  # resamples
+FEWER = 500  # resamples of a measure that is costly
 MAX_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
 SEED = 0
+ROUNDED = 0.01  # as shares are shown: clients are not taken to differ by less
 NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
+
+Numbers = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
@@ -269,6 +273,72 @@ def new_seeds(leads: NDArray[np.float64], generator: np.random.Generator) -> NDA
         return np.zeros(RESAMPLES)
     drawn: NDArray[np.float64] = generator.standard_t(count - 1, RESAMPLES) * leads.std(ddof=1) / math.sqrt(count)
     return drawn
+
+
+def bootstrap(measure: Callable[[np.random.Generator], float]) -> Interval:
+    """Return the interval of a measure that draws its clients or images anew each time."""
+    from fedvl.seeding import numpy_generator  # imports torch, which the intervals of reports do not need
+
+    generator = numpy_generator(SEED, "bootstrap")
+    low, high = np.nanquantile([measure(generator) for _ in range(FEWER)], (0.025, 0.975))
+    return Interval(float(low), float(high))
+
+
+def mean_of(values: Numbers) -> tuple[float, Interval]:
+    """Return the mean over images, and its interval."""
+    return float(values.mean()), bootstrap(lambda generator: float(generator.choice(values, len(values)).mean()))
+
+
+def mean_of_few(values: Numbers, bounds: tuple[float, float] = (-1.0, 1.0)) -> tuple[float, Interval]:
+    """Return the mean over clients, and Student's interval, which holds for few of them too."""
+    from scipy.stats import t
+
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return mean, Interval(*bounds)
+    spread = max(float(values.std(ddof=1)), ROUNDED)
+    half = float(t.ppf(0.975, count - 1)) * spread / count**0.5
+    return mean, Interval(max(mean - half, bounds[0]), min(mean + half, bounds[1]))
+
+
+def share_of(right: float, total: int) -> tuple[float, Interval]:
+    """Return a share of so many trials, and its interval."""
+    return right / total, proportion(round(right), total)
+
+
+def correlation(left: Numbers, right: Numbers) -> float:
+    """Return Pearson's r; 0 where one side is constant and so says nothing."""
+    left, right = left - left.mean(), right - right.mean()
+    size = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(left @ right) / size if size > 1e-12 else 0.0
+
+
+def of_correlation(value: float, count: int) -> Interval:
+    """Return Fisher's interval of a correlation over clients."""
+    if count <= 3:
+        return Interval(-1.0, 1.0)
+    centre, half = math.atanh(min(max(value, -0.9999), 0.9999)), Z / math.sqrt(count - 3)
+    return Interval(math.tanh(centre - half), math.tanh(centre + half))
+
+
+def auc(inside: Numbers, outside: Numbers, weights: Numbers) -> float:
+    """Return the chance that a record from inside scores above a weighted one from outside."""
+    if not (len(inside) and weights.any()):
+        return float("nan")
+    order = np.argsort(outside)
+    below = np.concatenate([[0.0], np.cumsum(weights[order])])
+    left, right = (np.searchsorted(outside[order], inside, side=side) for side in ("left", "right"))
+    return float((below[left] + below[right]).mean() / (2 * below[-1]))
+
+
+def hits_at(inside: Numbers, outside: Numbers, weights: Numbers, false_alarms: float) -> float:
+    """Return the share of records found at a threshold that few outside pass (TPR at an FPR)."""
+    if not (len(inside) and weights.any()):
+        return float("nan")
+    order = np.argsort(-outside)
+    passed = np.cumsum(weights[order]) / weights.sum()
+    threshold = outside[order][np.searchsorted(passed, false_alarms)]
+    return float((inside > threshold).mean())
 
 
 def _bounds(values: NDArray[np.float64]) -> Interval:
