@@ -3,11 +3,10 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.audited import evidence_of
-from helpers.audits import made_up_audit
+from helpers.audits import made_up_audit, made_up_epsilon
 from helpers.finished import RUNS, finish
 
 from fedvl.audit import certificate as module
@@ -25,7 +24,7 @@ from fedvl.audit.certificate import (
     check_run,
     write_certificate,
 )
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Unmeasured
+from fedvl.audit.finding import CLIENT, SERVER, Audit, Finding, Unmeasured
 from fedvl.audit.perform import ATTACKS
 from fedvl.data.sources import OPEN_ANEW
 from fedvl.display import Silent
@@ -49,16 +48,16 @@ def run(finished, tmp_path):
 
 
 def finding(name, value, interval, view=SERVER, chance=0.5):
-    return Finding(name, view, "AUC", value, interval, chance, "A sentence.").as_json()
+    return Finding(name, view, "AUC", value, interval, chance, "A sentence.")
 
 
-def sound() -> dict[str, Any]:
+def sound() -> Audit:
     """An audit by which results may leave: everything was examined, nothing shown."""
     findings = [finding("membership", 0.5, (0.45, 0.54)), finding("label-histogram", 0.0, (-0.2, 0.04), chance=0.0)]
-    made = {each["name"] for each in findings}
-    leaves = [row for row in made_up_audit()["leaves"] if row["examined"]]
-    untried = [Unmeasured(name, SERVER, "It does not apply.").as_json() for name in FIRST if name not in made]
-    return {**made_up_audit(), "findings": findings, "unmeasured": untried, "leaves": leaves}
+    made = {each.name for each in findings}
+    leaves = [row for row in made_up_audit().leaves if row.examined]
+    untried = [Unmeasured(name, SERVER, "It does not apply.") for name in FIRST if name not in made]
+    return made_up_audit().model_copy(update={"findings": findings, "unmeasured": untried, "leaves": leaves})
 
 
 def test_a_whole_run_that_gives_nothing_away_is_certified_with_its_hashes(run, tmp_path):
@@ -132,7 +131,7 @@ def test_a_run_that_is_not_finished_has_no_certificate(run):
 
 
 def test_a_leak_that_is_shown_fails_unless_its_interval_is_accepted():
-    found = {**sound(), "findings": [finding("membership", 0.77, (0.70, 0.84))]}
+    found = sound().model_copy(update={"findings": [finding("membership", 0.77, (0.70, 0.84))]})
     refused = check_leaks(found, {})
     assert (refused.holds, refused.sentence) == (
         False,
@@ -147,7 +146,7 @@ def test_a_leak_that_is_shown_fails_unless_its_interval_is_accepted():
 
 
 def test_a_limit_holds_for_what_is_not_shown_too():
-    found = {**sound(), "findings": [finding("membership", 0.5, (0.30, 0.70))]}
+    found = sound().model_copy(update={"findings": [finding("membership", 0.5, (0.30, 0.70))]})
     assert check_leaks(found, {}).holds
     assert not check_leaks(found, {"membership": 0.6}).holds
 
@@ -156,15 +155,15 @@ def test_an_item_that_no_attack_examined_fails():
     assert check_examined(made_up_audit()) == Check(
         name="Everything that leaves was examined", holds=False, sentence="No attack examined gist, which leaves."
     )
-    constant = {**made_up_audit()["leaves"][1], "note": "the same for all clients"}
-    assert check_examined({"leaves": [constant]}).holds
+    constant = made_up_audit().leaves[1].model_copy(update={"note": "the same for all clients"})
+    assert check_examined(made_up_audit().model_copy(update={"leaves": [constant]})).holds
 
 
 @pytest.mark.parametrize("missing", FIRST)
 def test_an_attack_without_value_or_reason_fails(missing):
     found = sound()
     for kind in ("findings", "unmeasured"):
-        found[kind] = [each for each in found[kind] if each["name"] != missing]
+        found = found.model_copy(update={kind: [each for each in getattr(found, kind) if each.name != missing]})
     told = check_attacks(found)
     assert not told.holds
     assert told.sentence.startswith(f"There is no result of {missing}.")
@@ -172,23 +171,24 @@ def test_an_attack_without_value_or_reason_fails(missing):
 
 def test_an_attack_that_the_methods_code_stopped_fails():
     reason = "The method fails for an imitated client of 3 images: no."
-    found = {**sound(), "unmeasured": [*sound()["unmeasured"], Unmeasured("picture", SERVER, reason).as_json()]}
+    found = sound().model_copy(update={"unmeasured": [*sound().unmeasured, Unmeasured("picture", SERVER, reason)]})
     assert check_attacks(found).sentence == "The method's code failed in picture."
 
 
 def test_identification_must_have_been_measured_by_the_server():
-    found = {**sound(), "findings": [finding("membership", 0.5, (0.45, 0.54), view=CLIENT)]}
-    found["unmeasured"] += [Unmeasured("label-histogram", SERVER, "It does not apply.").as_json()]
+    found = sound().model_copy(update={"findings": [finding("membership", 0.5, (0.45, 0.54), view=CLIENT)]})
+    untried = [*found.unmeasured, Unmeasured("label-histogram", SERVER, "It does not apply.")]
+    found = found.model_copy(update={"unmeasured": untried})
     assert "Whether images can be identified was not measured" in check_attacks(found).sentence
-    assert check_attacks({**found, "leaves": []}).holds  # nothing leaves
+    assert check_attacks(found.model_copy(update={"leaves": []})).holds  # nothing leaves
 
 
 def test_a_budget_that_is_exceeded_or_was_not_tested_fails():
     assert check_epsilon(sound()).holds
-    assert check_epsilon({**sound(), "epsilon": {"violated": False, "sentence": "It holds."}}).holds
-    assert not check_epsilon({**sound(), "epsilon": {"violated": True, "sentence": "It is 5."}}).holds
-    untested = Unmeasured(EPSILON, SERVER, "Canaries are placed in training.").as_json()
-    assert not check_epsilon({**sound(), "unmeasured": [untested]}).holds
+    assert check_epsilon(sound().model_copy(update={"epsilon": made_up_epsilon(violated=False)})).holds
+    assert not check_epsilon(sound().model_copy(update={"epsilon": made_up_epsilon()})).holds
+    untested = Unmeasured(EPSILON, SERVER, "Canaries are placed in training.")
+    assert not check_epsilon(sound().model_copy(update={"unmeasured": [untested]})).holds
 
 
 def test_a_certificate_that_is_not_issued_says_so_everywhere(run, tmp_path, monkeypatch):
@@ -210,7 +210,8 @@ def test_a_planted_leak_in_a_methods_messages_is_refused(monkeypatch):
     kinds = (label_histogram, membership, membership_replay)
     monkeypatch.setattr(perform, "ATTACKS", kinds)
     evidence = evidence_of(path)
-    findings = [each.as_json() for each in perform.make_attacks(evidence, Silent()) if isinstance(each, Finding)]
-    found = {"findings": findings, "leaves": perform.leaves(evidence, findings)}
+    findings = [each for each in perform.make_attacks(evidence, Silent()) if isinstance(each, Finding)]
+    leaves = perform.leaves(evidence, findings)
+    found = made_up_audit().model_copy(update={"findings": findings, "leaves": leaves})
     checks = [check_leaks(found, {}), check_examined(found)]
     assert not all(check.holds for check in checks)

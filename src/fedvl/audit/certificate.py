@@ -7,13 +7,12 @@ was made or does not apply, and no attack shows a leak beyond a limit that a per
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.audit import perform
 from fedvl.audit.canaries import NAME as EPSILON
-from fedvl.audit.finding import SERVER, SHOWN, written
+from fedvl.audit.finding import SERVER, SHOWN, Audit, written
 from fedvl.audit.imitation import METHOD_FAILS
 from fedvl.audit.perform import unexamined
 from fedvl.audit.show import figure, interval, setting, shape_of
@@ -104,7 +103,7 @@ class Certificate(Model):
 
 def certify(
     folder: RunFolder,
-    found: Mapping[str, Any],
+    found: Audit,
     limits: Limits,
     display: Display,
     command: str,
@@ -125,44 +124,42 @@ def certify(
     result = folder.result
     hashes = {"config.toml": folder.settings_sha256, "state": result.state_sha256 or ""}
     return Certificate(
-        fedvl_version=found["fedvl_version"],
+        fedvl_version=found.fedvl_version,
         issued=all(check.holds for check in checks),
         run=folder.path.name,
-        method=found["method"],
-        dataset=found["dataset"],
-        model=found["model"],
+        method=found.method,
+        dataset=found.dataset,
+        model=found.model,
         setting=setting(found),
         checks=checks,
         leaving=[
             Leaving(
-                name=row["name"],
+                name=row.name,
                 shape=shape_of(row),
-                bytes=row["bytes"],
-                masked=row["masked"],
-                examined=row["examined"] or ([row["note"]] if row["note"] else []),
+                bytes=row.bytes,
+                masked=row.masked,
+                examined=row.examined or ([row.note] if row.note else []),
             )
-            for row in found["leaves"]
+            for row in found.leaves
         ],
         attacks=[
             Attack(
-                name=each["name"],
-                view=each["view"],
+                name=each.name,
+                view=each.view,
                 value=figure(each),
                 interval=interval(each),
-                chance=written(each["chance"], each["unit"]),
-                verdict=each["verdict"],
-                conclusion=each["conclusion"],
-                accepted=limits.get(each["name"]),
+                chance=written(each.chance, each.unit),
+                verdict=each.verdict,
+                conclusion=each.conclusion,
+                accepted=limits.get(each.name),
             )
-            for each in found["findings"]
+            for each in found.findings
         ],
-        not_made=[
-            NotMade(name=each["name"], view=each["view"], reason=each["sentence"]) for each in found["unmeasured"]
-        ],
-        remedies=found["remedies"],
-        budget=found["budget"] or "",
-        epsilon=found["epsilon"]["sentence"] if found["epsilon"] else "",
-        not_claimed=found["not_claimed"],
+        not_made=[NotMade(name=each.name, view=each.view, reason=each.sentence) for each in found.unmeasured],
+        remedies=found.remedies,
+        budget=found.budget or "",
+        epsilon=found.epsilon.sentence if found.epsilon else "",
+        not_claimed=found.not_claimed,
         sha256={**hashes, **result.files_sha256},
         command=command,
     )
@@ -194,26 +191,26 @@ def check_run(folder: RunFolder, display: Display, opener: Opener) -> Check:
     return Check(name=name, holds=True, sentence=sentence)
 
 
-def check_examined(found: Mapping[str, Any]) -> Check:
-    name, missing = "Everything that leaves was examined", unexamined(found["leaves"])
+def check_examined(found: Audit) -> Check:
+    name, missing = "Everything that leaves was examined", unexamined(found.leaves)
     if missing:
         return Check(name=name, holds=False, sentence=f"No attack examined {', '.join(missing)}, which leaves.")
-    count = len(found["leaves"])
+    count = len(found.leaves)
     return Check(
         name=name, holds=True, sentence=f"Each of {count} items of a message was examined, or is the same for all."
     )
 
 
-def check_attacks(found: Mapping[str, Any]) -> Check:
+def check_attacks(found: Audit) -> Check:
     """Hold if each attack has a value or a reason, and membership a value."""
     name = "Every attack was made, or does not apply"
-    told = {each["name"] for each in (*found["findings"], *found["unmeasured"])}
+    told = {each.name for each in found.findings} | {each.name for each in found.unmeasured}
     absent = [module.NAMES[0] for module in perform.ATTACKS if not told.intersection(module.NAMES)]
-    failed = sorted({each["name"] for each in found["unmeasured"] if each["sentence"].startswith(METHOD_FAILS)})
-    measured = {each["name"] for each in found["findings"] if each["view"] == SERVER}
+    failed = sorted({each.name for each in found.unmeasured if each.sentence.startswith(METHOD_FAILS)})
+    measured = {each.name for each in found.findings if each.view == SERVER}
     problems = [f"There is no result of {', '.join(absent)}."] if absent else []
     problems += [f"The method's code failed in {', '.join(failed)}."] if failed else []
-    if found["leaves"] and not any(each.startswith("membership") for each in measured):
+    if found.leaves and not any(each.startswith("membership") for each in measured):
         problems.append("Whether images can be identified was not measured from the server's view.")
     sentence = (
         " ".join(problems) or f"{len(measured)} attacks were made from the server's view; reasons are given for others."
@@ -221,13 +218,13 @@ def check_attacks(found: Mapping[str, Any]) -> Check:
     return Check(name=name, holds=not problems, sentence=sentence)
 
 
-def check_leaks(found: Mapping[str, Any], limits: Limits) -> Check:
+def check_leaks(found: Audit, limits: Limits) -> Check:
     """Hold if no attack shows a leak, unless its whole interval is below a limit that was given."""
     name = "No attack shows a leak that was not accepted"
     beyond = [
-        f"{each['name']} by {each['view']} ({figure(each)}, {interval(each)})"
-        for each in found["findings"]
-        if each["interval"][1] > limits.get(each["name"], float("inf" if each["verdict"] != SHOWN else "-inf"))
+        f"{each.name} by {each.view} ({figure(each)}, {interval(each)})"
+        for each in found.findings
+        if each.interval[1] > limits.get(each.name, float("inf" if each.verdict != SHOWN else "-inf"))
     ]
     if beyond:
         return Check(name=name, holds=False, sentence=f"Leaks are shown, or above their limit: {'; '.join(beyond)}.")
@@ -240,14 +237,14 @@ def check_leaks(found: Mapping[str, Any], limits: Limits) -> Check:
     return Check(name=name, holds=True, sentence=sentence)
 
 
-def check_epsilon(found: Mapping[str, Any]) -> Check:
-    name, epsilon = "The privacy budget, if there is one, holds", found["epsilon"]
+def check_epsilon(found: Audit) -> Check:
+    name, epsilon = "The privacy budget, if there is one, holds", found.epsilon
     if epsilon is None:
-        failed = [each["sentence"] for each in found["unmeasured"] if each["name"] == EPSILON]
+        failed = [each.sentence for each in found.unmeasured if each.name == EPSILON]
         if failed:
             return Check(name=name, holds=False, sentence=f"The budget was not tested. {failed[0]}")
         return Check(name=name, holds=True, sentence="No noise is added, so that no budget is claimed.")
-    return Check(name=name, holds=not epsilon["violated"], sentence=str(epsilon["sentence"]))
+    return Check(name=name, holds=not epsilon.violated, sentence=epsilon.sentence)
 
 
 # --- files

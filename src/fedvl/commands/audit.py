@@ -1,7 +1,7 @@
 """fedvl audit: attack a run's own messages and say what could be learned; check logs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from fedvl.errors import FedVLError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fedvl.audit.finding import Audit
     from fedvl.config import Experiment
     from fedvl.tensors import ByClient, Tensors
 
@@ -101,7 +102,7 @@ def audit(
 
 def write_egress(
     target: Path,
-    found: "Mapping[str, Any]",
+    found: "Audit",
     limits: "Mapping[str, float]",
     clients: int,
     rounds: int,
