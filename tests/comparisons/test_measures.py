@@ -12,6 +12,7 @@ from fedvl.data.sources import Opener
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
+from fedvl.runs.contents import Result
 from fedvl.tensors import Tensors
 
 
@@ -90,7 +91,8 @@ def test_a_clients_samples_are_mapped_with_the_share_whose_nearest_other_is_of_t
 def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:
     sets = [{"name": name, "accuracy": mean, "interval": [0.0, 99.0]} for name, mean in (("base", 60.0), ("hm3", 40.0))]
     conditions = [{"condition": "full", "accuracy": 50.0}]
-    result = {"method": "m", "conditions": conditions, "base_to_new": sets, "macro_f1": 30}
+    contents = {"method": "m", "conditions": conditions, "base_to_new": sets, "macro_f1": 30}
+    result = Result.model_validate(contents)
     run = MeasuredRun(SimpleNamespace(result=result, rounds=[], path="run"), Opener.once())  # type: ignore[arg-type]
     assert measured("macro_f1", run) == 30.0
     with pytest.raises(FedVLError, match="no 'seconds' to measure"):
