@@ -143,7 +143,7 @@ def test_what_the_caller_set_in_torch_changes_no_bit_and_stays_set(finished):
         again = fedvl.run(out="again", quiet=True, **SMALL)
         predicted = again.predict(picture(3))
         assert torch.is_inference_mode_enabled()
-    assert again.figures.state_sha256 == finished.figures["state_sha256"]
+    assert again.figures.state_sha256 == finished.figures.state_sha256
     assert predicted.score[0] == pytest.approx(finished.predict(picture(3)).score[0])
     assert torch.get_default_dtype() == torch.float64
     assert torch.get_float32_matmul_precision() == "medium"
@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(monkeypatch, finished):
     assert "not finished; go on with it by fedvl resume run" in one_sentence(error)
     assert len(list(Path("run/journal").glob("*.json"))) == 1
     went_on = fedvl.resume("run", quiet=True)
-    assert went_on.figures.state_sha256 == finished.figures["state_sha256"]
+    assert went_on.figures.state_sha256 == finished.figures.state_sha256
     assert len(went_on.rounds) == 2
     assert (Path("run") / "report.html").is_file()
 
@@ -276,14 +276,14 @@ def test_figures_and_rounds(finished):
     written = json.loads((finished.folder / "result.json").read_bytes())
     assert finished.accuracy == written["accuracy"] == written["per_round"][-1]
     assert finished.zero_shot_accuracy == written["zero_shot_accuracy"]
-    assert finished.figures == written
+    assert finished.figures.to_dict() == written
     assert list(finished.rounds["round"]) == [1, 2]
     assert list(finished.rounds.accuracy) == written["per_round"]
 
 
 def test_without_pandas_rows_are_lists_of_dicts(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert [each["accuracy"] for each in finished.rounds] == finished.figures["per_round"]
+    assert [each["accuracy"] for each in finished.rounds] == finished.figures.per_round
     (predicted,) = finished.predict(picture(0))
     assert set(predicted) == {"image", "name", "score", "ranked", "zero_shot", "refused"}
     comparison = api.Comparison(Comparison(kind="table", rows=[], columns=[], cells=[]), Path())
@@ -336,8 +336,8 @@ def test_a_result_shows_itself(finished):
         "Zero-shot accuracy": f"{finished.zero_shot_accuracy:.2f} %",
         "Federated accuracy": f"{finished.accuracy:.2f} %",
         "Difference": f"{finished.accuracy - finished.zero_shot_accuracy:+.2f} points",
-        "Calibration error (ECE)": f"{finished.figures['ece']:.2f} %",
-        "Calibration error, zero-shot": f"{finished.figures['zero_shot_ece']:.2f} %",
+        "Calibration error (ECE)": f"{finished.figures.ece:.2f} %",
+        "Calibration error, zero-shot": f"{finished.figures.zero_shot_ece:.2f} %",
         "Rounds": "2",
         "Folder": str(finished.folder),
     }

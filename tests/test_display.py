@@ -259,7 +259,9 @@ def test_in_a_real_kernel_a_run_has_one_output_that_is_rewritten(tmp_path, monke
     assert "'data.clients' is 0" in refused[0].evalue
 
     assert [output.output_type for output in compared] == ["display_data"]
-    assert compared[0].data["text/plain"].startswith("Runs 2/2  linear, accuracy, seed 0: ")
+    assert compared[0].data["text/plain"].startswith("Runs 3/3  ridge, accuracy, seed 0: "), (
+        "the reference row comes last"
+    )
 
     assert [output.output_type for output in table] == ["execute_result"], "nothing is printed beside it"
     assert table[0].data["text/html"].startswith("<table>")

@@ -15,7 +15,6 @@ from fedvl.files import (
     Count,
     Hash,
     bounded_integer,
-    checked,
     file_sha256,
     fitting,
     no_link,
@@ -181,25 +180,25 @@ def test_content_has_the_types_of_its_fields_and_may_have_others(tmp_path):
     path = tmp_path / "row.json"
     good = {"number": 0, "unknown": [1]}
     assert fitting(Row, good)
-    assert checked(Row, good, path) == good
+    assert validated(Row, good, path).to_dict() == good
     wrong: list[Any] = [{"number": -1}, {"number": "1"}, {"number": 2**63}, {"number": 1.0}, {}, []]
     for bad in wrong:
         assert fitting(Row, bad) is None
         with pytest.raises(FedVLError, match="is not as FedVL writes it"):
-            checked(Row, bad, path)
+            validated(Row, bad, path)
 
 
 def test_what_is_wrong_with_a_file_is_named_and_shortened(tmp_path):
     with pytest.raises(FedVLError) as error:
-        checked(Row, {"number": 1, "name": 5}, tmp_path / "row.json")
+        validated(Row, {"number": 1, "name": 5}, tmp_path / "row.json")
     assert str(error.value).endswith(
         "row.json is not as FedVL writes it (its 'name' is 5: input should be a valid string); get a whole copy of it."
     )
     with pytest.raises(FedVLError) as error:
-        checked(Row, {"number": "x" * 10_000}, tmp_path / "row.json")
+        validated(Row, {"number": "x" * 10_000}, tmp_path / "row.json")
     assert len(str(error.value)) < 300 + len(str(tmp_path))
     with pytest.raises(FedVLError, match="what it holds: input should be a valid dictionary"):
-        checked(Row, [], tmp_path / "row.json")
+        validated(Row, [], tmp_path / "row.json")
 
 
 @pytest.mark.parametrize(

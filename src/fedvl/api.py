@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fedvl.comparisons.contents import Comparison as Summary
     from fedvl.report.notebook import Chart
     from fedvl.serve.images import AnyImage
-    from fedvl.serve.model import TrainedModel
+    from fedvl.serve.model import Line, TrainedModel
 
 P = ParamSpec("P")
 Row = dict[str, Any]
@@ -411,7 +411,7 @@ def torch_as_new(threads: int | None = None) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def _prediction(line: Row) -> Row:
+def _prediction(line: "Line") -> Row:
     """Flatten one prediction: the likeliest name first, all of the ranked names beside it."""
     ranked, zero_shot = line.get("ranked", []), line.get("zero_shot", [])
     return {

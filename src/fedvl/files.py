@@ -178,9 +178,3 @@ def validated(kind: type[ContentModel], content: Any, path: Path) -> ContentMode
         found = f"its '{location}' is {SHORTENED.repr(problem['input'])}" if location else "what it holds"
         reason = problem["msg"][0].lower() + problem["msg"][1:]
         raise FedVLError(f"{path} is not as FedVL writes it ({found}: {reason}); get a whole copy of it.") from None
-
-
-def checked(kind: type[ContentModel], content: Any, path: Path) -> dict[str, Any]:
-    """Return the content of a file as it is; refuse one that is not of this kind."""
-    validated(kind, content, path)
-    return dict(content)

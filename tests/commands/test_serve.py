@@ -20,6 +20,7 @@ from fedvl.cli import app
 from fedvl.commands.run import read_names
 from fedvl.commands.serve import print_table, write_csv
 from fedvl.errors import FedVLError
+from fedvl.serve.model import Line, Ranked
 
 
 @pytest.fixture
@@ -187,8 +188,8 @@ def test_serve_refuses_a_token_that_can_be_guessed(folder_of, token):
 def test_names_are_inert_in_a_terminal_and_in_a_spreadsheet(capsys):
     """Escape sequences and formulas in names of classes and files, which others may have chosen."""
     names = ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)", "\x1b[2Jcat", "\x9b2J", "dog\r\n", "猫 & <b>", "a=b"]
-    ranked = [{"name": name, "score": 0.5} for name in names]
-    lines = [
+    ranked: list[Ranked] = [{"name": name, "score": 0.5} for name in names]
+    lines: list[Line] = [
         {"image": "=evil\x1b.png", "ranked": ranked[i:], "entropy": 0.1, "zero_shot": ranked[i:]} for i in range(9)
     ]
     write_csv(lines)

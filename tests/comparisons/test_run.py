@@ -239,7 +239,8 @@ def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
     result = Result.model_validate({"method": "m", "base_to_new_right": right, "config": CONFIG})
     outcome.results = {("a", "x"): [result] * 2}
     (cell,) = summarise(outcome, "").cells
-    expected = mean_intervals([right, right])
+    assert result.base_to_new_right is not None
+    expected = mean_intervals([result.base_to_new_right] * 2)
     assert cell.interval == expected["own"]
     assert expected["own"].low < 75 < expected["own"].high
     assert list(expected) == ["own", "local", "base", "new", "hm3", "hm2", "cm"]

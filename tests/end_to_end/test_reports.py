@@ -53,7 +53,7 @@ def test_closed_shows_images_that_changed_from_a_file_of_their_own(run_of, tmp_p
     for example in examples["lost"]:
         assert example["true"] == example["zero_shot"] != example["answer"]
     assert (tmp_path / "examples.json").stat().st_size < 150_000
-    assert "examples" not in result
+    assert "examples" not in result.to_dict()
     assert "examples" not in json.loads((tmp_path / "result.json").read_text())
 
 
@@ -71,7 +71,7 @@ def test_zero_shot_changes_nothing(run_of, tmp_path):
 
 def test_open_asks_about_other_classes_and_shows_their_images(run_of, tmp_path):
     result, page = run_of("fedclip", "open", training={"learning_rate": 0.01})
-    assert set(result["class_names"]) < set(result["partition_class_names"])
+    assert set(result.class_names) < set(result.partition_class_names)
     assert "open protocol" in page
     # Questions are asked in a shuffled order; each picture is one of the class that it is said to be of.
     dataset = opener().dataset("cifar10-mini", None)
@@ -88,7 +88,7 @@ def test_open_asks_about_other_classes_and_shows_their_images(run_of, tmp_path):
 def test_personal_shows_every_client(run_of):
     result, page = run_of("linear", "personal", training={"learning_rate": 0.1})
     keys = ("per_client_accuracy", "zero_shot_per_client_accuracy", "per_client_test_images")
-    for client, (own, before, count) in enumerate(zip(*(result[key] for key in keys), strict=True)):
+    for client, (own, before, count) in enumerate(zip(*(getattr(result, key) for key in keys), strict=True)):
         low, high = wilson(own, count)
         name = f"client {client} (n = {count}, {low:.0f} to {high:.0f})"
         assert f"{name}: {own:.2f} %, zero-shot {before:.2f} %" in page
@@ -97,8 +97,8 @@ def test_personal_shows_every_client(run_of):
 @pytest.mark.slow
 def test_missing_shows_seven_conditions_and_the_map(run_of):
     result, page = run_of("fedavg-p", "missing", **FUSED)
-    assert len(result["conditions"]) == 7
-    for row in result["conditions"]:
-        assert f">{row['condition']}</th>" in page
+    assert len(result.conditions) == 7
+    for row in result.conditions:
+        assert f">{row.condition}</th>" in page
     assert 'id="map"' in page
     assert 'id="zero-shot"' not in page

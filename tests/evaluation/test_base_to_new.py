@@ -37,7 +37,13 @@ def test_per_image_correctness_is_read_back_as_it_was() -> None:
         np.array([0.5, 1.0, 0.25]),
         np.array([1.0]),
     )
-    assert kept(hits) == {"owner": [0, -1, 1], "own": "1-1", "local": "0-1", "base": [500, 1000, 250], "new": [1000]}
+    assert kept(hits).to_dict() == {
+        "owner": [0, -1, 1],
+        "own": "1-1",
+        "local": "0-1",
+        "base": [500, 1000, 250],
+        "new": [1000],
+    }
     whole = Hits(np.array([0, 1]), np.ones(2), np.zeros(2), np.full(2, 0.5), np.full(2, 0.25))
     found = mean_intervals([kept(whole)] * 2)
     assert [tuple(found[name]) for name in ("own", "local", "base", "new")] == [
@@ -50,13 +56,13 @@ def test_intervals_draw_images_again_and_hold_the_figure() -> None:
     owner = np.arange(400) % 4
     hits = Hits(owner, *((generator.random(400) < share).astype(float) for share in (0.9, 0.7, 0.6, 0.4)))
     for row in described(hits, None):
-        low, high = row["interval"]
-        assert low < row["accuracy"] < high
-        assert "zero_shot_accuracy" not in row
+        low, high = row.interval
+        assert low < row.accuracy < high
+        assert "zero_shot_accuracy" not in row.to_dict()
     own, local, base, new, *_ = described(hits, None)
     # A share of 400 images has a standard error of about 100 sqrt(p (1 - p) / 400).
     for row, share in ((own, 0.9), (local, 0.7), (base, 0.6), (new, 0.4)):
-        width = row["interval"][1] - row["interval"][0]
+        width = row.interval[1] - row.interval[0]
         assert width == pytest.approx(2 * 1.96 * 100 * np.sqrt(share * (1 - share) / 400), rel=0.25)
 
 

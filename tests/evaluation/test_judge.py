@@ -169,12 +169,13 @@ def test_equal_conditions_are_judged_once_and_each_has_its_figures() -> None:
     whole, half = scored(one_hot(0, 1, 2, 3), [0, 1, 2, 3]), scored(one_hot(0, 1, 0, 1), [0, 1, 2, 3])
     conditions = {"both": whole, "image missing": half, "text missing": whole}
     found = Judge(Counted(Options(), small_task()), half, 4, conditions=conditions).judge_conditions({}, {})
-    assert [each["condition"] for each in found] == list(conditions)
-    assert [each["accuracy"] for each in found] == [100.0, 50.0, 100.0]
-    assert found[1]["macro_f1"] == pytest.approx(100 * (2 / 3 + 2 / 3 + 0 + 0) / 4)
-    assert found[0]["macro_f1_interval"] == [100.0, 100.0]
-    low, high = found[1]["macro_f1_interval"]
-    assert low < found[1]["macro_f1"] < high
+    assert [each.condition for each in found] == list(conditions)
+    assert [each.accuracy for each in found] == [100.0, 50.0, 100.0]
+    assert found[1].macro_f1 == pytest.approx(100 * (2 / 3 + 2 / 3 + 0 + 0) / 4)
+    assert found[0].macro_f1_interval == [100.0, 100.0]
+    assert found[1].macro_f1_interval is not None
+    low, high = found[1].macro_f1_interval
+    assert low < found[1].macro_f1 < high
     assert asked == [4, 4]
 
 

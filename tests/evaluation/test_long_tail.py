@@ -21,9 +21,9 @@ def test_thirds_where_a_group_would_be_empty():
 def test_accuracy_is_of_the_test_images_of_a_group():
     confusion = np.array([[8, 2, 0, 0], [5, 3, 2, 0], [1, 0, 1, 2], [0, 0, 0, 0]])
     found = described(np.array([200, 150, 50, 10]), confusion, np.diag([10, 10, 4, 0]))
-    many, medium, few = found["groups"]
-    assert (many["test_images"], many["training_images"], many["classes"]) == (20, 350, [0, 1])
-    assert many["accuracy"] == pytest.approx(100 * 11 / 20)
-    assert medium["accuracy"] == pytest.approx(25.0)
-    assert few["accuracy"] is None  # no test image
-    assert [row["zero_shot_accuracy"] for row in (many, medium)] == [100.0, 100.0]
+    many, medium, few = found.groups
+    assert (many.test_images, many.training_images, many.classes) == (20, 350, [0, 1])
+    assert many.accuracy == pytest.approx(100 * 11 / 20)
+    assert medium.accuracy == pytest.approx(25.0)
+    assert few.accuracy is None  # no test image
+    assert [row.zero_shot_accuracy for row in (many, medium)] == [100.0, 100.0]

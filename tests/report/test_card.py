@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict, replace
 
 import pytest
 from scipy.stats import binomtest
@@ -56,7 +57,7 @@ def run(tmp_path):
 
 def card(folder, classes=("cat", "dog"), client=None, measured=None):
     found = lineage(folder, list(classes), client, {"classifier.safetensors": "01" * 32}, measured)
-    assert json.loads(json.dumps(found)) == found
+    assert json.loads(json.dumps(asdict(found))) == asdict(found)
     text = card_text("mine", found)
     rows = dict(
         line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| ") and line != "| | |"
@@ -71,12 +72,12 @@ def wilson(hits, images):
 
 def test_a_simulation(run):
     found, text, rows = card(run())
-    assert found["accuracy"]["percent"] == 75.0
-    assert found["accuracy"]["interval"] == pytest.approx(wilson(6, 8))
-    assert found["accuracy"]["zero_shot"]["percent"] == 62.5
-    assert found["accuracy"]["zero_shot"]["interval"] == pytest.approx(wilson(5, 8))
-    assert found["data"]["training_images"] == 21
-    assert found["federation"]["answered"] == {"0": 2, "1": 1, "2": 1}
+    assert found.accuracy.percent == 75.0
+    assert found.accuracy.interval == pytest.approx(wilson(6, 8))
+    assert found.accuracy.zero_shot.percent == 62.5
+    assert found.accuracy.zero_shot.interval == pytest.approx(wilson(5, 8))
+    assert found.data.training_images == 21
+    assert found.federation.answered == {"0": 2, "1": 1, "2": 1}
     assert rows["Rounds missed"] == "2: 1"
     assert rows["Refused updates"] == "0: 1"
     assert rows["Clients"] == "3 in a simulation, partition dirichlet:0.5"
@@ -88,7 +89,7 @@ def test_a_simulation(run):
     assert "Krizhevsky" in rows["Licence of the images"]
     assert "is not CLIP" in text
     assert "Accuracy of this export: the figure above is the run's own" in text
-    measured = {**found["accuracy"], "percent": 50.0, "of": " of client 1"}
+    measured = replace(found.accuracy, percent=50.0, of=" of client 1")
     _, text, rows = card(run(), measured=measured)
     assert rows["Accuracy"].startswith("50.00 %")
     assert "of 8 test images of client 1, protocol closed" in rows["Accuracy"]
@@ -114,7 +115,7 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
     assert rows["Rule of merging"] == "median"
     assert rows["Data"] == "skin; how many training images, the parties know"
     assert rows["Licence of the images"] == "not known to FedVL; ask its owners"
-    assert not any(part in text + json.dumps(found) for part in ("somebody", "/srv", str(folder.path)))
+    assert not any(part in text + json.dumps(asdict(found)) for part in ("somebody", "/srv", str(folder.path)))
 
 
 def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
@@ -123,7 +124,7 @@ def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
     for budget in (BUDGET, {**BUDGET, "simulated": True, "released": [item]}):
         found, text, rows = card(run(privacy=budget))
         assert told in rows["Privacy budget"]
-        assert found["privacy"]["not_covered"] == ["class counts"] * ("released" in budget)
+        assert found.privacy.not_covered == ["class counts"] * ("released" in budget)
     assert "Privacy for what the budget does not cover: class counts." in text
 
 
@@ -131,8 +132,8 @@ def test_other_classes_or_a_personal_model_were_not_tested(run):
     for found in (card(run(), ["cat", "ship"]), card(run(), client=1)):
         assert "Accuracy of this export: the figure above is the run's own, of its own classes and models." in found[1]
     personal = {"protocol": "personal", "accuracy": 80.0, "zero_shot_weighted_accuracy": 50.0}
-    found = card(run(**personal))[0]["accuracy"]
-    assert (found["percent"], found["mean_over_clients"], found["zero_shot"]["percent"]) == (75.0, 80.0, 50.0)
+    found = card(run(**personal))[0].accuracy
+    assert (found.percent, found.mean_over_clients, found.zero_shot.percent) == (75.0, 80.0, 50.0)
     untested = card(run(accuracy=None, confusion=[], zero_shot_accuracy=None))[2]
     assert (untested["Accuracy"], untested["Zero-shot accuracy"]) == ("not tested", "not tested")
 
@@ -165,7 +166,7 @@ def test_a_withdrawal_says_which_of_the_two_models_this_is(run, sha256, this):
     )
     found, text, _ = card(folder)
     assert f"client 1 withdrew; this model is {this} Leaving it out changed the accuracy by -12.50 points" in text
-    assert "somebody" not in text + json.dumps(found)
+    assert "somebody" not in text + json.dumps(asdict(found))
 
 
 def test_names_of_others_are_text(run):

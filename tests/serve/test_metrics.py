@@ -4,10 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedvl.serve.metrics import BOUNDS, Metrics
+from fedvl.serve.model import Line
 
 WORKER: Any = SimpleNamespace(pending=[0] * 3, batches=7, encoded=11, seconds=0.5)
-REFUSED = {"number": 0, "refused": "too large."}
-ANSWERED = {"number": 1, "ranked": []}
+REFUSED: Line = {"number": 0, "refused": "too large."}
+ANSWERED: Line = {"number": 1, "ranked": []}
 
 
 def numbers(metrics: Metrics) -> dict[str, str]:

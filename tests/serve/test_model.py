@@ -226,9 +226,9 @@ def test_names_above_their_thresholds_are_told_for_the_classes_of_the_run(folder
     limits = dict.fromkeys(names, 1.0) | {likeliest: shares[likeliest] + 1e-4, second: shares[second] - 1e-4}
     (path / "thresholds.json").write_text(json.dumps({"chosen": "by hand", "shares": limits}))
     (reply,) = TrainedModel(RunFolder(path)).user().ask(image, 1)
-    assert reply.as_json()["above_threshold"] == [second]
+    assert reply.above == [second]
     (path / "thresholds.json").unlink()
-    assert "above_threshold" not in TrainedModel(RunFolder(path)).user().ask(image, 1)[0].as_json()
+    assert TrainedModel(RunFolder(path)).user().ask(image, 1)[0].above is None
 
 
 def test_other_names_have_no_thresholds(fed_mp):

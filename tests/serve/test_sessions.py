@@ -11,6 +11,7 @@ import pytest
 from fedvl.data.images import BadImage
 from fedvl.serve.askers import BusyError
 from fedvl.serve.guard import Limits
+from fedvl.serve.model import Line
 from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text
 
 LIMITS = Limits(sessions=4, names_in_all=20, idle_seconds=10.0)
@@ -103,8 +104,8 @@ def test_a_session_ends_once_and_is_found_by_its_own_id(sessions):
 
 
 class Reply(SimpleNamespace):
-    def as_json(self) -> dict[str, Any]:
-        return {"ranked": [self.name], "prototype_of": self.example}
+    def write(self, line: Line) -> None:
+        line |= {"ranked": [self.name], "prototype_of": self.example}
 
 
 class Worker:
@@ -130,8 +131,8 @@ def ask(images: list[str], top: int) -> list[Reply]:
     return [Reply(name=f"{image}/{len(images)}/{top}", example="cat" if image in "ad" else None) for image in images]
 
 
-def collect(session: Session, uploads: list[Upload], worker: Any) -> list[list[dict[str, Any]]]:
-    async def run() -> list[list[dict[str, Any]]]:
+def collect(session: Session, uploads: list[Upload], worker: Any) -> list[list[Line]]:
+    async def run() -> list[list[Line]]:
         return [lines async for lines in answers(session, uploads, worker)]
 
     return asyncio.run(run())
@@ -187,7 +188,7 @@ def test_what_waits_for_the_encoder_is_cancelled_when_its_client_leaves(sessions
 
 
 def test_results_are_lines_of_json_in_any_script():
-    lines = [{"image": "猫.png"}, {"image": "b.png"}]
+    lines: list[Line] = [{"image": "猫.png"}, {"image": "b.png"}]
     text = as_text(lines).decode()
     assert text.endswith("\n")
     assert [json.loads(line) for line in text.splitlines()] == lines

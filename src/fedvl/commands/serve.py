@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedvl.commands.run import Trust, read_names
 from fedvl.errors import FedVLError
+
+if TYPE_CHECKING:
+    from fedvl.serve.model import Line
 
 Run = Annotated[Path, typer.Argument(help="Folder of a finished run, such as runs/NAME, or a party's folder.")]
 Classes = Annotated[
@@ -161,7 +164,7 @@ def address(host: str, port: int, encrypted: bool) -> str:
     return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def write_csv(lines: list[dict[str, Any]]) -> None:
+def write_csv(lines: "list[Line]") -> None:
     from fedvl.display import csv_cell
 
     columns = [
@@ -178,7 +181,7 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, columns, restval="")
     writer.writeheader()
     for line in lines:
-        row = {name: line[name] for name in columns if name in line}
+        row = {name: value for name, value in line.items() if name in columns}
         for prefix, ranked in (("", line.get("ranked")), ("zero_shot_", line.get("zero_shot"))):
             if ranked:
                 row |= {f"{prefix}name": ranked[0]["name"], f"{prefix}score": ranked[0]["score"]}
@@ -187,7 +190,7 @@ def write_csv(lines: list[dict[str, Any]]) -> None:
         writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
-def print_table(lines: list[dict[str, Any]]) -> None:
+def print_table(lines: "list[Line]") -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -381,7 +381,7 @@ def interval_of_set(outcome: Outcome, place: Place, part: str) -> Interval | Non
         return None
     runs = tuple(outcome.runs[place])
     if runs not in outcome.sets:  # several columns show figures of the same runs
-        outcome.sets[runs] = mean_intervals([one.model_dump() for one in known])
+        outcome.sets[runs] = mean_intervals(known)
     return outcome.sets[runs].get(part)
 
 

@@ -7,18 +7,19 @@ the mean of local and HM2 (FedMGP).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvl.evaluation.contents import SetFigure, SetName, SetsRight
 from fedvl.evaluation.predict import predict_classes
 from fedvl.evaluation.statistics import Interval, bootstrap_figures, bootstrap_seeds
 from fedvl.methods.base import Method, Samples
 from fedvl.tensors import IntArray, Tensors
 
 ShareArray = NDArray[np.float64]
-SETS = ("own", "local", "base", "new", "hm3", "hm2", "cm")
+SETS: tuple[SetName, ...] = get_args(SetName)
 
 
 class Hits(NamedTuple):
@@ -56,30 +57,31 @@ def drawn_again(hits: Hits, base: IntArray, new: IntArray) -> Hits:
     return Hits(hits.owner[base], hits.own[base], hits.local[base], hits.base[base], hits.new[new])
 
 
-def described(hits: Hits, zero_shot: Hits | None) -> list[dict[str, Any]]:
-    """Return a row for each figure, with its interval: the test images are drawn again."""
-    columns = [("accuracy", "interval", hits)]
-    columns += [("zero_shot_accuracy", "zero_shot_interval", zero_shot)] if zero_shot is not None else []
-    rows: list[dict[str, Any]] = [{"name": name} for name in SETS]
-    for value, interval, found in columns:
-        known, sure = figures(found), intervals(found)
-        for row in rows:
-            row.update({value: known[row["name"]], interval: list(sure[row["name"]])})
-    return rows
+def described(hits: Hits, zero_shot: Hits | None) -> list[SetFigure]:
+    """Return each figure with its interval: the test images are drawn again."""
+    known, sure = figures(hits), intervals(hits)
+    rows = [SetFigure(name=name, accuracy=known[name], interval=list(sure[name])) for name in SETS]
+    if zero_shot is None:
+        return rows
+    known, sure = figures(zero_shot), intervals(zero_shot)
+    return [
+        row.model_copy(update={"zero_shot_accuracy": known[row.name], "zero_shot_interval": list(sure[row.name])})
+        for row in rows
+    ]
 
 
-def intervals(hits: Hits) -> dict[str, Any]:
+def intervals(hits: Hits) -> dict[str, Interval]:
     def drawn(base: IntArray, new: IntArray) -> dict[str, float]:
         return figures(drawn_again(hits, base, new))
 
     return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
 
 
-def kept(hits: Hits) -> dict[str, Any]:
+def kept(hits: Hits) -> SetsRight:
     """Return per-image correctness for the result file; shares are in thousandths."""
-    right = {name: letters(hits.owner, getattr(hits, name)) for name in ("own", "local")}
-    shares = {name: np.rint(1000 * getattr(hits, name)).astype(int).tolist() for name in ("base", "new")}
-    return {"owner": hits.owner.tolist(), **right, **shares}
+    base, new = (np.rint(1000 * shares).astype(int).tolist() for shares in (hits.base, hits.new))
+    own, local = (letters(hits.owner, right) for right in (hits.own, hits.local))
+    return SetsRight(owner=hits.owner.tolist(), own=own, local=local, base=base, new=new)
 
 
 def letters(owner: IntArray, right: ShareArray) -> str:
@@ -91,15 +93,15 @@ def right_of(text: str) -> ShareArray:
     return np.array([letter == "1" for letter in text], float)
 
 
-def mean_intervals(runs: Sequence[dict[str, Any]]) -> dict[str, Interval]:
+def mean_intervals(runs: Sequence[SetsRight]) -> dict[str, Interval]:
     """Return the intervals of each figure's mean over runs of several seeds, on the same images."""
     hits = [
         Hits(
-            np.array(run["owner"]),
-            right_of(run["own"]),
-            right_of(run["local"]),
-            np.array(run["base"]) / 1000,
-            np.array(run["new"]) / 1000,
+            np.array(run.owner),
+            right_of(run.own),
+            right_of(run.local),
+            np.array(run.base) / 1000,
+            np.array(run.new) / 1000,
         )
         for run in runs
     ]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvl.evaluation.base_to_new import Hits, all_right
+from fedvl.evaluation.contents import Condition
 from fedvl.evaluation.metrics import confusion_matrix, summary
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
 from fedvl.evaluation.predict import predict_classes, predict_shares
@@ -80,20 +81,22 @@ class Judge:
             return None
         return self._judge(ZeroShot(Options(), self.method.task), lambda client: {}, {})
 
-    def judge_conditions(self, shared: Tensors, last: ByClient) -> list[dict[str, Any]]:
+    def judge_conditions(self, shared: Tensors, last: ByClient) -> list[Condition]:
         """Return accuracy and macro-F1 under each condition; equal conditions are judged once."""
         judged = {
             id(samples): replace(self, test=samples).judge(shared, last)
             for samples in {id(samples): samples for samples in self.conditions.values()}.values()
         }
-        figures = {
-            key: {
-                **{name: found.figures[name] for name in ("accuracy", "macro_f1")},
-                "macro_f1_interval": list(bootstrap_macro(found.confusion)["macro_f1"]),
-            }
-            for key, found in judged.items()
-        }
-        return [{"condition": condition, **figures[id(samples)]} for condition, samples in self.conditions.items()]
+        intervals = {key: list(bootstrap_macro(found.confusion)["macro_f1"]) for key, found in judged.items()}
+        return [
+            Condition(
+                condition=condition,
+                accuracy=judged[id(samples)].figures["accuracy"],
+                macro_f1=judged[id(samples)].figures["macro_f1"],
+                macro_f1_interval=intervals[id(samples)],
+            )
+            for condition, samples in self.conditions.items()
+        ]
 
     def judge_sets(self, judged: Judged, shared: Tensors, last: ByClient) -> Hits:
         """Return per-image correctness on each candidate set; ``judged`` has that of ``own``."""

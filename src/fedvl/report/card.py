@@ -3,10 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, Self
 
-from fedvl.config import BY_CLIENT, Experiment
+from fedvl.config import BY_CLIENT, Experiment, Settings
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
 from fedvl.evaluation.statistics import wilson
@@ -24,60 +25,191 @@ UNKNOWN = "not known to FedVL; ask its owners"
 NAMES_SHOWN = 20
 
 
+@dataclass(frozen=True)
+class UsedMethod:
+    name: str
+    preset: str
+    file_sha256: str | None
+    options: Settings
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    name: str
+    fingerprint: str | None
+    licence: str
+    embedded: bool
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    dataset: str
+    licence: str
+    trained_classes: list[str]
+    training_images: int | None  # None where only the parties know
+
+
+@dataclass(frozen=True)
+class Exported:
+    classes: list[str]
+    tested: bool  # whether the accuracy is that of this export
+    client: int | None
+    files_sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The clients: names where they are parties, and how often each answered."""
+
+    simulated: bool
+    exported_by: str | None
+    clients: int
+    parties: list[str]
+    rounds: int | None
+    answered: dict[str, int]
+    missed: dict[str, int]
+    refused: dict[str, int]
+    withdrawn: list[int]
+    partition: str | None
+    secure_sum: bool
+    least_clients: int | None
+    robust: str
+    merging: str
+    attack: str | None
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """The spent budget, in words too, and what it does not cover."""
+
+    unit: str
+    epsilon: float
+    delta: float
+    sampling: str
+    statement: str
+    assumes: list[str]
+    not_covered: list[str]
+
+
+@dataclass(frozen=True)
+class Share:
+    percent: float
+    interval: list[float]
+
+    @classmethod
+    def of(cls, hits: int, images: int) -> Self:
+        percent = 100 * hits / images
+        return cls(percent, list(wilson(percent, images)))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracies with intervals, of all tested images together."""
+
+    protocol: str | None
+    images: int
+    of: str  # client, if they are of one
+    percent: float
+    interval: list[float]
+    mean_over_clients: float | None
+    zero_shot: Share | None
+
+    @classmethod
+    def counted(
+        cls,
+        protocol: str | None,
+        images: int,
+        hits: int,
+        zero_shot: int | None,
+        of: str = "",
+        mean: float | None = None,
+    ) -> Self:
+        """Return the accuracy of numbers of correct images, and of zero-shot."""
+        own = Share.of(hits, images)
+        before = None if zero_shot is None else Share.of(zero_shot, images)
+        return cls(protocol, images, of, own.percent, own.interval, mean, before)
+
+
+@dataclass(frozen=True)
+class WithdrawnClient:
+    """A withdrawal without folders of this machine, and which of its models this is."""
+
+    client: int
+    party: str | None
+    images: int
+    difference: float
+    difference_interval: list[float]
+    changed: float
+    this_model: Literal["with", "without"]
+    run_sha256: str | None
+    without_sha256: str | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """An exported model: method, data, who took part, hashes, budget, accuracy."""
+
+    schema: int
+    fedvl_version: str
+    trained: str | None
+    method: UsedMethod
+    base_model: Pretrained
+    data: TrainingData
+    exported: Exported
+    federation: Participation
+    seed: int
+    hashes: dict[str, str | None]
+    privacy: SpentBudget | None
+    accuracy: Accuracy | None
+    withdrawals: list[WithdrawnClient]
+
+
 def lineage(
     folder: RunFolder,
     classes: Sequence[str],
     client: int | None,
     files_sha256: dict[str, str],
-    measured: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Describe an exported model: method, data, who took part, hashes, budget, accuracy.
+    measured: Accuracy | None = None,
+) -> Card:
+    """Describe an exported model.
 
     ``measured`` is the accuracy of what was exported; if absent, the run's own figure is given.
     """
     result, experiment = folder.result, folder.experiment
     federation = who_took_part(folder)
     dataset, model = Path(experiment.data.dataset), experiment.model.name
-    entry = lookup(dataset.stem)
-    return {
-        "schema": CARD_SCHEMA,
-        "fedvl_version": __version__,
-        "trained": result.finished,
-        "method": {
-            "name": experiment.method.label,
-            "preset": experiment.method.preset,
-            "file_sha256": experiment.method.sha256,
-            "options": experiment.method.options,
-        },
-        "base_model": {
-            "name": model if model in EMBEDDED else model_name(model),
-            "fingerprint": result.model_fingerprint,
-            "licence": "Apache-2.0, as FedVL" if model in EMBEDDED else UNKNOWN,
-            "embedded": model in EMBEDDED,
-        },
-        "data": {
-            "dataset": entry.name if entry else dataset.name,
-            "licence": entry.licence if entry else UNKNOWN,
-            "trained_classes": list(result.partition_class_names or result.class_names),
-            "training_images": None if federation["exported_by"] else sum(map(sum, result.partition_counts)) or None,
-        },
-        "exported": {
-            "classes": list(classes),
-            "tested": measured is not None,
-            "client": client,
-            "files_sha256": files_sha256,
-        },
-        "federation": federation,
-        "seed": experiment.seed,
-        "hashes": {
+    entry, embedded = lookup(dataset.stem), model in EMBEDDED
+    return Card(
+        schema=CARD_SCHEMA,
+        fedvl_version=__version__,
+        trained=result.finished,
+        method=UsedMethod(
+            experiment.method.label, experiment.method.preset, experiment.method.sha256, experiment.method.options
+        ),
+        base_model=Pretrained(
+            name=model if embedded else model_name(model),
+            fingerprint=result.model_fingerprint,
+            licence="Apache-2.0, as FedVL" if embedded else UNKNOWN,
+            embedded=embedded,
+        ),
+        data=TrainingData(
+            dataset=entry.name if entry else dataset.name,
+            licence=entry.licence if entry else UNKNOWN,
+            trained_classes=list(result.partition_class_names or result.class_names),
+            training_images=None if federation.exported_by else sum(map(sum, result.partition_counts)) or None,
+        ),
+        exported=Exported(list(classes), measured is not None, client, files_sha256),
+        federation=federation,
+        seed=experiment.seed,
+        hashes={
             "state": result.state_sha256,
             "config.toml": file_sha256(folder.file("config.toml")),
-            **result.files_sha256,
+            **dict[str, str](result.files_sha256.items()),
         },
-        "privacy": budget(folder),
-        "accuracy": measured or accuracy(result),
-        "withdrawals": [withdrawal(each, result) for each in folder.withdrawals],
-    }
+        privacy=budget(folder),
+        accuracy=measured or accuracy(result),
+        withdrawals=[withdrawal(each, result) for each in folder.withdrawals],
+    )
 
 
 def model_name(model: str) -> str:
@@ -85,8 +217,7 @@ def model_name(model: str) -> str:
     return model if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model) and not Path(model).exists() else Path(model).name
 
 
-def who_took_part(folder: RunFolder) -> dict[str, Any]:
-    """Describe the clients: names where they are parties, and how often each answered."""
+def who_took_part(folder: RunFolder) -> Participation:
     settings, records, result = folder.experiment.federation, folder.rounds, folder.result
     names = folder.status.parties if folder.federation is not None else []
     asked = Counter(client for record in records for client in record.cohort)
@@ -98,23 +229,23 @@ def who_took_part(folder: RunFolder) -> dict[str, Any]:
 
     party = result.party
     simulated = folder.federation is None and party is None
-    return {
-        "simulated": simulated,
-        "exported_by": party,
-        "clients": folder.experiment.data.clients,
-        "parties": names,
-        "rounds": result.rounds,
-        "answered": by_client(asked - missed),
-        "missed": by_client(missed),
-        "refused": by_client(refused),
-        "withdrawn": list(settings.withdrawn),
-        "partition": folder.experiment.data.partition if simulated else None,
-        "secure_sum": settings.secure_sum,
-        "least_clients": settings.least_clients if settings.secure_sum else None,
-        "robust": settings.robust,
-        "merging": merging(folder.experiment),
-        "attack": settings.attack,
-    }
+    return Participation(
+        simulated=simulated,
+        exported_by=party,
+        clients=folder.experiment.data.clients,
+        parties=names,
+        rounds=result.rounds,
+        answered=by_client(asked - missed),
+        missed=by_client(missed),
+        refused=by_client(refused),
+        withdrawn=list(settings.withdrawn),
+        partition=folder.experiment.data.partition if simulated else None,
+        secure_sum=settings.secure_sum,
+        least_clients=settings.least_clients if settings.secure_sum else None,
+        robust=settings.robust,
+        merging=merging(folder.experiment),
+        attack=settings.attack,
+    )
 
 
 def merging(experiment: Experiment) -> str:
@@ -130,88 +261,82 @@ def merging(experiment: Experiment) -> str:
     return f"{rule} of the updates, then {name}'s step of the server" if method.step is not Method.step else rule
 
 
-def budget(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the spent budget, in words too, and what it does not cover."""
+def budget(folder: RunFolder) -> SpentBudget | None:
     spent = folder.result.privacy
     if not spent:
         return None
-    return {
-        **spent.model_dump(include={"unit", "epsilon", "delta", "sampling"}),
-        "statement": privacy.statement(folder.result),
-        "assumes": privacy.sentences(folder.result),
-        "not_covered": privacy.not_covered(folder.result),
-    }
+    return SpentBudget(
+        unit=spent.unit,
+        epsilon=spent.epsilon,
+        delta=spent.delta,
+        sampling=spent.sampling,
+        statement=privacy.statement(folder.result),
+        assumes=privacy.sentences(folder.result),
+        not_covered=privacy.not_covered(folder.result),
+    )
 
 
-def accuracy(result: Result) -> dict[str, Any] | None:
-    """Return accuracies with intervals, of all tested images together."""
+def accuracy(result: Result) -> Accuracy | None:
     confusion = result.confusion
-    images = sum(map(sum, confusion or []))
-    if not confusion or not images:
+    images = sum(map(sum, confusion))
+    if not images:
         return None
-    found = share(sum(confusion[c][c] for c in range(len(confusion))), images)
+    hits = sum(confusion[c][c] for c in range(len(confusion)))
     zero_shot = (
         result.zero_shot_accuracy if result.zero_shot_weighted_accuracy is None else result.zero_shot_weighted_accuracy
     )
-    return {
-        "protocol": result.protocol,
-        "images": images,
-        **found,
-        "mean_over_clients": result.accuracy if result.protocol in BY_CLIENT else None,
-        "zero_shot": share(round(zero_shot * images / 100), images) if zero_shot is not None else None,
-    }
+    mean = result.accuracy if result.protocol in BY_CLIENT else None
+    before = None if zero_shot is None else round(zero_shot * images / 100)
+    return Accuracy.counted(result.protocol, images, hits, before, mean=mean)
 
 
-def share(hits: int, images: int) -> dict[str, Any]:
-    percent = 100 * hits / images
-    return {"percent": percent, "interval": list(wilson(percent, images))}
-
-
-def withdrawal(each: Withdrawal, result: Result) -> dict[str, Any]:
-    """Return a withdrawal without folders of this machine, and which of its models this is."""
-    told = each.model_dump(include={"client", "party", "difference", "difference_interval", "changed", "images"})
-    left_out = each.without.state_sha256 == result.state_sha256
-    return {
-        **told,
-        "this_model": "without" if left_out else "with",
-        "run_sha256": each.run.state_sha256,
-        "without_sha256": each.without.state_sha256,
-    }
+def withdrawal(each: Withdrawal, result: Result) -> WithdrawnClient:
+    return WithdrawnClient(
+        client=each.client,
+        party=each.party,
+        images=each.images,
+        difference=each.difference,
+        difference_interval=each.difference_interval,
+        changed=each.changed,
+        this_model="without" if each.without.state_sha256 == result.state_sha256 else "with",
+        run_sha256=each.run.state_sha256,
+        without_sha256=each.without.state_sha256,
+    )
 
 
 # --- as Markdown
 
 
-def card_text(title: str, found: dict[str, Any]) -> str:
+def card_text(title: str, card: Card) -> str:
     """Return the card in Markdown; names come from files of others, and are shown as plain text."""
-    base, data, exported = found["base_model"], found["data"], found["exported"]
+    base, data, exported = card.base_model, card.data, card.exported
     rows = {
-        "Method": f"{plain(found['method']['name'])}, preset {plain(found['method']['preset'])}",
-        "Base model": f"{plain(base['name'])}, frozen; fingerprint {base['fingerprint']}",
-        "Data": f"{plain(data['dataset'])}; {trained_on(data)}",
-        "Classes": listed(exported["classes"]),
-        "Clients": clients_line(found["federation"]),
-        "Rounds": str(found["federation"]["rounds"]),
-        **participation(found["federation"]),
-        "Secure sums": secure_line(found["federation"]),
-        "Rule of merging": plain(found["federation"]["merging"]),
-        "Privacy budget": privacy_line(found),
-        "Seed": str(found["seed"]),
-        "Accuracy": accuracy_line(found["accuracy"]),
-        "Zero-shot accuracy": zero_shot_line(found["accuracy"]),
-        "Licence of the model": plain(base["licence"]),
-        "Licence of the images": plain(data["licence"]),
-        "Trained": f"{plain(str(found['trained']))}, FedVL {plain(found['fedvl_version'])}",
+        "Method": f"{plain(card.method.name)}, preset {plain(card.method.preset)}",
+        "Base model": f"{plain(base.name)}, frozen; fingerprint {base.fingerprint}",
+        "Data": f"{plain(data.dataset)}; {trained_on(data)}",
+        "Classes": listed(exported.classes),
+        "Clients": clients_line(card.federation),
+        "Rounds": str(card.federation.rounds),
+        **participation(card.federation),
+        "Secure sums": secure_line(card.federation),
+        "Rule of merging": plain(card.federation.merging),
+        "Privacy budget": privacy_line(card),
+        "Seed": str(card.seed),
+        "Accuracy": accuracy_line(card.accuracy),
+        "Zero-shot accuracy": zero_shot_line(card.accuracy),
+        "Licence of the model": plain(base.licence),
+        "Licence of the images": plain(data.licence),
+        "Trained": f"{plain(str(card.trained))}, FedVL {plain(card.fedvl_version)}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    known = {**found["hashes"], **{f"{name} of this folder": sha for name, sha in exported["files_sha256"].items()}}
+    known = {**card.hashes, **{f"{name} of this folder": sha for name, sha in exported.files_sha256.items()}}
     hashes = "\n".join(f"| {plain(name)} | {value} |" for name, value in known.items())
     return (
         f"# Model card of {plain(title)}\n\n| | |\n|---|---|\n{table}\n\n"
         "## Hashes\n\nSHA-256 of what was trained and of the run's files, as its folder has them, and of the files beside "
         f"this card.\n\n| | |\n|---|---|\n{hashes}\n\n"
-        f"{withdrawn_text(found)}## Intended use\n\n{bullets(intended(found))}\n\n"
-        f"## Not claimed\n\n{bullets(not_claimed(found))}\n"
+        f"{withdrawn_text(card)}## Intended use\n\n{bullets(intended(card))}\n\n"
+        f"## Not claimed\n\n{bullets(not_claimed(card))}\n"
     )
 
 
@@ -230,30 +355,30 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def trained_on(data: dict[str, Any]) -> str:
-    images = data["training_images"]
+def trained_on(data: TrainingData) -> str:
+    images = data.training_images
     return f"{images:,} training images" if images else "how many training images, the parties know"
 
 
-def clients_line(federation: dict[str, Any]) -> str:
-    if federation["exported_by"]:
-        return f"{federation['clients']}; this is the model of {plain(federation['exported_by'])}"
-    if federation["simulated"]:
-        return f"{federation['clients']} in a simulation, partition {plain(federation['partition'])}"
-    return ", ".join(plain(name) for name in federation["parties"]) or str(federation["clients"])
+def clients_line(federation: Participation) -> str:
+    if federation.exported_by:
+        return f"{federation.clients}; this is the model of {plain(federation.exported_by)}"
+    if federation.simulated:
+        return f"{federation.clients} in a simulation, partition {plain(str(federation.partition))}"
+    return ", ".join(plain(name) for name in federation.parties) or str(federation.clients)
 
 
-def participation(federation: dict[str, Any]) -> dict[str, str]:
+def participation(federation: Participation) -> dict[str, str]:
     """Return lines on who answered, dropped out, was refused or withdrew."""
-    if not federation["answered"]:
+    if not federation.answered:
         return {}
-    told = {"Answers": counted(federation["answered"])}
-    for name, key in (("Rounds missed", "missed"), ("Refused updates", "refused")):
-        told[name] = counted(federation[key]) if federation[key] else "none"
-    if federation["withdrawn"]:
-        told["Withdrawn"] = f"by number: {', '.join(map(str, federation['withdrawn']))}"
-    if federation["attack"]:
-        told["Simulated attack"] = plain(federation["attack"])
+    told = {"Answers": counted(federation.answered)}
+    told["Rounds missed"] = counted(federation.missed) or "none"
+    told["Refused updates"] = counted(federation.refused) or "none"
+    if federation.withdrawn:
+        told["Withdrawn"] = f"by number: {', '.join(map(str, federation.withdrawn))}"
+    if federation.attack:
+        told["Simulated attack"] = plain(federation.attack)
     return told
 
 
@@ -263,77 +388,76 @@ def counted(counts: dict[str, int]) -> str:
     return ", ".join(first) + more
 
 
-def secure_line(federation: dict[str, Any]) -> str:
-    if not federation["secure_sum"]:
+def secure_line(federation: Participation) -> str:
+    if not federation.secure_sum:
         return "off: the server saw the update of each client"
-    return f"on: the server learned sums over at least {federation['least_clients']} clients"
+    return f"on: the server learned sums over at least {federation.least_clients} clients"
 
 
-def privacy_line(found: dict[str, Any]) -> str:
-    budget = found["privacy"]
+def privacy_line(card: Card) -> str:
+    budget = card.privacy
     if budget is None:
         return "none: no noise was added, and no bound on what the model tells of an image or a client is claimed"
-    return " ".join(plain(part) for part in (f"{budget['statement']}.", *budget["assumes"]))
+    return " ".join(plain(part) for part in (f"{budget.statement}.", *budget.assumes))
 
 
-def accuracy_line(accuracy: dict[str, Any] | None) -> str:
+def accuracy_line(accuracy: Accuracy | None) -> str:
     if accuracy is None:
         return "not tested"
-    mean = accuracy["mean_over_clients"]
+    mean = accuracy.mean_over_clients
     told = "" if mean is None else f"; {mean:.2f} % as the mean over clients, each on its own images"
-    of = accuracy.get("of", "")
-    return f"{percent(accuracy)} of {accuracy['images']:,} test images{of}, protocol {plain(str(accuracy['protocol']))}{told}"
+    return f"{percent(accuracy)} of {accuracy.images:,} test images{accuracy.of}, protocol {plain(str(accuracy.protocol))}{told}"
 
 
-def zero_shot_line(accuracy: dict[str, Any] | None) -> str:
-    if accuracy is None or accuracy["zero_shot"] is None:
+def zero_shot_line(accuracy: Accuracy | None) -> str:
+    if accuracy is None or accuracy.zero_shot is None:
         return "not tested"
-    return f"{percent(accuracy['zero_shot'])} of the same images, by the base model alone"
+    return f"{percent(accuracy.zero_shot)} of the same images, by the base model alone"
 
 
-def percent(found: dict[str, Any]) -> str:
-    low, high = found["interval"]
-    return f"{found['percent']:.2f} % (95 % interval {low:.2f} to {high:.2f})"
+def percent(found: Accuracy | Share) -> str:
+    low, high = found.interval
+    return f"{found.percent:.2f} % (95 % interval {low:.2f} to {high:.2f})"
 
 
-def withdrawn_text(found: dict[str, Any]) -> str:
-    if not found["withdrawals"]:
+def withdrawn_text(card: Card) -> str:
+    if not card.withdrawals:
         return ""
     lines = []
-    for each in found["withdrawals"]:
-        who, (low, high) = each["party"] or f"client {each['client']}", each["difference_interval"]
-        this = "without it" if each["this_model"] == "without" else "**with it: use the one without**"
+    for each in card.withdrawals:
+        who, (low, high) = each.party or f"client {each.client}", each.difference_interval
+        this = "without it" if each.this_model == "without" else "**with it: use the one without**"
         lines.append(
-            f"{plain(who)} withdrew; this model is {this}. Leaving it out changed the accuracy by {each['difference']:+.2f} "
-            f"points (95 % interval {low:+.2f} to {high:+.2f}, {each['images']:,} images) and "
-            f"{each['changed']:.2f} % of the answers."
+            f"{plain(who)} withdrew; this model is {this}. Leaving it out changed the accuracy by {each.difference:+.2f} "
+            f"points (95 % interval {low:+.2f} to {high:+.2f}, {each.images:,} images) and "
+            f"{each.changed:.2f} % of the answers."
         )
     return f"## Withdrawals\n\n{bullets(lines)}\n\n"
 
 
-def intended(found: dict[str, Any]) -> list[str]:
-    count, dataset = len(found["exported"]["classes"]), plain(found["data"]["dataset"])
+def intended(card: Card) -> list[str]:
+    count, dataset = len(card.exported.classes), plain(card.data.dataset)
     return [
         f"To sort images like those of {dataset} into {count} classes, by people who first test it on images of their own.",
         "It always names one of these classes, also for an image of something else.",
     ]
 
 
-def not_claimed(found: dict[str, Any]) -> list[str]:
+def not_claimed(card: Card) -> list[str]:
     """Return what nobody has measured or proved about this model."""
     told = ["Accuracy on other images, cameras, places or groups of people: none of it was measured."]
-    if not found["exported"]["tested"]:
+    if not card.exported.tested:
         told.insert(0, "Accuracy of this export: the figure above is the run's own, of its own classes and models.")
-    if found["privacy"] is None:
+    if card.privacy is None:
         told.append(
             "That nothing can be inferred about training images: `fedvl audit` tries attacks on a run's messages."
         )
     else:
         told.append("More privacy than the budget above says, and none for what it does not name as its unit.")
-        if uncovered := found["privacy"]["not_covered"]:
+        if uncovered := card.privacy.not_covered:
             told.append(f"Privacy for what the budget does not cover: {plain(', '.join(uncovered))}.")
-    if found["base_model"]["embedded"]:
-        name = plain(found["base_model"]["name"])
+    if card.base_model.embedded:
+        name = plain(card.base_model.name)
         told.append(f"Anything about larger models: {name} is a small model for trying things, and is not CLIP.")
     told.append("Fitness for decisions about people, such as a diagnosis: it has not been assessed.")
     return told

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from fedvl.evaluation.contents import Condition
 from fedvl.evaluation.statistics import Interval, mean_of_shares, wilson
 from fedvl.federation.records import Record
 from fedvl.report.privacy import statement
 from fedvl.report.reading import difference, gain, images_tested, intervals, number
-from fedvl.runs.contents import Condition, Result, Seconds
+from fedvl.runs.contents import Result, Seconds
 
 Values = dict[str, Any]  # of a template
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
+from fedvl.evaluation.contents import Condition, LongTail, Right, SetFigure, SetsRight
 from fedvl.federation.records import Budget, Client, Round
 from fedvl.files import Bounds, Content, Count, Finite, Hash, Names, Number, Scalar, same_lengths, square
 
-Right = Annotated[str, Field(pattern="^[01-]*$")]  # a letter for each test image
 Path_ = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 TensorFile = Literal["model.safetensors", "kept.safetensors"]
 Setting = Scalar | list[Scalar | list[Scalar]]
@@ -36,54 +36,6 @@ class Embedding(Content):
         return self
 
 
-class Condition(Content):
-    """The test under one condition of missing modalities, in percent."""
-
-    condition: str
-    """Name of the condition."""
-    accuracy: Number | None
-    """Accuracy, in percent."""
-    macro_f1: Number | None = None
-    """Mean F1 score over classes, in percent."""
-    macro_f1_interval: Bounds | None = None
-    """95 % interval of macro_f1, in percent."""
-
-
-class SetFigure(Content):
-    """Base-to-new figure in percent: of a candidate set, or a mean of several."""
-
-    name: Literal["own", "local", "base", "new", "hm3", "hm2", "cm"]
-    """Candidate set, or mean of several."""
-    accuracy: Finite
-    """Accuracy, in percent."""
-    interval: Bounds
-    """95 % interval of accuracy, in percent."""
-    zero_shot_accuracy: Finite | None = None
-    """Accuracy of the pretrained model, in percent."""
-    zero_shot_interval: Bounds | None = None
-    """95 % interval of zero_shot_accuracy, in percent."""
-
-
-class SetsRight(Content):
-    """Per-image correctness in the base-to-new protocol; shares of models in thousandths."""
-
-    owner: list[Annotated[int, Field(ge=-1, lt=MAX_CLIENTS)]]
-    """Client of each image of a base class; -1 without a client."""
-    own: Right
-    """A letter for each of them, asked among the client's classes: 1 correct, 0 wrong, - not asked."""
-    local: Right
-    """The same, asked among all base classes."""
-    base: list[Annotated[int, Field(ge=0, le=1000)]]
-    """Thousandths of the models that are correct on each of them."""
-    new: list[Annotated[int, Field(ge=0, le=1000)]]
-    """Thousandths of the models that are correct on each image of a new class."""
-
-    @model_validator(mode="after")
-    def lengths_agree(self) -> Self:
-        same_lengths(owner=self.owner, own=list(self.own), local=list(self.local), base=self.base)
-        return self
-
-
 class OfDataset(Content):
     """One of several datasets: the classes among which its images are asked, and percentages."""
 
@@ -97,32 +49,6 @@ class OfDataset(Content):
     """Accuracy on them, in percent."""
     zero_shot_accuracy: Finite | None = None
     """Accuracy of the pretrained model on them, in percent."""
-
-
-class TailGroup(Content):
-    """Classes of a long tail with about as many training images; accuracies in percent."""
-
-    name: Literal["many", "medium", "few"]
-    """Name of the group."""
-    classes: list[Count]
-    """Numbers of its classes."""
-    training_images: Count
-    """Number of its training images."""
-    test_images: Count
-    """Number of its test images."""
-    accuracy: Finite | None = None
-    """Accuracy on them, in percent."""
-    zero_shot_accuracy: Finite | None = None
-    """Accuracy of the pretrained model on them, in percent."""
-
-
-class LongTail(Content):
-    """The groups of a long tail, and how they were cut."""
-
-    by: str
-    """How the groups were cut."""
-    groups: Annotated[list[TailGroup], Field(max_length=3)]
-    """The groups."""
 
 
 class Skipped(Content):

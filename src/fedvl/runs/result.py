@@ -27,17 +27,13 @@ from fedvl.methods.base import Task
 from fedvl.methods.parts.pseudo_labels import label_figures
 from fedvl.models.clip import DualEncoder
 from fedvl.runs.contents import (
-    Condition,
     Embedding,
     Example,
     Examples,
     Figures,
-    LongTail,
     OfDataset,
     Result,
     Seconds,
-    SetFigure,
-    SetsRight,
     Skipped,
 )
 from fedvl.runs.memory import Peak
@@ -290,8 +286,7 @@ def long_tail_figures(prepared: Prepared, final: Judged | None, zero_shot: Judge
     if prepared.experiment.data.long_tail is None or final is None or not same:
         return Figures()
     before = None if zero_shot is None else zero_shot.confusion
-    found = long_tail.described(prepared.training.counts.sum(0), final.confusion, before)
-    return Figures(long_tail=LongTail.model_validate(found))
+    return Figures(long_tail=long_tail.described(prepared.training.counts.sum(0), final.confusion, before))
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:
@@ -370,7 +365,7 @@ def missing_figures(judge: Judge, federation: Federation) -> Figures:
         return Figures()
     vectors = represent_all(judge.method, federation.shared, judge.test, judge.batch_size)
     return Figures(
-        conditions=[Condition(**each) for each in judge.judge_conditions(federation.shared, federation.last)],
+        conditions=judge.judge_conditions(federation.shared, federation.last),
         embedding=Embedding(**embedding_map(vectors, judge.test)),
     )
 
@@ -388,8 +383,8 @@ def set_figures(judge: Judge, federation: Federation, final: Judged, zero_shot: 
             "base": candidates_of(judge.method.task),
             "new": candidates_of(judge.for_new.task),
         },
-        base_to_new=[SetFigure(**row) for row in described(hits, before)],
-        base_to_new_right=SetsRight(**kept(hits)),
+        base_to_new=described(hits, before),
+        base_to_new_right=kept(hits),
     )
 
 

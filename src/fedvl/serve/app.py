@@ -101,6 +101,22 @@ class SessionView(BaseModel):
     expires_in_seconds: float
 
 
+class About(BaseModel):
+    """What is served, and its limits."""
+
+    method: str
+    model: str
+    dataset: str
+    clients: int
+    classes: list[str]
+    new_classes: bool
+    temperature: float | None
+    thresholds: dict[str, float] | None
+    thresholds_chosen: str | None
+    personal: bool
+    limits: dict[str, int | float]
+
+
 class InMemory(MultiPartParser):
     """A form parser that keeps files in memory; the guard limits their size."""
 
@@ -217,21 +233,21 @@ def make_app(
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     @app.get("/run", responses=problems)
-    async def about() -> dict[str, Any]:
+    async def about() -> About:
         """Return what is served, and its limits."""
-        return {
-            "method": run.name,
-            "model": run.encoder.name,
-            "dataset": run.experiment.data.dataset,
-            "clients": run.experiment.data.clients,
-            "classes": run.class_names,
-            "new_classes": run.answers_new_classes,
-            "temperature": run.temperature,
-            "thresholds": run.thresholds and run.thresholds.shares,
-            "thresholds_chosen": run.thresholds and run.thresholds.chosen,
-            "personal": run.experiment.evaluation.protocol == "personal",
-            "limits": {**vars(limits), "pixels": MAX_PIXELS},
-        }
+        return About(
+            method=run.name,
+            model=run.encoder.name,
+            dataset=run.experiment.data.dataset,
+            clients=run.experiment.data.clients,
+            classes=run.class_names,
+            new_classes=run.answers_new_classes,
+            temperature=run.temperature,
+            thresholds=run.thresholds.shares if run.thresholds else None,
+            thresholds_chosen=run.thresholds.chosen if run.thresholds else None,
+            personal=run.experiment.evaluation.protocol == "personal",
+            limits={**vars(limits), "pixels": MAX_PIXELS},
+        )
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -18,7 +19,7 @@ from fedvl.models.clip import Clip, ClipShape, DualEncoder, ViTShape
 from fedvl.models.convert import clip_to_hugging_face
 from fedvl.models.tokenizer import END, START
 from fedvl.models.transformer import StackShape
-from fedvl.report.card import card_text, lineage, share
+from fedvl.report.card import Accuracy, card_text, lineage
 from fedvl.runs.evaluation import without_validation
 from fedvl.runs.preparation import SPLITS, prepare
 from fedvl.serve.model import TrainedModel
@@ -96,7 +97,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         gate=GATE if "gate.0.weight" in head else "",
         memory=MEMORY if user.remembers else "",
     )
-    found = lineage(run.folder, user.names, client, hashes, measure(run, head, user.names, client))
+    card = lineage(run.folder, user.names, client, hashes, measure(run, head, user.names, client))
     texts = {
         "config.json": json.dumps(config, indent=1),
         "preprocessor_config.json": json.dumps(preprocessor_config(run.encoder), indent=1),
@@ -105,8 +106,8 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         "classes.json": json.dumps(list(user.names), ensure_ascii=False, indent=1),
         "image.py": IMAGE,
         "README.md": readme,
-        "MODEL_CARD.md": card_text(folder.name, found),
-        "model_card.json": json.dumps(found, ensure_ascii=False, indent=1),
+        "MODEL_CARD.md": card_text(folder.name, card),
+        "model_card.json": json.dumps(asdict(card), ensure_ascii=False, indent=1),
     }
     if user.thresholds is not None and run.thresholds is not None:
         texts["thresholds.json"] = run.thresholds.model_dump_json(indent=1)
@@ -143,7 +144,7 @@ def classifier(run: TrainedModel, conversation: Conversation) -> Tensors:
     return head
 
 
-def measure(run: TrainedModel, head: Tensors, names: Sequence[str], client: int | None) -> dict[str, Any] | None:
+def measure(run: TrainedModel, head: Tensors, names: Sequence[str], client: int | None) -> Accuracy | None:
     """Return the accuracy of what is exported, on the run's own test images.
 
     None if they are not on this machine. A client's model is tested on that client's images.
@@ -167,14 +168,9 @@ def measure(run: TrainedModel, head: Tensors, names: Sequence[str], client: int 
     labels = samples.labels.to(run.device)
     answers = scores(head, inputs.get("embeddings", inputs["features"])).argmax(-1)
     zero_shot = (inputs["features"] @ task.text_features.to(run.device).T).argmax(-1)
-    return {
-        "protocol": run.result.protocol,
-        "images": len(labels),
-        "of": "" if client is None else f" of client {client}",
-        **share(int((answers == labels).sum()), len(labels)),
-        "mean_over_clients": None,
-        "zero_shot": share(int((zero_shot == labels).sum()), len(labels)),
-    }
+    right, before = int((answers == labels).sum()), int((zero_shot == labels).sum())
+    of = "" if client is None else f" of client {client}"
+    return Accuracy.counted(run.result.protocol, len(labels), right, before, of)
 
 
 def scores(head: Tensors, embeddings: Tensor) -> Tensor:
@@ -184,7 +180,7 @@ def scores(head: Tensors, embeddings: Tensor) -> Tensor:
     return normalize(embeddings, dim=-1) @ head["weight"].T + head["bias"]
 
 
-def hugging_face_config(encoder: DualEncoder) -> dict[str, Any]:
+def hugging_face_config(encoder: DualEncoder) -> dict[str, JsonValue]:
     shape = encoder.shape
     if not isinstance(encoder, Clip) or not isinstance(shape, ClipShape) or not isinstance(shape.vision, ViTShape):
         raise FedVLError(
@@ -216,7 +212,7 @@ def hugging_face_config(encoder: DualEncoder) -> dict[str, Any]:
     }
 
 
-def stack_config(stack: StackShape) -> dict[str, Any]:
+def stack_config(stack: StackShape) -> dict[str, JsonValue]:
     return {
         "hidden_size": stack.width,
         "num_hidden_layers": stack.layers,
@@ -227,7 +223,7 @@ def stack_config(stack: StackShape) -> dict[str, Any]:
     }
 
 
-def preprocessor_config(encoder: DualEncoder) -> dict[str, Any]:
+def preprocessor_config(encoder: DualEncoder) -> dict[str, JsonValue]:
     images = encoder.preprocessing
     return {
         "image_processor_type": "CLIPImageProcessor",
@@ -245,7 +241,7 @@ def preprocessor_config(encoder: DualEncoder) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(encoder: DualEncoder) -> dict[str, Any]:
+def tokenizer_config(encoder: DualEncoder) -> dict[str, JsonValue]:
     return {
         "tokenizer_class": "CLIPTokenizer",
         "model_max_length": encoder.tokenizer.length,

@@ -2,9 +2,9 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
 
 from fedvl.report.prometheus import Metric, exposition
+from fedvl.serve.model import Line
 from fedvl.serve.worker import Worker
 
 BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -16,7 +16,7 @@ class Metrics:
         self._waited = [0] * (len(BOUNDS) + 1)
         self._seconds = 0.0
 
-    def count(self, lines: Sequence[dict[str, Any]], seconds: float) -> None:
+    def count(self, lines: Sequence[Line], seconds: float) -> None:
         """Count images whose results were sent ``seconds`` after their request arrived."""
         refused = sum("refused" in line for line in lines)
         self.refused += refused

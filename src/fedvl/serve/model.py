@@ -6,7 +6,7 @@ the same predictions.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -35,6 +35,26 @@ BATCH = 32  # images per batch of a method without memory; for one with a memory
 ENCODED_TOGETHER = 256
 
 
+class Ranked(TypedDict):
+    """A name and its share."""
+
+    name: str
+    score: float
+
+
+class Line(TypedDict, total=False):
+    """The line of JSON of one image: its prediction, or why it was refused."""
+
+    number: int
+    image: str
+    refused: str
+    ranked: list[Ranked]
+    entropy: float
+    prototype_of: str | None
+    above_threshold: list[str]
+    zero_shot: list[Ranked]
+
+
 class Reply(NamedTuple):
     """The prediction for one image."""
 
@@ -44,15 +64,14 @@ class Reply(NamedTuple):
     zero_shot: list[tuple[str, float]]  # the pretrained model's prediction
     above: list[str] | None = None  # names whose share reaches their threshold, if the run has thresholds
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the prediction as JSON, for the service and the command line."""
-        return {
-            "ranked": [{"name": name, "score": score} for name, score in self.ranked],
-            "entropy": self.entropy,
-            "prototype_of": self.example_of,
-            **({} if self.above is None else {"above_threshold": self.above}),
-            "zero_shot": [{"name": name, "score": score} for name, score in self.zero_shot],
-        }
+    def write(self, line: Line) -> None:
+        """Write the prediction into the line of its image."""
+        line["ranked"] = [{"name": name, "score": score} for name, score in self.ranked]
+        line["entropy"] = self.entropy
+        line["prototype_of"] = self.example_of
+        if self.above is not None:
+            line["above_threshold"] = self.above
+        line["zero_shot"] = [{"name": name, "score": score} for name, score in self.zero_shot]
 
 
 class User:
@@ -267,10 +286,10 @@ class QueryBatch:
 
     def __init__(self, user: User, size: int, top: int) -> None:
         self.user, self.size, self.top = user, size, top
-        self.lines: list[dict[str, Any]] = []
-        self._rows: list[tuple[dict[str, Any], Tensors]] = []
+        self.lines: list[Line] = []
+        self._rows: list[tuple[Line, Tensors]] = []
 
-    def add(self, line: dict[str, Any], encoded: Tensors | BadImage) -> bool:
+    def add(self, line: Line, encoded: Tensors | BadImage) -> bool:
         """Add an image, or why it was refused; return whether the batch is full."""
         self.lines.append(line)
         if isinstance(encoded, BadImage):
@@ -279,13 +298,13 @@ class QueryBatch:
             self._rows.append((line, encoded))
         return len(self._rows) == self.size
 
-    def predict(self) -> list[dict[str, Any]]:
+    def predict(self) -> list[Line]:
         """Return the lines with their predictions, and begin the next batch."""
         lines, rows = self.lines, self._rows
         self.lines, self._rows = [], []
         replies = self.user.ask([row for _, row in rows], self.top) if rows else []
         for (line, _), reply in zip(rows, replies, strict=True):
-            line |= reply.as_json()
+            reply.write(line)
         return lines
 
 
@@ -295,9 +314,9 @@ def predict_images(
     sources: Sequence[ImageSource],
     top: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     """Predict images in their order; return a line for each."""
-    batch, lines = QueryBatch(user, model.batch_size(user), top), list[dict[str, Any]]()
+    batch, lines = QueryBatch(user, model.batch_size(user), top), list[Line]()
     for first in range(0, len(sources), ENCODED_TOGETHER):
         for number, row in enumerate(model.encode_files(sources[first : first + ENCODED_TOGETHER]), first):
             if batch.add({"number": number, "image": sources[number][0]}, row):

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedvl.data.images import BadImage
 from fedvl.serve.askers import Asker, BusyError
 from fedvl.serve.guard import Limits
-from fedvl.serve.model import QueryBatch, User
+from fedvl.serve.model import Line, QueryBatch, User
 from fedvl.serve.worker import EncodedImage, Worker
 
 
@@ -91,7 +91,7 @@ class Upload(NamedTuple):
     refused: str = ""  # why the file was not given to the encoder
 
 
-async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -> AsyncIterator[list[dict[str, Any]]]:
+async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -> AsyncIterator[list[Line]]:
     """Yield the results of the files in order, in the batches of the run's evaluation."""
     waiting = [asyncio.wrap_future(upload.encoded) if upload.encoded else None for upload in uploads]
     try:
@@ -112,15 +112,15 @@ async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -
                 encoding.cancel()
 
 
-async def predict(session: Session, batch: QueryBatch, worker: Worker) -> list[dict[str, Any]]:
+async def predict(session: Session, batch: QueryBatch, worker: Worker) -> list[Line]:
     """Predict a batch on the model's own thread, and note which images became examples."""
-    lines: list[dict[str, Any]] = await asyncio.wrap_future(worker.call(session.asker, batch.predict))
+    lines: list[Line] = await asyncio.wrap_future(worker.call(session.asker, batch.predict))
     for line in lines:
         if (name := line.get("prototype_of")) is not None:
             session.examples.setdefault(name, []).append(line["number"])
     return lines
 
 
-def as_text(lines: Sequence[dict[str, Any]]) -> bytes:
+def as_text(lines: Sequence[Line]) -> bytes:
     """Format results as NDJSON, one JSON object per line."""
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
