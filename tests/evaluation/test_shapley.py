@@ -32,7 +32,7 @@ def over_all_orders(game, players):
 def test_the_glove_game_has_its_known_solution():
     found = contributions(gloves, (0, 1, 2))
     assert found.shapley == pytest.approx((2 / 3, 1 / 6, 1 / 6))
-    assert found.leave_one_out == (1.0, 0.0, 0.0)
+    assert found.leave_one_out == [1.0, 0.0, 0.0]
     assert (found.total, found.empty, found.orders, found.valued) == (1.0, 0.0, 0, 8)
 
 

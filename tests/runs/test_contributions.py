@@ -7,6 +7,7 @@ from helpers.runs import run
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
+from fedvl.runs.contents import Federation
 from fedvl.runs.contributions import by_retraining, by_sent_statistics, by_statistics, measure, plan_of
 from fedvl.runs.settings import resolve_experiment
 
@@ -59,7 +60,7 @@ def between_machines(path, experiment, monkeypatch, sent):
 
     monkeypatch.setattr(LocalEngine, "sum_statistics", sum_statistics)
     folder = finished(path, experiment)
-    folder.write_federation({"federation": "clinic", "run": "a" * 32})
+    folder.write_federation(Federation(federation="clinic", run="a" * 32))
     return folder
 
 

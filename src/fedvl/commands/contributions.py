@@ -1,7 +1,5 @@
 """fedvl contributions: what each client adds to the accuracy of a finished run."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +50,7 @@ def contributions(
     folder.write_contributions(found)
     write_report(folder.path)
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(found.to_json())
     else:
         names = [name_of(folder.result, client) for client in found.players]
         typer.echo("\n".join(contribution_lines(found, names)))

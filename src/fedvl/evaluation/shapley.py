@@ -6,15 +6,18 @@ can join (Shapley, 1953): the only division of the total that is efficient, symm
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from scipy.stats import t as student
 
+from fedvl.config import MAX_CLIENTS
 from fedvl.errors import FedVLError
+from fedvl.files import Bounds, Content, Count, Finite
 
 Coalition = frozenset[int]
 Game = Callable[[Coalition], float]
@@ -22,18 +25,24 @@ Interval = tuple[float, float]
 MAX_EXACT = 12  # players; 2^12 coalitions
 
 
-@dataclass(frozen=True)
-class Contributions:
-    """Each player's share of a total, in the order of the players."""
+class Contributions(Content):
+    """contributions.json: each player's share of a total, in the order of the players."""
 
-    players: tuple[int, ...]
-    total: float  # the value of all players together
-    empty: float  # the value without any player
-    leave_one_out: tuple[float, ...]  # what is lost without the player
-    shapley: tuple[float, ...]
-    intervals: tuple[Interval, ...]  # of 95 %, of the Shapley values; empty where these are exact
-    orders: int  # that were drawn; 0 where all coalitions were valued
-    valued: int  # different coalitions
+    players: list[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]]
+    total: Finite  # the value of all players together
+    empty: Finite  # the value without any player
+    leave_one_out: list[Finite]  # what is lost without the player
+    shapley: list[Finite]
+    intervals: list[Bounds]  # of 95 %, of the Shapley values; empty where these are exact
+    orders: Count  # that were drawn; 0 where all coalitions were valued
+    valued: Count  # different coalitions
+
+    @model_validator(mode="after")
+    def lengths_agree(self) -> Self:
+        lengths = {len(self.players), len(self.leave_one_out), len(self.shapley), len(self.intervals or self.players)}
+        if len(lengths) != 1:
+            raise ValueError("each client needs one value of each kind")
+        return self
 
 
 def contributions(game: Game, players: Sequence[int], orders: int = 0, seed: int = 0) -> Contributions:
@@ -49,12 +58,21 @@ def contributions(game: Game, players: Sequence[int], orders: int = 0, seed: int
 
     everyone = frozenset(players)
     total, empty = value(everyone), value(frozenset())
-    left_out = tuple(total - value(everyone - {player}) for player in players)
+    left_out = [total - value(everyone - {player}) for player in players]
     if orders:
         shapley, intervals = sampled(value, players, orders, seed)
     else:
         shapley, intervals = exact(value, players), ()
-    return Contributions(tuple(players), total, empty, left_out, shapley, intervals, orders, len(values))
+    return Contributions(
+        players=list(players),
+        total=total,
+        empty=empty,
+        leave_one_out=left_out,
+        shapley=list(shapley),
+        intervals=[list(bounds) for bounds in intervals],
+        orders=orders,
+        valued=len(values),
+    )
 
 
 def exact(value: Game, players: Sequence[int]) -> tuple[float, ...]:

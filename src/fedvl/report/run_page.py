@@ -90,7 +90,7 @@ def _contributions(run: RunFolder) -> Values:
     if found is None:
         return {"contributions": [], "contributed": ""}
     names = [name_of(run.result, client) for client in found.players]
-    bounds = found.intervals or [None] * len(names)
+    bounds: list[tuple[float, float] | None] = [(low, high) for low, high in found.intervals] or [None] * len(names)
     bars = [
         Bar(f"client {name}", value, 0, error=error)
         for name, value, error in zip(names, found.shapley, bounds, strict=True)

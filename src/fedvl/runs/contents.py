@@ -420,23 +420,3 @@ class Example(Content):
 class Examples(Content):
     gained: list[Example] = []
     lost: list[Example] = []
-
-
-class ContributionsFile(Content):
-    """contributions.json: shares of an accuracy, in the order of the clients."""
-
-    players: list[Client]
-    total: Finite
-    empty: Finite
-    leave_one_out: list[Finite]
-    shapley: list[Finite]
-    intervals: list[Bounds]  # none where the values are exact
-    orders: Count
-    valued: Count
-
-    @model_validator(mode="after")
-    def lengths_agree(self) -> Self:
-        lengths = {len(self.players), len(self.leave_one_out), len(self.shapley), len(self.intervals or self.players)}
-        if len(lengths) != 1:
-            raise ValueError("each client needs one value of each kind")
-        return self

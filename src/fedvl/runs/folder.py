@@ -16,7 +16,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,6 @@ from fedvl.files import (
     write_whole,
 )
 from fedvl.runs.contents import (
-    ContributionsFile,
     Examples,
     Federation,
     Figures,
@@ -350,11 +348,10 @@ class RunFolder:
     @property
     def contributions(self) -> Contributions | None:
         """What each client contributes, where it was measured."""
-        found = self._read(ContributionsFile, "contributions.json")
-        return Contributions(**found.to_dict()) if found else None
+        return self._read(Contributions, "contributions.json")
 
     def write_contributions(self, found: Contributions) -> None:
-        write_whole(self.file("contributions.json"), json.dumps(asdict(found)).encode())
+        write_whole(self.file("contributions.json"), found.to_json().encode())
 
     # --- status
 
