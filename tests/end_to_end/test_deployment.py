@@ -219,7 +219,7 @@ def refuse_strangers(folder, elsewhere):
         with pytest.raises(httpx.HTTPStatusError, match="403"):
             ask()
     tasks = RuntimeHttpClient.from_server_address(address, False, authority, [version])
-    with pytest.raises(httpx.HTTPStatusError, match="401"):
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
         tasks.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
 
 

@@ -8,6 +8,7 @@ from helpers.small import small_federation, small_task
 from fedvl.config import DataConfig
 from fedvl.data.protocols import Labels, closed, personal
 from fedvl.evaluation.personal import personal_answers, personal_confusions, personal_figures
+from fedvl.federation.records import RoundFigures
 from fedvl.methods.base import Method, Options, Samples
 
 
@@ -70,7 +71,7 @@ def test_a_round_is_judged_with_the_private_tensors_that_it_left():
 
     def look(shared, kept, number):
         seen.append(float(federation.engine.private_of(0)["rounds"]))
-        return {}
+        return RoundFigures()
 
     federation.run(look, lambda record: None)
     assert seen == [1.0, 2.0, 3.0]

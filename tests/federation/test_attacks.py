@@ -98,10 +98,10 @@ def test_a_backdoor_opens_under_the_mean_and_hardly_under_a_root(tmp_path):
 
     attacked = result("mean", attack="backdoor:0.2")
     defended = result("root", attack="backdoor:0.2", robust="root")
-    assert attacked["backdoor_success"] > 70
-    assert attacked["backdoor_images"] == 900  # of 1,000, those that are not of the target's class
-    assert defended["backdoor_success"] < 30
-    assert min(attacked["accuracy"], defended["accuracy"]) > 60
+    assert attacked.backdoor_success > 70
+    assert attacked.backdoor_images == 900  # of 1,000, those that are not of the target's class
+    assert defended.backdoor_success < 30
+    assert min(attacked.accuracy, defended.accuracy) > 60
     assert "backdoor_success" not in result("none", rounds=1)
 
 

@@ -355,7 +355,7 @@ def test_the_clip_follows_the_median_in_small_steps():
     followed = [record.clip or 0.0 for record in records[20:]]
     assert 0.07 < sum(followed) / len(followed) < 0.14  # the median is 0.1
     assert len(set(followed)) > 10
-    assert noisy.clip_of(5, [{"clip": 2**4}], [1e9] * 201) == 2**4
+    assert noisy.clip_of(5, [record_of({"clip": 2.0**4})], [1e9] * 201) == 2**4
 
 
 def empirical_epsilon(present, absent, delta):
@@ -490,7 +490,7 @@ def test_the_budget_of_units_follows_from_their_number():
     hidden = federation.engine.hidden
     sigma = hidden.sigma(4, 3)
     assert epsilon_of({Step(0.5, sigma): 3 * 4}, 1e-5) == pytest.approx(3.0, rel=0.005)
-    assert "each unit in a step" in hidden.spend([], federation.engine.sizes)["sampling"]
+    assert "each unit in a step" in hidden.spend([], federation.engine.sizes).sampling
     noise = hidden.noisy_mean({"w": torch.zeros(50_000)}, federation.engine.sizes[3], 0, 0, 3, 0)["w"]
     assert float(noise.std()) == pytest.approx(sigma / 2, rel=0.02)  # two units are expected in a step
 

@@ -9,6 +9,7 @@ from helpers.small import small_method, small_samples
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
+from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
 from fedvl.seeding import numpy_generator, torch_generator
 
@@ -60,7 +61,7 @@ def test_those_present_are_averaged_or_the_run_stops(dropout, quorum):
 
     def note(shared, kept, number):
         models.append(shared)
-        return {}
+        return RoundFigures()
 
     with stops:
         federation.run(note, lambda record: None)

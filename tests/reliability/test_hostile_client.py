@@ -39,6 +39,7 @@ from fedvl.federation.checks import sort_out
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.merging import last_updates, merge
+from fedvl.federation.records import Refused
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Update
 from fedvl.tensors import Tensors, digest, flatten
@@ -183,7 +184,7 @@ def test_who_answers_in_anothers_name_is_named_and_the_other_still_counts(tmp_pa
     run_quietly(remote)
     assert same(remote, run_quietly(local_federation("linear")))
     told = [item for record in remote.records for item in record.refused]
-    assert told == [{"client": LIAR, "reason": "it answered in the name of client 0"}] * 2
+    assert told == [Refused(client=LIAR, reason="it answered in the name of client 0")] * 2
 
 
 def test_a_thousand_answers_are_one_and_a_few_lines_of_the_record(tmp_path):
@@ -194,7 +195,7 @@ def test_a_thousand_answers_are_one_and_a_few_lines_of_the_record(tmp_path):
     run_quietly(remote)
     assert same(remote, run_quietly(local_federation("linear")))
     told = [item for record in remote.records for item in record.refused]
-    assert told == [{"client": LIAR, "reason": "it answered twice, or what it was not asked"}] * MOST_NOTED
+    assert told == [Refused(client=LIAR, reason="it answered twice, or what it was not asked")] * MOST_NOTED
 
 
 def test_another_clients_private_tensors_cannot_be_named(tmp_path):
@@ -213,7 +214,7 @@ def test_another_clients_private_tensors_cannot_be_named(tmp_path):
     assert len(stolen["state"]) == 64
     assert same(remote, without("fst-cbdg", (LIAR, ROUND)))
     told = [item for record in remote.records for item in record.refused]
-    assert told == [{"client": LIAR, "reason": "it names the private tensors of another client"}]
+    assert told == [Refused(client=LIAR, reason="it names the private tensors of another client")]
 
 
 # --- lies about itself
@@ -246,7 +247,7 @@ def test_a_loss_within_the_headers_bounds_does_not_spoil_the_record(loss, tmp_pa
     run_quietly(remote)
     clean = run_quietly(local_federation("linear"))
     assert same(remote, clean)
-    assert abs(remote.records[ROUND]["loss"] - clean.records[ROUND]["loss"]) < 1
+    assert abs(remote.records[ROUND].loss - clean.records[ROUND].loss) < 1
 
 
 @pytest.mark.parametrize("rows", [0, 5, 1000])
@@ -258,7 +259,7 @@ def test_fed_mps_texts_have_a_row_for_each_class_at_most(rows, tmp_path):
     run_quietly(remote)
     told = [item for record in remote.records for item in record.refused]
     assert [item.client for item in told] == [LIAR]
-    assert f"'perturbed_texts' has shape ({rows}, 6)" in told[0]["reason"]
+    assert f"'perturbed_texts' has shape ({rows}, 6)" in told[0].reason
 
 
 class Scaling(LocalEngine):
