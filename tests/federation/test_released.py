@@ -50,7 +50,7 @@ def fields(found, folder, monkeypatch, numbers):
         monkeypatch.setattr(experiment, "privacy_of", lambda *_: hidden)
     result = experiment.run_rounds(run, found, engine, Silent())
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return dict([*flat(json.loads(json.dumps(result))), *flat({"record": records})])
+    return dict([*flat(json.loads(result.to_json())), *flat({"record": records})])
 
 
 def flat(value, name=""):

@@ -190,10 +190,10 @@ def test_a_refused_update_is_not_in_the_sum(factor, reason):
     for federation in (found, expected, without):
         run_quietly(federation)
     for ours, theirs in zip(found.records, expected.records, strict=True):
-        assert [refusal["client"] for refusal in ours["refused"]] == [6]
-        assert reason in ours["refused"][0]["reason"]
-        assert ours["refused"] == theirs["refused"]
-        assert ours["loss"] == pytest.approx(theirs["loss"])
+        assert [refusal.client for refusal in ours.refused] == [6]
+        assert reason in ours.refused[0].reason
+        assert ours.refused == theirs.refused
+        assert ours.loss == pytest.approx(theirs.loss)
     for name, tensor in found.shared.items():
         torch.testing.assert_close(tensor, expected.shared[name], rtol=0, atol=1e-6)
         torch.testing.assert_close(tensor, without.shared[name], rtol=0, atol=1e-6)

@@ -30,10 +30,10 @@ def public(kind):
     return {name: value for name, value in vars(kind).items() if not name.startswith("_") and name not in HELPERS}
 
 
-def test_there_are_at_most_nineteen_hooks_and_eleven_declarations():
+def test_there_are_at_most_nineteen_hooks_and_twelve_declarations():
     hooks = {name for name, value in public(Method).items() if callable(value) or isinstance(value, classmethod)}
     assert len(hooks) <= 19, sorted(hooks)
-    assert len(public(Method).keys() - hooks) <= 11, sorted(public(Method).keys() - hooks)
+    assert len(public(Method).keys() - hooks) <= 12, sorted(public(Method).keys() - hooks)
 
 
 @pytest.mark.parametrize("name", method_names())

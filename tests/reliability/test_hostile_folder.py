@@ -384,7 +384,7 @@ OUTSIDE = {"beside": {"out.html"}, "log": {"logs"}, "export": {"exported"}}  # w
 INSIDE = {  # and what they write in the folder
     "report": {"report.html"},
     "resume": {".lock", "report.html", "metrics.jsonl", "result.json", "model.safetensors", "kept.safetensors"}
-    | {"examples.json", "journal/999999.json"},
+    | {"examples.json", "journal/999999.json", "test.csv", "evaluation.json", "evaluation.html", "thresholds.json"},
 }
 
 
