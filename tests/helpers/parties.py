@@ -133,7 +133,7 @@ class SmallClient(Client):
         self.say = self.said.append
         self.file = SimpleNamespace(name=str(client), number=client, on_this_machine=True)  # type: ignore[assignment]
         self.log, self.policy_hash, self.roster = Log(self.state / "audit.jsonl"), "", ""
-        self.parties, self.finished = {}, False
+        self.parties, self.finished, self.surveyed = {}, False, None
         sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
         given = {section: values.model_dump(exclude_none=True) for section, values in sections.items()}
         rows = [rows if number == client else rows[:0] for number, rows in enumerate(engine.rows)]

@@ -63,26 +63,26 @@ NAMES = {
 @pytest.mark.parametrize("kind", NAMES)
 def test_names_of_any_kind_give_a_result_and_a_report(manifest, tmp_path, kind):
     result = perform(manifest([(name, 8) for name in NAMES[kind]]), tmp_path / "run")
-    assert len(result["class_names"]) == 2
-    assert math.isfinite(result["accuracy"])
+    assert len(result.class_names) == 2
+    assert math.isfinite(result.accuracy)
     assert "<script>alert(1)" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_client_of_one_image_and_clients_of_none(manifest, tmp_path):
     path = manifest([("cat", 8), ("dog", 8)])  # 12 to train on
     one = perform(path, tmp_path / "one", clients=12)
-    assert [sum(row) for row in one["partition_counts"]] == [1] * 12
+    assert [sum(row) for row in one.partition_counts] == [1] * 12
     some = perform(path, tmp_path / "none", clients=8, partition="dirichlet:0.05", minimum=0)
-    sizes = [sum(row) for row in some["partition_counts"]]
+    sizes = [sum(row) for row in some.partition_counts]
     assert 0 in sizes
     assert sum(sizes) == 12
-    assert math.isfinite(some["accuracy"])
+    assert math.isfinite(some.accuracy)
 
 
 def test_a_client_of_one_class(manifest, tmp_path):
     result = perform(manifest([("cat", 8), ("dog", 8)]), tmp_path / "run", clients=2, partition="disjoint")
-    assert sorted(sum(count > 0 for count in row) for row in result["partition_counts"]) == [1, 1]
-    assert math.isfinite(result["accuracy"])
+    assert sorted(sum(count > 0 for count in row) for row in result.partition_counts) == [1, 1]
+    assert math.isfinite(result.accuracy)
 
 
 REFUSED = {
