@@ -48,7 +48,7 @@ def test_a_method_that_gives_nothing_away_gets_no_value_at_all(tmp_path, monkeyp
     assert [each for each in found if isinstance(each, Finding) and each.view == SERVER and each.leaks] == []
     measured = {each.name for each in found if isinstance(each, Finding) and each.view == SERVER}
     assert measured <= {"feature-recovery", "feature-linking", "one-image-recovery", "one-image-linking"}
-    assert {row["note"] for row in rows if row["name"] != "weight"} == {"the same for all clients"}
+    assert {row.note for row in rows if row.name != "weight"} == {"the same for all clients"}
     assert unexamined(rows) == []
 
 
