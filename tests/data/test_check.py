@@ -23,6 +23,7 @@ PLANTED = {
     planted.rare: {"rare-class"},
     planted.blank: {"blank"},
     planted.thumbnails: {"small"},
+    planted.outside_any_class: {"left-out"},
     planted.twelve_bits: {"dim"},
     planted.one_class_enlarged: {"shortcut"},
     planted.emptied: {"empty-class"},

@@ -104,7 +104,7 @@ def test_a_client_says_so_of_its_own_images_and_init_of_the_servers(without, tmp
 class Telling:
     """In place of a client: it says one sentence."""
 
-    def __init__(self, folder, data, display, say):
+    def __init__(self, folder, data, display, say, survey):
         self.say, self.rehearsal, self.file = say, False, SimpleNamespace(name="north", server="127.0.0.1:1")
 
     def serve(self, *ignored):

@@ -513,16 +513,16 @@ def dry_run_of(found: dict[str, Any]) -> DryRun:
         refusal=found["refusal"],
         attacks=[
             Attack(
-                of=each["of"],
-                name=each["name"],
-                value=f"{written(each['value'], each['unit'])}; {each['conclusion']}",
-                shown=each["verdict"] == SHOWN,
-                sentence=each["sentence"],
+                of=each.of,
+                name=each.name,
+                value=f"{written(each.value, each.unit)}; {each.conclusion}",
+                shown=each.verdict == SHOWN,
+                sentence=each.sentence,
             )
-            for each in audit["findings"]
+            for each in audit.findings
         ],
-        untried=[f"{each['name']} ({each['of']}): {each['sentence']}" for each in audit["unmeasured"]],
-        remedies=[*audit["remedies"], *([audit["budget"]] if audit["budget"] else [])],
+        untried=[f"{each.name} ({each.of}): {each.sentence}" for each in audit.unmeasured],
+        remedies=[*audit.remedies, *([audit.budget] if audit.budget else [])],
     )
 
 
