@@ -163,7 +163,7 @@ def wrong_inputs():
     yield ["run", "--method", "fedporx"], "did you mean 'fedprox'"
     yield ["run", "--dataset", "no-such-set"], "no-such-set"
     yield ["run", "--dataset", "nowhere/photos"], "nowhere/photos"
-    yield ["run", "--dataset", "empty-class"], "bird"
+    yield ["run", "--dataset", "empty-class"], "add images"
     yield ["run", "bad.toml"], "training.learning_rte"
     yield ["run", "broken.toml"], "not valid TOML"
     yield ["run", "missing.toml"], "missing.toml"
@@ -215,7 +215,7 @@ def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
     photos(fedvl.work / "photos")
     arguments = ["run", "--dataset", "photos", "--clients", 2, "--partition", "iid", "--json", *SMALL]
     first = fedvl.forked(*arguments).result
-    caches = list((fedvl.work.parent / "cache").rglob("*.safetensors"))
+    caches = list((fedvl.work.parent / "cache").rglob("*.rows"))
     assert caches
     for path in caches:
         content = bytearray(path.read_bytes())

@@ -15,7 +15,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Datasets: list, download, sho
 CHECK_EXAMPLES = """
 Examples:
 
-  fedvl data check images/hospital-a                    what to mend before training
+  fedvl data check images/hospital-a   what to mend before training
 
   fedvl data check images/hospital-a --json > check.json
 """
