@@ -30,26 +30,26 @@ WITH_DATA = [client for client, size in enumerate(RAGGED) if size]
 )
 def test_a_run_says_in_its_result_and_report_what_it_spent(flag, unit, sampling, tmp_path):
     done = fedvl.run(out=str(tmp_path / "run"), privacy=flag, **SMALL)
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    spent, ceiling = result["privacy"], float(flag.split("=")[1].split(",")[0])
-    assert (spent["unit"], spent["delta"]) == (unit, 1e-6 if "delta" in flag else 1e-5)
-    assert spent["sampling"].startswith(sampling)
+    result = RunFolder(tmp_path / "run").result
+    spent, ceiling = result.privacy, float(flag.split("=")[1].split(",")[0])
+    assert (spent.unit, spent.delta) == (unit, 1e-6 if "delta" in flag else 1e-5)
+    assert spent.sampling.startswith(sampling)
     assert 0.98 * ceiling < spent.epsilon <= ceiling
     page = (tmp_path / "run" / "report.html").read_text()
     of = "image" if unit == "record" else unit
-    assert f"epsilon {spent['epsilon']:.2f}, delta {spent['delta']:g}, of each {of}; {spent['sampling']}" in page
-    assert spent["simulated"]
+    assert f"epsilon {spent.epsilon:.2f}, delta {spent.delta:g}, of each {of}; {spent.sampling}" in page
+    assert spent.simulated
     assert "Epsilon assumes that the noise is secret; in this simulation the seed is published" in page
     assert "Neighbouring datasets: with" in page
     assert ("Add --secure-sum" in page) == (unit == "record")
-    listed = {item["name"]: item["state"] for item in spent["released"]}
+    listed = {item.name: item.state for item in spent.released}
     assert listed["class counts, names of images"] == "not covered"
     for name, state in listed.items():
         assert f"<td>{name}</td><td>{state}</td>" in page
-    assert result["per_round_loss"] == [None, None]
-    assert "privacy.unit" in result["command"]
+    assert result.per_round_loss == [None, None]
+    assert "privacy.unit" in result.command
     again = fedvl.run(out=str(tmp_path / "again"), privacy=flag, **SMALL)
-    assert RunFolder(tmp_path / "again").result.state_sha256 == result["state_sha256"]
+    assert RunFolder(tmp_path / "again").result.state_sha256 == result.state_sha256
     assert again.accuracy == done.accuracy
 
 

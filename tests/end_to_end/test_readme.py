@@ -28,7 +28,7 @@ ELSEWHERE = {
 # What a row says that it does: a file that is there afterwards, or words that it prints.
 DOES = {
     "fedvl run": "runs/linear-cifar10-mini/report.html",
-    "fedvl run --dataset photos/ --clients 5": "runs/linear-photos/report.html",
+    "fedvl run --dataset photos/": "runs/linear-photos/report.html",
     "fedvl report runs/linear-cifar10-mini runs/linear-photos": "compare.html",
     "fedvl predict runs/linear-photos photos/": "photos/cat/0.png",
     "fedvl run --method fed-mp --protocol open --clients 2": "runs/fed-mp-cifar10-mini/report.html",
@@ -37,7 +37,7 @@ DOES = {
     "fedvl run --method fed-em": "runs/fed-em-cifar10-mini/report.html",
     "fedvl run --method ridge": "runs/ridge-cifar10-mini/report.html",
     "fedvl export runs/linear-photos exported": "exported/classifier.safetensors",
-    "fedvl withdraw runs/linear-photos 3": "runs/linear-photos-without-3/report.html",
+    "fedvl withdraw runs/linear-cifar10-mini 3": "runs/linear-cifar10-mini-without-3/report.html",
     "fedvl compare --methods linear,fst-cbdg,zero-shot": "comparisons/comparison/report.html",
     "fedvl run --method fedpp --set method.visual_prompts=false": "runs/fedpp-cifar10-mini/report.html",
     "fedvl run --method fed-prime": "runs/fed-prime-emoji-mini/report.html",
