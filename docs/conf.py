@@ -4,14 +4,17 @@ Notebooks are shown without results. With ``FEDVL_EXECUTE=1`` they are run first
 """
 
 import os
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-# autodoc would import them with TYPE_CHECKING set, under which pydantic refuses models that allow extra fields
-import fedvl.comparisons.contents
-import fedvl.comparisons.grid  # noqa: F401
 from fedvl import __version__
+
+# autodoc would import them with TYPE_CHECKING set, under which pydantic refuses models that allow extra fields
+for module in re.findall(r"automodule:: (\S+)", (Path(__file__).parent / "api.md").read_text(encoding="utf-8")):
+    import_module(module)
 
 project = "FedVL"
 author = "the FedVL authors"
