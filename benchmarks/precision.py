@@ -20,7 +20,7 @@ import torch
 
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
-from fedvl.federation import precision
+from fedvl.federation import steps
 from fedvl.federation.round import Federation
 from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.preparation import prepare
@@ -94,7 +94,7 @@ def main() -> None:
     kinds = ["float32", "tf32", "bfloat16"]
     if arguments.device == "cpu":
         kinds.remove("tf32")
-        precision.FASTER.add("cpu")
+        steps.FASTER.add("cpu")
     lower = kinds[1:]
     if not arguments.json:
         print(f"| method | float32 | between seeds | {' | '.join(f'{kind} less float32' for kind in lower)} |")

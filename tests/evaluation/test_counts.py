@@ -96,3 +96,43 @@ def test_merged_bins_keep_their_total():
     merge_bins(table, 5)
     assert np.maximum(table, 0).sum(1).tolist() == total.tolist()
     assert (table[:, -1] != MERGED).all()
+
+
+def tables(found):
+    return {name: table.copy() for name, table in found._asdict().items()}
+
+
+@pytest.mark.parametrize("least", [1, 5])
+def test_tables_of_one_set_of_images_are_accepted(least):
+    labels, shares = drawn()
+    assert module.misstated(tables(count(labels, shares)), 4) is None
+    assert module.misstated(tables(withheld(labels, shares, least)), 4) is None
+
+
+def lie(name, place, value):
+    def change(found):
+        found[name][place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda found: found.pop("scores"), "other shapes"),
+        (lie("confusion", (0, 1), -2), "negative or too large"),
+        (lie("calibration", (1, 0), 2**31 + 1), "negative or too large"),
+        (lie("scores", (0, 0, BINS - 1), MERGED), "the last bin"),
+        (lie("calibration", (0, GROUPS * PARTS - 1), MERGED), "the last bin"),
+        (lie("scores", (0, 0, 0), MERGED), "differ between rows"),
+        (lie("scores", (0, 0, 0), 300), "not of the same images in each class"),
+        (lie("confusion", (0, 1), 300), "its confusion matrix"),
+        (lie("confusion", 0, MERGED), ""),
+        (lie("calibration", (1, 0), 300), "its calibration counts"),
+    ],
+)
+def test_tables_that_are_not_of_one_set_of_images_are_refused(change, reason):
+    found = tables(count(*drawn()))
+    change(found)
+    assert reason in (module.misstated(found, 4) or "")
+    assert bool(reason) == (module.misstated(found, 4) is not None)
