@@ -16,7 +16,7 @@ from helpers.forked import in_child
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedvl.cli import app
+from fedvl.cli import app, main
 
 SMALL = ["--rounds", "2", "--quiet"]
 
@@ -224,3 +224,14 @@ def test_a_damaged_cache_is_noticed_and_made_again(fedvl):
     second = fedvl.forked(*arguments).result
     assert second["state_sha256"] == first["state_sha256"]
     assert any("damaged" in note or "computed again" in note for note in second["notes"])
+
+
+def test_ctrl_c_says_how_to_go_on_and_exits_as_shells_expect(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedvl.cli.app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert "fedvl resume" in capsys.readouterr().err

@@ -190,3 +190,9 @@ def test_privacy_that_is_none_is_told_with_an_example(text):
 def test_budgets_that_are_none_are_refused(flag):
     with pytest.raises(FedVLError, match=r"Setting 'privacy\.(epsilon|delta|clip)' is"):
         resolve([gather_settings(None, {"privacy": flag})])
+
+
+def test_a_learning_rate_never_grows_by_its_schedule():
+    resolve_experiment({"training": {"schedule": "step", "step_factor": 1.0}})
+    with pytest.raises(FedVLError, match="step_factor"):
+        resolve_experiment({"training": {"schedule": "step", "step_factor": 1.5}})

@@ -344,3 +344,8 @@ def test_images_of_ones_own_are_one_client_unless_clients_are_asked_for(tmp_path
     assert shared({"dataset": "cifar10-mini"}) == (10, "dirichlet:0.5")
     experiment = resolve_experiment({"data": own})
     assert "data." in command_for(experiment) and "clients" not in command_for(experiment)  # noqa: PT018
+
+
+def test_an_option_outside_its_limits_is_one_sentence_with_its_name():
+    with pytest.raises(FedVLError, match=r"method\.server_rate"):
+        resolve_experiment({"method": {"name": "scaffold", "server_rate": -1.0}})
