@@ -251,22 +251,6 @@ def labelled(prepared: Prepared, split: str) -> tuple[Samples, Samples]:
     return complete, Samples(inputs, known)
 
 
-def begun_alike(evidence: Evidence, seen: Sequence[Seen]) -> Iterator[tuple[int, Tensors, list[Seen]]]:
-    """Yield the rounds, each with what clients began with, and the changes that began so.
-
-    A client that was handed tensors of its own is yielded by itself.
-    """
-    for index in sorted({each.round_index for each in seen}):
-        before = evidence.rounds[index].before
-        changes = [each for each in seen if each.round_index == index]
-        alike = [each for each in changes if all(torch.equal(each.before[name], before[name]) for name in each.change)]
-        if alike:
-            yield index, before, alike
-        for each in changes:
-            if not any(each is other for other in alike):
-                yield index, each.before, [each]
-
-
 def by_client(seen: Sequence[Seen]) -> Iterator[tuple[int, list[Seen]]]:
     """Yield each client with what was seen of it."""
     for client in sorted({each.client for each in seen}):

@@ -47,7 +47,7 @@ class GridSeries(Content):
 
     row: str
     column: str
-    rounds: list[Count] = []  # of the values; 1, 2 and so on if there are none
+    rounds: list[Count] = []  # round of each value; empty: 1, 2, ...
     values: list[Amount] = []
     deviations: list[Amount | None] = []
     n: Count = 1

@@ -381,7 +381,7 @@ class _Adding:
         if not safe:
             described: dict[str, Any] = {"format": FORMAT, "key": table.key, "shape": list(shape)}
             described["seal"] = _seal(described)
-            table.rows.unlink(missing_ok=True)  # of a damaged table; whoever reads it keeps the file
+            table.rows.unlink(missing_ok=True)  # damaged; open readers keep their copy
             write_whole(table.index, json.dumps(described).encode().ljust(HEAD), OWN_FILE)
             open(table.rows, "xb", opener=_own).close()
         elif known != shape:

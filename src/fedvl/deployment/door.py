@@ -26,7 +26,7 @@ from fedvl.version import __version__
 SECRET_HEADER = "fedvl-secret"
 FLEET, RUNTIME, HEALTH = "/v1/fleet/", "/v1/runtime/", "/health"
 ACTIVATE, PUSH_MESSAGE, PUSH_OBJECT = f"{FLEET}activate-node", f"{FLEET}push-messages", f"{FLEET}push-object"
-HELLO = f"{FLEET}fedvl"  # answered here, with the version, to whoever has a party's key and the right time
+HELLO = f"{FLEET}fedvl"  # returns the version to a signed request
 MOST_PLAIN_BYTES = 2**16  # of a client's request that carries no tensors; Flower's have a few hundred
 SILENT_SECONDS = 30.0  # between two pieces of a body
 SECONDS_AHEAD, SECONDS_BEHIND = 5.0, 305.0  # of a party's clock, as Flower has it

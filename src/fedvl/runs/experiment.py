@@ -25,12 +25,12 @@ from fedvl.federation.statistics_privacy import statistics_privacy
 from fedvl.methods.base import Method
 from fedvl.methods.mistakes import check_names, explained
 from fedvl.runs import memory
+from fedvl.runs.answers import write_answers
 from fedvl.runs.contents import Examples, Figures, Result
 from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, Training, prepare
 from fedvl.runs.result import describe, example_images, memory_figures, pseudo_label_figures
-from fedvl.runs.test_table import write_test_table
 from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors, placed
 
@@ -286,6 +286,6 @@ def run_rounds(
     examples = example_images(prepared, judged[-1][0], zero_shot) if tested else Examples()
     if tested:
         evaluate_test(folder, result, judge, validator, (federation.shared, federation.last))
-        write_test_table(folder, prepared, judged[-1][0])
+        write_answers(folder, prepared, judged[-1][0])
     folder.finish(result, examples, federation.shared, federation.last, federation.server)
     return folder.result

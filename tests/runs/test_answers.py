@@ -6,8 +6,8 @@ import math
 import pytest
 from helpers.finished import asked_rows, embedded_splits
 
+from fedvl.runs.answers import COLUMNS
 from fedvl.runs.folder import RunFolder
-from fedvl.runs.test_table import COLUMNS
 
 
 @pytest.mark.parametrize("name", ["linear", "fedpp"])

@@ -14,7 +14,7 @@ FILE = "test.csv"
 COLUMNS = ("file", "truth", "prediction", "share", "entropy")
 
 
-def write_test_table(folder: RunFolder, prepared: Prepared, judged: Judged) -> None:
+def write_answers(folder: RunFolder, prepared: Prepared, judged: Judged) -> None:
     """Write the images that were asked about, most unsure first."""
     names, labels = prepared.queried.task.class_names, prepared.test.samples.labels.tolist()
     rows = [
