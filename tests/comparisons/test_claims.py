@@ -71,6 +71,13 @@ def test_places_near_chance_are_not_counted():
     ]
 
 
+def test_cells_near_chance_are_named_one_by_one_where_they_fill_no_whole_columns():
+    guessing = TABLE._replace(near_chance=[("a", "one"), *((row, "two") for row in ("a", "b"))])
+    assert findings([Higher(higher="a", than=["b"])], guessing)[-1] == (
+        "Not counted, since zero-shot is near chance level: a (one), a (two), b (two)."
+    )
+
+
 def test_columns_are_compared_in_the_rows_that_have_both():
     assert findings([Higher(higher="one", than=["two"])], TABLE) == ["one is higher than two in 2 of 2 rows."]
     assert findings([Higher(higher="one", than=["two"], among=["b"])], TABLE) == [

@@ -384,8 +384,9 @@ def read_corrections(path: Path) -> dict[str, str]:
     try:
         rows = [row for _, row in _csv_rows(path)]
     except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise FedVLError(
-            f"{path} cannot be read as a CSV file in UTF-8 ({error}); give one with file and label."
+            f"{path} cannot be read as a CSV file in UTF-8 ({reason}); give one with the columns `file` and `label`."
         ) from error
     columns = [
         next((name for name in names if rows and name in rows[0]), None) for names in (PATH_COLUMNS, TRUTH_COLUMNS)
