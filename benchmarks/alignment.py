@@ -21,7 +21,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedvl.methods.parts.matching import HIDDEN, RATE, SWEEPS, align
+from fedvl.methods.parts.matching import MATCHER_WIDTH, RATE, SWEEPS, align
 
 SEED = 0
 
@@ -41,8 +41,8 @@ def sequential(pools: list[Tensor]) -> tuple[list[Tensor], float]:
     count, width = len(pools[0]), pools[0].shape[1]
     founders = torch.cat(pools)
     centroids = nn.ParameterList([nn.Parameter(prompt.clone()) for prompt in founders])
-    spread = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, width), nn.Sigmoid())
-    popularity = nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1), nn.Sigmoid())
+    spread = nn.Sequential(nn.Linear(width, MATCHER_WIDTH), nn.ReLU(), nn.Linear(MATCHER_WIDTH, width), nn.Sigmoid())
+    popularity = nn.Sequential(nn.Linear(width, MATCHER_WIDTH), nn.ReLU(), nn.Linear(MATCHER_WIDTH, 1), nn.Sigmoid())
     optimiser = torch.optim.Adam([*centroids, *spread.parameters(), *popularity.parameters()], lr=RATE)
     assigned = [torch.randperm(len(founders), generator=generator)[:count] for _ in pools]
 

@@ -62,7 +62,7 @@ CACHE_GRID = {"rate": (0.1, 1.0, 3.0, 10.0, 30.0), "alpha": (1.0, 3.0, 10.0), "b
 ADAPTER_GRID = {"rate": (0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0), "ratio": (0.2, 0.4, 0.6, 0.8)}  # as many points
 SEARCHED_ALPHAS = tuple(float(value) for value in np.linspace(0, 20, 41))
 SEARCHED_BETAS = tuple(float(value) for value in np.linspace(0.5, 10, 20))
-MOST_VALIDATION = 2000  # rows, drawn at random: more would not change the choice
+MAX_VALIDATION = 2000  # rows, drawn at random: more would not change the choice
 
 # The speed problem: Flowers-102 under CLIP RN50
 CLIENTS, SAMPLES, WIDTH, CLASSES, SHOTS, BATCH, ROUNDS = 10, 160, 1024, 102, 16, 32, 5
@@ -84,7 +84,7 @@ class Data:
         rows = np.arange(len(pool))
         if pool is self.train:
             rows = np.setdiff1d(rows, few_shot(pool.labels.numpy(), shots, seed))
-        rows = np.random.default_rng(seed).permutation(rows)[:MOST_VALIDATION]
+        rows = np.random.default_rng(seed).permutation(rows)[:MAX_VALIDATION]
         return pool.take(torch.from_numpy(np.sort(rows)))
 
 

@@ -17,7 +17,7 @@ from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.federation.round import Federation
 from fedvl.methods.fed_mp import GATE
-from fedvl.methods.parts.query_sums import tailored
+from fedvl.methods.parts.query_sums import tailored_to_query
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared, prepare
 from fedvl.runs.settings import resolve_experiment
@@ -47,7 +47,7 @@ def compare(dataset: str, clients: int, directions: int) -> tuple[float, float, 
     _, sums = after_a_round(dataset, clients, merging="summed", query_directions=directions)
     user = prepared.queried
     weights = torch.tensor(list(user.client_weights(kept.last).values()), dtype=torch.float64) * clients
-    merged = tailored(sums.shared, user.task.text_features.mean(0))
+    merged = tailored_to_query(sums.shared, user.task.text_features.mean(0))
     start = prepared.method.start(torch_generator(0, "start"))
     moves = torch.stack([difference(gate, start) for gate in kept.last.values()], 1)
     implied = torch.linalg.lstsq(moves, difference(merged, start)[:, None]).solution[:, 0] * clients

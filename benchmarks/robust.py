@@ -27,7 +27,7 @@ import torch
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.federation.attacks import KINDS
+from fedvl.federation.attacks import ATTACK_KINDS
 from fedvl.federation.robust import RULES
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
@@ -95,11 +95,11 @@ def table(
     """Measure and print one table: rules x attacks, with the shares in each cell."""
     found: dict[str, dict[str, Cell]] = {}
     print(f"\n{method}, {partition}, attackers {', '.join(f'{share:g}' for share in shares)}\n")
-    print(f"| rule | none | {' | '.join(KINDS)} |\n|{'---|' * (len(KINDS) + 2)}", flush=True)
+    print(f"| rule | none | {' | '.join(ATTACK_KINDS)} |\n|{'---|' * (len(ATTACK_KINDS) + 2)}", flush=True)
     for rule in rules:
         clean = cell(method, partition, rule, None, seeds, size)
         found[rule], cells = {"none": clean}, [shown(clean)]
-        for kind in KINDS:
+        for kind in ATTACK_KINDS:
             parts = {share: cell(method, partition, rule, f"{kind}:{share:g}", seeds, size) for share in shares}
             found[rule] |= {f"{kind}:{share:g}": part for share, part in parts.items()}
             cells.append(" / ".join(shown(part) for part in parts.values()) if any(parts.values()) else "-")

@@ -24,10 +24,10 @@ import torch
 
 from fedvl.deployment.keys import make_key, public_key_of, sign, signed_by, write_private
 from fedvl.deployment.messages import pack_tensors
-from fedvl.deployment.secure_sum import ROSTER, Credentials, Entry, Member, SumId, read_items
+from fedvl.deployment.secure_sum import ROSTER, Credentials, Entry, SumId, SumMember, read_items
 from fedvl.deployment.sum_server import Collected
 from fedvl.errors import FedVLError
-from fedvl.federation.fixed_point import FIGURES
+from fedvl.federation.fixed_point import SUMMED_FIGURES
 from fedvl.tensors import Tensors
 
 RUN, STEP = "a" * 32, SumId("b" * 64, "train", 0, 1)
@@ -60,7 +60,7 @@ class Meter:
         return given
 
 
-def members_in(folder: Path, clients: int) -> list[Member]:
+def members_in(folder: Path, clients: int) -> list[SumMember]:
     """Return clients with keys of their own, each of which verifies the others' signatures."""
     places = [folder / str(client) for client in range(clients)]
     for place in places:
@@ -73,7 +73,7 @@ def members_in(folder: Path, clients: int) -> list[Member]:
             raise FedVLError(f"The key of client {entry.client} is not its party's.")
 
     return [
-        Member(RUN, client, place, Credentials(partial(sign, place / "key"), check), 2)
+        SumMember(RUN, client, place, Credentials(partial(sign, place / "key"), check), 2)
         for client, place in enumerate(places)
     ]
 
@@ -137,7 +137,7 @@ def difference(clients: int) -> tuple[float, float, float]:
     def parts(round_index: int) -> torch.Tensor:
         trained = {found.update.client: found for found in engine.train(round_index, range(clients), shared)}
         numbers = [engine.part_of_sum(round_index, client, shared, trained.get(client)) for client in range(clients)]
-        return torch.stack(numbers)[:, :-FIGURES].double()
+        return torch.stack(numbers)[:, :-SUMMED_FIGURES].double()
 
     first, second = parts(0), parts(1)
     left = [first.sum(0) - (second.sum(0) - second[victim]) for victim in range(min(clients, 20))]

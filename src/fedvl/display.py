@@ -13,7 +13,7 @@ from rich.text import Text
 
 A_WHILE = 2.0  # seconds of work after which it is worth a bar of its own
 BESIDE = 46  # columns of a line of progress that its detail leaves to the name, the bar, the count and the time
-TAIL = 14  # characters at the end of a detail, which say how far it is
+TAIL_LENGTH = 14  # characters at the end of a detail, which say how far it is
 BETWEEN_LOGS = 10.0  # seconds, where there is no terminal
 BETWEEN_LINES = 0.1  # seconds; a notebook's server drops messages that come too fast
 # Control characters (a terminal obeys some), those that turn the direction of a text, and halves of characters
@@ -266,7 +266,7 @@ def when_slow(show: Callable[[int, int], None]) -> Callable[[int, int], None]:
 
 def shortened(text: str, width: int) -> str:
     """Return a text in so many columns, without its middle if it is longer."""
-    return text if len(text) <= width else f"{text[: max(0, width - TAIL - 1)]}…{text[-TAIL:]}"
+    return text if len(text) <= width else f"{text[: max(0, width - TAIL_LENGTH - 1)]}…{text[-TAIL_LENGTH:]}"
 
 
 def duration(seconds: float) -> str:

@@ -32,9 +32,9 @@ def torch_generator(seed: int, *purpose: str | int) -> "torch.Generator":
     return torch.Generator().manual_seed(derived_seed(seed, *purpose))
 
 
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as torch writes it, with a sign
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # as torch writes it, with a sign
 FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-LAST = torch.iinfo(torch.int64).max
+MAX_INT64 = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ Draw = Uniform | Normal | Integers
 
 def keys_of(seed: int, clients: Tensor, step: int) -> Tensor:
     """Return a key for each client's draws of one step; the seed has 63 bits."""
-    return mixed(mixed((clients + 1) * GOLDEN + seed) + torch.full_like(clients[:1], step + 1) * GOLDEN)
+    return mixed(mixed((clients + 1) * GOLDEN_GAMMA + seed) + torch.full_like(clients[:1], step + 1) * GOLDEN_GAMMA)
 
 
 def hashes(keys: Tensor, count: int) -> Tensor:
     """Return the first numbers of a stream of SplitMix64 for each key: keys x count, 64 bits."""
-    return mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN + keys[:, None])
+    return mixed(torch.arange(1, count + 1, device=keys.device) * GOLDEN_GAMMA + keys[:, None])
 
 
 def mixed(state: Tensor) -> Tensor:
@@ -107,5 +107,5 @@ def to_uniform(numbers: Tensor) -> Tensor:
 
 def permutations(seed: int, clients: Tensor, chosen: Tensor, epoch: int) -> Tensor:
     """Shuffle the places where ``chosen`` (clients x places) is true; the others follow."""
-    order = hashes(keys_of(seed, clients, epoch), chosen.shape[1]).masked_fill_(~chosen, LAST)
+    order = hashes(keys_of(seed, clients, epoch), chosen.shape[1]).masked_fill_(~chosen, MAX_INT64)
     return order.argsort(dim=1, stable=True)

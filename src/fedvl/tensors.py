@@ -25,6 +25,7 @@ BLOCKS = {"cpu": 64, "cuda": 4096}
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 def usable_cores() -> int:

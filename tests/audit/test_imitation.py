@@ -9,7 +9,7 @@ from helpers.audited import evidence_of
 from helpers.small import batch_of, small_method, small_samples
 
 from fedvl.audit.candidates import candidates_of, signatures_of
-from fedvl.audit.imitation import MOST_NUMBERS, Coordinates, imitate, joined
+from fedvl.audit.imitation import MAX_NUMBERS, Coordinates, imitate, joined
 from fedvl.audit.messages import seen_in, subtract
 
 
@@ -51,9 +51,9 @@ def test_gradients_are_those_of_the_loss_of_each_image():
 
 
 def test_many_numbers_are_thinned_out_alike_in_every_change():
-    like = {"large": torch.arange(4.0 * MOST_NUMBERS), "small": torch.arange(8.0)}
+    like = {"large": torch.arange(4.0 * MAX_NUMBERS), "small": torch.arange(8.0)}
     coordinates = Coordinates(["large", "small"], like)
-    assert len(coordinates.of(like)) <= MOST_NUMBERS + 1
+    assert len(coordinates.of(like)) <= MAX_NUMBERS + 1
     assert torch.equal(coordinates.of(like), coordinates.of({name: t.clone() for name, t in like.items()}))
 
 

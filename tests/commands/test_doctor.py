@@ -13,7 +13,7 @@ from fedvl import __version__
 from fedvl.commands import doctor
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import days_left
-from fedvl.deployment.membership import admit, create, join, read_federation
+from fedvl.deployment.membership import admit_participant, create, make_join_request, read_federation
 from fedvl.errors import FedVLError
 
 LINEAR = {"method": {"name": "linear"}, "data": {"dataset": "cifar10-mini"}}
@@ -25,7 +25,7 @@ def clinic(tmp_path_factory):
     """A federation of two parties, of which north has joined."""
     folder = tmp_path_factory.mktemp("founded") / "clinic"
     create(folder, ["north", "south"], "fed.example.org", 9443, resolve_for_parties(LINEAR, 2))
-    admit(folder, join(folder / "parties" / "north"))
+    admit_participant(folder, make_join_request(folder / "parties" / "north"))
     return folder
 
 

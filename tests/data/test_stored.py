@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from fedvl.data import stored
-from fedvl.data.stored import DiskRows, StoredRows, fits, table_in
+from fedvl.data.stored import DiskRows, StoredRows, fits_in_memory, table_in
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def held_of(path: Path) -> int:
 
 
 def test_what_fits_is_a_constant_on_a_processor_and_half_of_what_is_free_on_a_gpu(monkeypatch):
-    assert fits(stored.MAX_IN_MEMORY, "cpu")
-    assert not fits(stored.MAX_IN_MEMORY + 1, "cpu")
+    assert fits_in_memory(stored.MAX_IN_MEMORY, "cpu")
+    assert not fits_in_memory(stored.MAX_IN_MEMORY + 1, "cpu")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    assert fits(50, "cuda")
-    assert not fits(51, "cuda")
+    assert fits_in_memory(50, "cuda")
+    assert not fits_in_memory(51, "cuda")

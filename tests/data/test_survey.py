@@ -7,7 +7,7 @@ import pytest
 from data.test_check import PLANTED
 from helpers import planted
 
-from fedvl.data.check import Bar, check
+from fedvl.data.check import PropertyCount, check
 from fedvl.data.faults import NAMES
 from fedvl.data.survey import OF_IMAGES, add, misstated, survey_of, tables_of
 from fedvl.display import Silent
@@ -38,7 +38,7 @@ def test_clean_sites_have_no_fault(clean):
     assert [(each.name, each.train, each.test, each.renamed) for each in found.classes] == [
         (name, 36, 18, 0) for name in CLASSES
     ]
-    assert [bar for bar in found.sizes if bar.images] == [Bar(name="32 to 63 px", images=270)]
+    assert [bar for bar in found.sizes if bar.images] == [PropertyCount(name="32 to 63 px", images=270)]
     assert sum(bar.images for bar in found.brightness) == 270
 
 

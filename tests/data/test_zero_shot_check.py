@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvl.data.zero_shot_check import CERTAIN, LEAST, OF_CLASS, of_classes, ranked, sample
+from fedvl.data.zero_shot_check import CERTAIN, MIN_IMAGES, OF_CLASS, of_classes, ranked, sample
 
 NAMES = ["bird", "cat", "dog", "ship"]
 
@@ -56,8 +56,11 @@ def test_a_model_that_knows_too_little_says_nothing():
 
 
 def test_few_images_say_nothing():
-    few = np.repeat(np.arange(4), [30, LEAST - 1, LEAST - 1, LEAST - 1])
-    assert kinds(answers(few), few) == ([], f"Labels were not compared: fewer than two classes have {LEAST} images.")
+    few = np.repeat(np.arange(4), [30, MIN_IMAGES - 1, MIN_IMAGES - 1, MIN_IMAGES - 1])
+    assert kinds(answers(few), few) == (
+        [],
+        f"Labels were not compared: fewer than two classes have {MIN_IMAGES} images.",
+    )
 
 
 def test_each_class_is_sampled_up_to_a_limit():

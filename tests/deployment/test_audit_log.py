@@ -10,7 +10,7 @@ import pytest
 from helpers.parties import RUN, request
 
 from fedvl.deployment import audit_log
-from fedvl.deployment.audit_log import FILE, FIRST, Log, own_rounds, read_log, who_took_part
+from fedvl.deployment.audit_log import FIRST, LOG_FILE, AuditLog, own_rounds, read_log, who_took_part
 from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
 from fedvl.federation.records import Refused
@@ -22,10 +22,10 @@ from fedvl.runs.settings import resolve_experiment
 @pytest.fixture
 def path(tmp_path):
     """A log of five entries."""
-    log = Log(tmp_path / FILE)
+    log = AuditLog(tmp_path / LOG_FILE)
     for number in range(5):
         log.append("approved", experiment=f"{number}")
-    return tmp_path / FILE
+    return tmp_path / LOG_FILE
 
 
 def lines(path):
@@ -40,7 +40,7 @@ def test_each_line_holds_the_sha256_of_the_one_before(path):
         body = line[: line.index(b', "hash"')]
         before = entry["hash"]
         assert before == hashlib.sha256(body).hexdigest()
-    assert Log(path).head == FIRST  # not read yet
+    assert AuditLog(path).head == FIRST  # not read yet
     checked = read_log(path.parent)
     assert checked.chain.head == before
     assert [entry["experiment"] for entry in checked.chain.entries] == list("01234")
@@ -69,11 +69,11 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_is_found_and_the_first_line_that_does_not_fit_is_named(what, path):
     change, number = CHANGES[what]
-    log = Log(path)
+    log = AuditLog(path)
     log.entries("approved")
     changed = b"".join(change(lines(path)))
     path.write_bytes(changed)
-    for use in (lambda: read_log(path.parent), lambda: log.append("sent"), lambda: Log(path).entries("approved")):
+    for use in (lambda: read_log(path.parent), lambda: log.append("sent"), lambda: AuditLog(path).entries("approved")):
         with pytest.raises(FedVLError, match=rf"was changed: line {number} "):
             use()
     assert path.read_bytes() == changed  # and nothing is added to it
@@ -96,7 +96,7 @@ def test_a_line_that_a_crash_cut_is_told_and_taken_out_by_the_next_entry(cut, pa
     checked = read_log(path)
     assert len(checked.chain.entries) == 4
     assert checked.chain.torn == whole[4][:-cut]
-    log = Log(path)
+    log = AuditLog(path)
     log.append("approved", experiment="5")
     checked = read_log(path)
     assert [entry["kind"] for entry in checked.chain.entries[4:]] == ["torn", "approved"]
@@ -107,7 +107,7 @@ def test_a_line_that_a_crash_cut_is_told_and_taken_out_by_the_next_entry(cut, pa
 
 
 def test_a_full_disk_leaves_a_log_that_can_be_continued(path, monkeypatch):
-    log = Log(path)
+    log = AuditLog(path)
     log.append("approved", experiment="5")
 
     def full(descriptor):
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_a_log_that_can_be_continued(path, monkeypatch):
 
 
 def test_two_processes_write_one_log(path):
-    one, other = Log(path), Log(path)
+    one, other = AuditLog(path), AuditLog(path)
     for number in range(6):
         (one, other)[number % 2].append("approved", experiment=f"{5 + number}")
     assert len(read_log(path).chain.entries) == 11
@@ -131,25 +131,25 @@ def test_two_processes_write_one_log(path):
 
 
 def test_a_flood_does_not_fill_the_disk(path, monkeypatch):
-    log = Log(path)
+    log = AuditLog(path)
     log.append("received")
-    monkeypatch.setattr(audit_log, "MOST_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr(audit_log, "MAX_LOG_BYTES", path.stat().st_size - 1)
     with pytest.raises(FedVLError, match="somebody sends far too much"):
         log.append("received")
 
 
 def test_a_link_is_not_followed(path, tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    os.symlink(path, tmp_path / "elsewhere" / FILE)
+    os.symlink(path, tmp_path / "elsewhere" / LOG_FILE)
     with pytest.raises(OSError, match="symbolic links"):
-        Log(tmp_path / "elsewhere" / FILE).append("sent")
+        AuditLog(tmp_path / "elsewhere" / LOG_FILE).append("sent")
 
 
 def test_what_a_line_says_cannot_be_guessed_from_its_hash(monkeypatch):
     """The server is told the hash, and could try out what it does not know, such as a number of images."""
     noon = SimpleNamespace(isoformat=lambda timespec: "noon")
     monkeypatch.setattr(audit_log, "datetime", SimpleNamespace(now=lambda zone: noon))
-    logs = [Log(), Log()]
+    logs = [AuditLog(), AuditLog()]
     for log in logs:
         log.append("budget", rate=0.1)
     assert logs[0].head != logs[1].head
@@ -163,14 +163,14 @@ def test_a_folder_without_a_log_is_told(tmp_path):
 def test_a_log_says_whose_it_is_by_its_own_entries_or_by_the_file_beside_it(tmp_path):
     """A client that sends its log to others sends no other file."""
     alone = tmp_path / "sent.jsonl"
-    Log(alone).append("approved", experiment="0")
+    AuditLog(alone).append("approved", experiment="0")
     assert read_log(alone).client is None
-    Log(alone).append("joined", name="west", client=2)
+    AuditLog(alone).append("joined", name="west", client=2)
     assert read_log(alone).client == 2
     (tmp_path / "west" / "state").mkdir(parents=True)
     (tmp_path / "west" / "party.json").write_text('{"number": 3}')
-    Log(tmp_path / "west" / "state" / FILE).append("approved", experiment="0")
-    for given in (tmp_path / "west", tmp_path / "west" / "state" / FILE):
+    AuditLog(tmp_path / "west" / "state" / LOG_FILE).append("approved", experiment="0")
+    for given in (tmp_path / "west", tmp_path / "west" / "state" / LOG_FILE):
         assert read_log(given).client == 3
 
 
@@ -183,7 +183,7 @@ def header(**changes):
 
 
 def test_a_message_without_the_head_of_its_senders_log_is_written_down_and_refused(path):
-    log = Log(path)
+    log = AuditLog(path)
     for refused, payload in ((header(), b"x"), (header(), b""), (header(problem="no"), b"x")):
         with pytest.raises(FedVLError, match="does not carry the head of its sender's log"):
             log.receive(refused, payload)
@@ -194,7 +194,7 @@ def test_a_message_without_the_head_of_its_senders_log_is_written_down_and_refus
 
 @pytest.fixture
 def log(tmp_path):
-    return Log(tmp_path / FILE)
+    return AuditLog(tmp_path / LOG_FILE)
 
 
 def entries(log):

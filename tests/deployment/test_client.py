@@ -16,9 +16,15 @@ from helpers.parties import EXPERIMENT, SmallClient, request
 
 from fedvl import __version__
 from fedvl.deployment.audit_log import NO_HEAD, read_log
-from fedvl.deployment.client import MOST_RUNS, Client
+from fedvl.deployment.client import MAX_RUNS, Client
 from fedvl.deployment.files import PartyFile, resolve_for_parties
-from fedvl.deployment.membership import admit, approve_experiment, create, join, read_federation
+from fedvl.deployment.membership import (
+    admit_participant,
+    approve_experiment,
+    create,
+    make_join_request,
+    read_federation,
+)
 from fedvl.deployment.messages import Message, pack_tensors
 from fedvl.deployment.policy import read_experiments
 from fedvl.deployment.roster import pin_roster, roster_of
@@ -69,10 +75,10 @@ def test_a_run_has_one_experiment_also_after_a_restart(client):
 
 def test_a_server_cannot_fill_the_disk_with_runs(client):
     client.stay = True
-    for number in range(MOST_RUNS):
+    for number in range(MAX_RUNS):
         (client.state / "runs" / f"{number:x}").mkdir(parents=True)
-    assert f"holds {MOST_RUNS} runs" in client.problem(run="ff")
-    assert len(list((client.state / "runs").iterdir())) == MOST_RUNS
+    assert f"holds {MAX_RUNS} runs" in client.problem(run="ff")
+    assert len(list((client.state / "runs").iterdir())) == MAX_RUNS
 
 
 def test_a_mistake_in_a_method_is_told_here_by_its_line_and_to_the_server_without_its_words(own_method, tmp_path):
@@ -114,7 +120,7 @@ def rehearsing(tmp_path, monkeypatch):
         party = tmp_path / "clinic" / "parties" / "north"
         if host != "127.0.0.1":
             for name in ("north", "south"):
-                admit(tmp_path / "clinic", join(tmp_path / "clinic" / "parties" / name))
+                admit_participant(tmp_path / "clinic", make_join_request(tmp_path / "clinic" / "parties" / name))
             pin_roster(party, roster_of(tmp_path / "clinic", read_federation(tmp_path / "clinic")))
             for experiment in read_experiments(party).values():
                 approve_experiment(party, experiment)

@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedvl.deployment.door import ACTIVATE, FLEET, MOST_PLAIN_BYTES, PUSH_MESSAGE, PUSH_OBJECT, Door, Signed
+from fedvl.deployment.door import ACTIVATE, FLEET, MAX_PLAIN_BYTES, PUSH_MESSAGE, PUSH_OBJECT, Door, Signed
 
-SECRET, MOST_BYTES = "s" * 64, 10 * MOST_PLAIN_BYTES
+SECRET, MAX_BYTES = "s" * 64, 10 * MAX_PLAIN_BYTES
 NAMES = Signed(b"key", b"moment", b"signature")
 PRIVATE = ec.generate_private_key(ec.SECP256R1())
 KEY = b"the client's public key"
@@ -23,7 +23,7 @@ class Behind:
         self.bodies: list[bytes] = []
         self.taken: list[bytes] = []
         self.door = Door(
-            self, SECRET, lambda: {KEY: PRIVATE.public_key()}, MOST_BYTES, NAMES, lambda body: forged,
+            self, SECRET, lambda: {KEY: PRIVATE.public_key()}, MAX_BYTES, NAMES, lambda body: forged,
             lambda app, key: self.taken.append(key),
         )  # fmt: skip
 
@@ -91,10 +91,10 @@ def test_nobody_else_comes_in(headers):
 @pytest.mark.parametrize(
     ("path", "length", "status"),
     [
-        (f"{FLEET}x", MOST_PLAIN_BYTES, 200),
-        (f"{FLEET}x", MOST_PLAIN_BYTES + 1, 413),
-        (PUSH_OBJECT, MOST_PLAIN_BYTES + 1, 200),
-        (PUSH_OBJECT, MOST_BYTES + 1, 413),
+        (f"{FLEET}x", MAX_PLAIN_BYTES, 200),
+        (f"{FLEET}x", MAX_PLAIN_BYTES + 1, 413),
+        (PUSH_OBJECT, MAX_PLAIN_BYTES + 1, 200),
+        (PUSH_OBJECT, MAX_BYTES + 1, 413),
     ],
 )
 def test_only_tensors_may_be_large(path, length, status):

@@ -13,7 +13,7 @@ if find_spec("flwr") is None:
 from helpers.parties import SmallClient
 
 from fedvl.cli import app
-from fedvl.deployment.extras import PACKAGES, check_extras
+from fedvl.deployment.extras import EXTRA_PACKAGES, check_extras
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.membership import create
 from fedvl.errors import FedVLError
@@ -28,7 +28,7 @@ def without(monkeypatch):
     """Take a package away, as far as FedVL looks."""
 
     def remove(*extras):
-        gone = {PACKAGES[extra] for extra in extras}
+        gone = {EXTRA_PACKAGES[extra] for extra in extras}
         monkeypatch.setattr("fedvl.deployment.extras.find_spec", lambda name: None if name in gone else find_spec(name))
 
     return remove
@@ -76,9 +76,9 @@ def test_images_that_cannot_be_read_are_told_and_not_left_out(name, extra, witho
     (tmp_path / "images" / "cat" / name).touch()
     check_extras(experiment, str(tmp_path / "images"))
     without(extra)
-    with pytest.raises(FedVLError, match=rf'cat/{name} needs {PACKAGES[extra]}; .* "fedvl\[{extra}\]"'):
+    with pytest.raises(FedVLError, match=rf'cat/{name} needs {EXTRA_PACKAGES[extra]}; .* "fedvl\[{extra}\]"'):
         check_extras(experiment, str(tmp_path / "images"))
-    without(*(PACKAGES.keys() - {extra, "privacy"}))
+    without(*(EXTRA_PACKAGES.keys() - {extra, "privacy"}))
     check_extras(experiment, str(tmp_path / "images"))
     without(extra)
     (tmp_path / "images" / "cat" / name).rename(tmp_path / "images" / "cat" / f".{name}")

@@ -13,10 +13,10 @@ if find_spec("flwr") is None:
 from helpers.parties import EXPERIMENT, RUN, request
 from helpers.runs import prepare
 
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.finishing import finish_run
 from fedvl.deployment.messages import Message
-from fedvl.deployment.state import state_of
+from fedvl.deployment.state import state_folder
 from fedvl.federation.records import Budget
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.folder import RunFolder
@@ -46,8 +46,8 @@ def finished(prepared, tmp_path):
 
     def make(spent=(), data=None):
         folder, said = tmp_path / "party", list[str]()
-        state_of(folder).mkdir(parents=True)
-        log = Log(state_of(folder) / "audit.jsonl")
+        state_folder(folder).mkdir(parents=True)
+        log = AuditLog(state_folder(folder) / "audit.jsonl")
         for number in range(ROUNDS):
             asked = Message(request(round=number, client=CLIENT), b"asked")
             log.receive(asked.header, asked.payload)
@@ -55,7 +55,7 @@ def finished(prepared, tmp_path):
         engine = local_engine(prepared)
         shared = prepared.method.first_shared(0)
         engine.keep(engine.train(0, [CLIENT], shared))
-        place = state_of(folder) / "runs" / RUN
+        place = state_folder(folder) / "runs" / RUN
         place.mkdir(parents=True)
         party: Any = SimpleNamespace(number=CLIENT, engine=engine, folder=place, finished=shared, spent=list(spent))
         last = request(round=ROUNDS, client=CLIENT, kind="finish", experiment=EXPERIMENT)

@@ -28,9 +28,9 @@ from fedvl.deployment.masking import (
     masked,
     pair_key,
     seal,
+    shares_needed,
     split,
     stream,
-    threshold,
     unmask,
     unseal,
 )
@@ -141,7 +141,7 @@ def test_a_polynomial_by_hand():
     ],
 )
 def test_the_threshold_is_a_share_of_the_clients_and_more_than_half(clients, share, needed):
-    assert threshold(clients, share) == needed
+    assert shares_needed(clients, share) == needed
 
 
 def test_sealed_shares_open_for_their_holder_alone_and_unchanged():

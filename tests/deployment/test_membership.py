@@ -27,11 +27,11 @@ from fedvl.deployment.keys import (
     write_private,
 )
 from fedvl.deployment.membership import (
-    admit,
+    admit_participant,
     check_key,
     create,
     find_member,
-    join,
+    make_join_request,
     read_federation,
     read_request,
     revoke,
@@ -67,11 +67,11 @@ def keys_in(folder):
 
 def test_the_server_makes_no_partys_key_and_a_party_makes_its_own(clinic):
     assert keys_in(clinic) == []
-    request = join(clinic / "parties" / "north")
+    request = make_join_request(clinic / "parties" / "north")
     assert keys_in(clinic) == ["parties/north/state/key"]
     assert stat.S_IMODE((clinic / "parties/north/state/key").stat().st_mode) == 0o600
     assert stat.S_IMODE((clinic / "parties/north/state").stat().st_mode) == 0o700
-    admit(clinic, read_request(request_path(clinic / "parties/north", "north")))
+    admit_participant(clinic, read_request(request_path(clinic / "parties/north", "north")))
     assert list(read_federation(clinic).admitted) == [0]
     member = read_federation(clinic).parties[0]
     assert member.public_key == request.public_key
@@ -113,26 +113,26 @@ def test_the_fingerprint_is_that_of_ssh(tmp_path):
 
 def test_a_second_key_needs_renew_and_replaces_the_first_when_it_is_admitted(clinic):
     party = clinic / "parties" / "north"
-    first = join(party)
-    admit(clinic, first)
+    first = make_join_request(party)
+    admit_participant(clinic, first)
     with pytest.raises(FedVLError, match="--renew makes another"):
-        join(party)
-    second = join(party, renew=True)
+        make_join_request(party)
+    second = make_join_request(party, renew=True)
     assert find_member(read_federation(clinic), "north").public_key == first.public_key  # until the operator agrees
-    admit(clinic, second)
+    admit_participant(clinic, second)
     assert find_member(read_federation(clinic), "north").public_key == second.public_key != first.public_key
 
 
 def test_a_revoked_party_is_out_and_can_join_again(clinic):
-    admit(clinic, join(clinic / "parties" / "north"))
-    admit(clinic, join(clinic / "parties" / "south"))
+    admit_participant(clinic, make_join_request(clinic / "parties" / "north"))
+    admit_participant(clinic, make_join_request(clinic / "parties" / "south"))
     revoke(clinic, "north")
     assert list(read_federation(clinic).admitted) == [1]
     with pytest.raises(FedVLError, match="no key that could be revoked"):
         revoke(clinic, "north")
     with pytest.raises(FedVLError, match="its parties are north, south"):
         revoke(clinic, "east")
-    admit(clinic, join(clinic / "parties" / "north", renew=True))
+    admit_participant(clinic, make_join_request(clinic / "parties" / "north", renew=True))
     assert list(read_federation(clinic).admitted) == [0, 1]
 
 
@@ -144,7 +144,7 @@ def forge(request, **changes):
     "case", ["name", "key", "signature", "type", "extra", "not json", "large", "absent", "other curve"]
 )
 def test_a_request_that_is_not_whole_is_not_admitted(case, clinic, tmp_path):
-    request, path = join(clinic / "parties" / "north"), tmp_path / "request.json"
+    request, path = make_join_request(clinic / "parties" / "north"), tmp_path / "request.json"
     stranger = made_key(tmp_path / "stranger")
     contents = {
         "name": forge(request, name="south"),
@@ -168,18 +168,18 @@ def test_a_request_that_is_not_whole_is_not_admitted(case, clinic, tmp_path):
 
 
 def test_a_request_counts_for_one_federation_and_one_party(clinic, founded, tmp_path):
-    request = join(clinic / "parties" / "north")
+    request = make_join_request(clinic / "parties" / "north")
     other = tmp_path / "other"
     settings = {"method": {"name": "linear"}, "data": {"dataset": "cifar10-mini"}}
     create(other, NAMES, "fed.example.org", 9443, resolve_for_parties(settings, len(NAMES)))
     with pytest.raises(FedVLError, match="for another federation"):
-        admit(other, request)
-    admit(clinic, request)
+        admit_participant(other, request)
+    admit_participant(clinic, request)
     twin = request.model_copy(update={"name": "south"})
     twin = twin.model_copy(update={"signature": sign(clinic / "parties/north/state/key", twin.signed_part)})
     assert signed_by(twin.public_key, twin.signed_part, twin.signature)
     with pytest.raises(FedVLError, match="shows the key of another party"):
-        admit(clinic, twin)
+        admit_participant(clinic, twin)
 
 
 def test_the_commands_of_joining_show_both_fingerprints_and_ask(clinic):
@@ -200,7 +200,7 @@ def test_the_commands_of_joining_show_both_fingerprints_and_ask(clinic):
 
 
 def test_revoke_takes_the_federation_of_the_present_folder(clinic, monkeypatch):
-    admit(clinic, join(clinic / "parties" / "north"))
+    admit_participant(clinic, make_join_request(clinic / "parties" / "north"))
     monkeypatch.chdir(clinic)
     CliRunner().invoke(app, ["federation", "revoke", "north"], catch_exceptions=False)
     assert not read_federation(clinic).admitted
@@ -221,7 +221,7 @@ def test_a_key_that_others_can_read_is_not_used(clinic):
     party = clinic / "parties" / "north"
     with pytest.raises(FedVLError, match="fedvl federation join"):
         check_key(party)
-    join(party)
+    make_join_request(party)
     check_key(party)
     (party / "state" / "key").chmod(0o640)
     with pytest.raises(FedVLError, match="Others can read"):

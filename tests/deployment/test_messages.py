@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedvl.deployment.messages import FORMAT, MOST_HEADER_BYTES, Header, pack_tensors, read_header, unpack_tensors
+from fedvl.deployment.messages import FORMAT, MAX_HEADER_BYTES, Header, pack_tensors, read_header, unpack_tensors
 from fedvl.errors import FedVLError
 
 FROZEN = Path(__file__).with_name(f"messages_{FORMAT}.json")  # as this format is, for machines of other versions
@@ -147,17 +147,15 @@ def test_ten_thousand_damaged_messages_are_tensors_or_our_own_error():
 def test_a_header_full_of_empty_tensors_takes_bounded_memory():
     """Each costs the sender a line; a header of the largest size must not cost the server a hundred times that."""
     line = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps(
-        {str(number): line for number in range(MOST_HEADER_BYTES // 70)}, separators=(",", ":")
-    ).encode()
-    assert MOST_HEADER_BYTES // 2 < len(header) <= MOST_HEADER_BYTES
+    header = json.dumps({str(number): line for number in range(MAX_HEADER_BYTES // 70)}, separators=(",", ":")).encode()
+    assert MAX_HEADER_BYTES // 2 < len(header) <= MAX_HEADER_BYTES
     tracemalloc.start()
-    tensors = unpack_tensors(payload_of(header), 2 * MOST_HEADER_BYTES)
+    tensors = unpack_tensors(payload_of(header), 2 * MAX_HEADER_BYTES)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(tensors) == MOST_HEADER_BYTES // 70
-    assert peak < 32 * MOST_HEADER_BYTES
-    reason = attempt(payload_of(header * 2), 4 * MOST_HEADER_BYTES)
+    assert len(tensors) == MAX_HEADER_BYTES // 70
+    assert peak < 32 * MAX_HEADER_BYTES
+    reason = attempt(payload_of(header * 2), 4 * MAX_HEADER_BYTES)
     assert "claims a header" in reason
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedvl.deployment.own_counts import MODEL, as_tensors, own_counts, request_of
+from fedvl.deployment.own_counts import MODEL_HASH, as_tensors, own_counts, request_of
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count, shapes, withheld
@@ -42,8 +42,8 @@ def equal(found, counts):
 def test_a_model_is_named_by_its_digest(folder):
     shared = RunFolder(folder).tensors()[0]
     found = request_of(shared)
-    assert list(found) == [MODEL]
-    assert bytes(found[MODEL].tolist()).hex() == digest(shared)
+    assert list(found) == [MODEL_HASH]
+    assert bytes(found[MODEL_HASH].tolist()).hex() == digest(shared)
 
 
 def test_counts_are_those_of_its_test_images(prepared, folder, request_):
@@ -66,7 +66,7 @@ def test_without_test_images_there_is_nothing_but_zeros_in_a_secure_sum(prepared
 
 def test_another_model_is_not_evaluated(prepared, folder, request_):
     crafted = request_of({name: tensor + 1 for name, tensor in RunFolder(folder).tensors()[0].items()})
-    for request in (crafted, {}, {**request_, "more": torch.zeros(1)}, {"other": request_[MODEL]}):
+    for request in (crafted, {}, {**request_, "more": torch.zeros(1)}, {"other": request_[MODEL_HASH]}):
         with pytest.raises(FedVLError, match="requested of another model than the one that this run ended with"):
             own_counts(prepared, folder, request, 1)
 

@@ -26,9 +26,9 @@ from fedvl.config import PrivacyConfig
 from fedvl.deployment import client as client_module
 from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.files import experiment_id, resolve_for_parties
-from fedvl.deployment.membership import create, join
+from fedvl.deployment.membership import create, make_join_request
 from fedvl.deployment.policy import (
-    FILE,
+    POLICY_FILE,
     TEMPLATE,
     Policy,
     identify,
@@ -44,7 +44,7 @@ from fedvl.runs.settings import resolve_experiment
 
 
 def written(folder, text):
-    (folder / FILE).write_text(text)
+    (folder / POLICY_FILE).write_text(text)
     return read_policy(folder)
 
 
@@ -75,7 +75,7 @@ def test_a_policy_that_is_none_is_explained_in_a_sentence(text, says, tmp_path):
     with pytest.raises(FedVLError) as error:
         written(tmp_path, text)
     assert says in str(error.value)
-    assert FILE in str(error.value)
+    assert POLICY_FILE in str(error.value)
 
 
 def test_without_a_policy_nothing_is_answered(tmp_path):
@@ -215,7 +215,7 @@ def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the
     name, settings, forbids, allows = LINES[line]
     monkeypatch.setattr(client_module, "datetime", type("Noon", (), {"now": staticmethod(lambda: at(12))}))
     client = SmallClient.joined(3, tmp_path, name, **settings)
-    (client.state / FILE).write_text(forbids)
+    (client.state / POLICY_FILE).write_text(forbids)
     reply = client.ask()
     problem = reply.header.problem
     assert problem.startswith(f"The line {line} of this party's policy.toml ")
@@ -224,7 +224,7 @@ def test_a_line_refuses_before_anything_is_prepared_and_can_be_changed_while_the
     assert not (client.state / "runs").exists()
     assert client.said == [f"Refused: {problem}"]
     assert "12" not in problem.replace("12:00", "").replace("least_images is 13", "")  # how many images it has
-    (client.state / FILE).write_text(allows)
+    (client.state / POLICY_FILE).write_text(allows)
     assert client.problem() == ""
     kinds = [entry["kind"] for entry in entries(client)]
     assert kinds == ["approved", "received", "refused", "received", "policy", "begun", "secret", "sent"]
@@ -254,7 +254,7 @@ def test_a_report_of_counts_spends_too_and_is_refused_like_an_update(kind, tmp_p
     options = {"counts": "shares", "interval": 1}
     private = PrivacyConfig(unit="client", epsilon=3.0, clip=0.05)
     client = SmallClient.joined(3, tmp_path, "fedpp", privacy=private, options=options, **SECURE)
-    (client.state / FILE).write_text("epsilon = 0.1")
+    (client.state / POLICY_FILE).write_text("epsilon = 0.1")
     assert "is 0.1, and this round would take the sum over all runs to" in client.problem(kind=kind)
 
 
@@ -277,7 +277,7 @@ def test_the_fewest_clients_of_a_sum_are_the_partys_own_to_say(least, says, tmp_
 
     clients = [SmallClient.joined(number, tmp_path / str(number), **SECURE) for number in (0, 3, 4)]
     for client in clients:
-        (client.state / FILE).write_text(f"least_clients = {least}\nleast_images = 5")
+        (client.state / POLICY_FILE).write_text(f"least_clients = {least}\nleast_images = 5")
     entries = [unpack_tensors(client.ask(pack_tensors({}), kind="keys").payload, 2**20)[ROSTER] for client in clients]
     roster = b"[" + b",".join(bytes(entry.tolist())[1:-1] for entry in entries) + b"]"
     payload = pack_tensors({ROSTER: torch.frombuffer(bytearray(roster), dtype=torch.uint8)})
@@ -345,7 +345,7 @@ def test_a_received_folder_contacts_no_hub(tmp_path):
     parties = [clinic / "parties" / name for name in HUB_EXPERIMENTS]
     for party, settings in zip(parties, HUB_EXPERIMENTS.values(), strict=True):
         (party / "experiments" / "linear.toml").write_text(resolve_experiment(settings).to_toml())
-        join(party)
+        make_join_request(party)
     with Hub() as hub:
         words = [sys.executable, "-c", COMMANDS, "evil/model", *map(str, parties)]
         endpoint = f"http://127.0.0.1:{hub.listener.getsockname()[1]}"

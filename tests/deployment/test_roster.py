@@ -26,7 +26,14 @@ from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.client import Client
 from fedvl.deployment.files import add_experiment, resolve_for_parties
 from fedvl.deployment.keys import certify_party, fingerprint, sign
-from fedvl.deployment.membership import admit, create, credentials, join, read_federation, revoke
+from fedvl.deployment.membership import (
+    admit_participant,
+    create,
+    credentials,
+    make_join_request,
+    read_federation,
+    revoke,
+)
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.roster import (
     Roster,
@@ -38,8 +45,8 @@ from fedvl.deployment.roster import (
     roster_of,
     write_roster,
 )
-from fedvl.deployment.secure_sum import ROSTER, Credentials, Member
-from fedvl.deployment.state import read_party, state_of
+from fedvl.deployment.secure_sum import ROSTER, Credentials, SumMember
+from fedvl.deployment.state import read_party, state_folder
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 
@@ -72,8 +79,8 @@ def place(founded, tmp_path):
     clinic = shutil.copytree(founded, tmp_path / "clinic")
     real = {name: shutil.copytree(clinic / "parties" / name, tmp_path / "real" / name) for name in NAMES}
     invented = {name: shutil.copytree(clinic / "parties" / name, tmp_path / "invented" / name) for name in "bc"}
-    requests = {name: join(folder) for name, folder in real.items()}
-    sybils = {name: join(folder) for name, folder in invented.items()}
+    requests = {name: make_join_request(folder) for name, folder in real.items()}
+    sybils = {name: make_join_request(folder) for name, folder in invented.items()}
     return SimpleNamespace(
         clinic=clinic, real=real, invented=invented, requests=requests, sybils=sybils, path=tmp_path / "roster.json"
     )
@@ -82,7 +89,7 @@ def place(founded, tmp_path):
 def rostered(place, *requests):
     """The roster of the operator after admitting these, in a file to send."""
     for request in requests:
-        admit(place.clinic, request)
+        admit_participant(place.clinic, request)
     roster = roster_of(place.clinic, read_federation(place.clinic))
     write_roster(place.path, roster)
     return roster
@@ -123,8 +130,8 @@ def entries(place, client):
     found = json.loads(bytes(own.tolist()))
     for number, name in ((1, "b"), (2, "c")):
         folder = place.invented[name]
-        vouched = Credentials(partial(sign, state_of(folder) / "key"), lambda entry, content: None)
-        (entry,) = json.loads(bytes(Member(RUN, number, folder / "state", vouched, 2).entry()[ROSTER].tolist()))
+        vouched = Credentials(partial(sign, state_folder(folder) / "key"), lambda entry, content: None)
+        (entry,) = json.loads(bytes(SumMember(RUN, number, folder / "state", vouched, 2).entry()[ROSTER].tolist()))
         found.append({**entry, "certificate": read_federation(place.clinic).parties[number].certificate})
     return torch.frombuffer(bytearray(json.dumps(found).encode()), dtype=torch.uint8)
 
@@ -227,7 +234,7 @@ def test_a_changed_roster_needs_a_new_approval_of_secure_aggregation_alone(place
     command("federation", "roster", place.real["a"], saved(place, honest(place)))
     command("federation", "approve", place.real["a"], "--yes")
     assert command("federation", "approve", place.real["a"]).count("  approved\n") == 2
-    renewed = join(place.real["b"], renew=True)
+    renewed = make_join_request(place.real["b"], renew=True)
     command("federation", "roster", place.real["a"], saved(place, rostered(place, renewed)))
     said = command("federation", "approve", place.real["a"], answer="y\nn\n")
     linear, opened = said.split("linear: ")[1].split("open: ")
@@ -242,7 +249,7 @@ def test_a_client_answers_under_a_new_roster_only_after_a_new_approval(place, im
     client = Client(party, images, Silent(), print)
     assert ask(client, {}, "keys").header.problem == ""
     before = client.parties[RUN]
-    pin_roster(party, rostered(place, join(place.real["b"], renew=True)))
+    pin_roster(party, rostered(place, make_join_request(place.real["b"], renew=True)))
     problem = ask(client, {}, "keys").header.problem
     assert "with another roster than the one that is pinned now" in problem
     command("federation", "approve", party, "--yes")
@@ -314,7 +321,7 @@ def test_a_certificate_counts_only_while_it_is_valid(days, place, monkeypatch):
     roster = honest(place)
     pin_roster(place.real["a"], roster)
     content = b"keys of b"
-    entry: Any = SimpleNamespace(client=1, signature=sign(state_of(place.real["b"]) / "key", content))
+    entry: Any = SimpleNamespace(client=1, signature=sign(state_folder(place.real["b"]) / "key", content))
     check = credentials(place.real["a"], read_party(place.real["a"])).check
     check(entry, content)
     later = datetime.now(UTC) + timedelta(days=days)
@@ -330,10 +337,10 @@ def test_only_the_pinned_key_signs_for_a_client(place):
     found = credentials(place.real["a"], read_party(place.real["a"]))
     content = b"keys"
     signed = {
-        "b": (1, state_of(place.real["b"])),
-        "c in the name of b": (1, state_of(place.real["c"])),
-        "an invented b": (1, state_of(place.invented["b"])),
-        "nobody": (9, state_of(place.real["b"])),
+        "b": (1, state_folder(place.real["b"])),
+        "c in the name of b": (1, state_folder(place.real["c"])),
+        "an invented b": (1, state_folder(place.invented["b"])),
+        "nobody": (9, state_folder(place.real["b"])),
     }
     for who, (client, folder) in signed.items():
         entry: Any = SimpleNamespace(client=client, signature=sign(folder / "key", content))
@@ -350,7 +357,7 @@ def test_only_the_pinned_key_signs_for_a_client(place):
 def test_a_client_that_was_admitted_later_is_not_in_the_pinned_roster(place):
     pin_roster(place.real["a"], rostered(place, place.requests["a"], place.requests["b"]))
     content = b"keys"
-    entry: Any = SimpleNamespace(client=2, signature=sign(state_of(place.real["c"]) / "key", content))
+    entry: Any = SimpleNamespace(client=2, signature=sign(state_folder(place.real["c"]) / "key", content))
     with pytest.raises(
         FedVLError, match=r"c is not in the roster that this client has pinned; .* fedvl federation roster a"
     ):

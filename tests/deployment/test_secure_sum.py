@@ -20,8 +20,8 @@ from fedvl.deployment.secure_sum import (
     SIGNERS,
     SURVIVORS,
     Entry,
-    Member,
     Offer,
+    SumMember,
     as_tensor,
     read_items,
 )
@@ -375,11 +375,11 @@ def test_a_policy_of_more_clients_counts(tmp_path):
 def test_a_restarted_client_has_its_keys_and_goes_on_in_its_attempt(members, tmp_path):
     attempt = Sum(members, NUMBERS)
     attempt.share()
-    again = Member(RUN, 0, tmp_path / "0", credentials(), 3)
+    again = SumMember(RUN, 0, tmp_path / "0", credentials(), 3)
     assert (again.public, again.verify) == (members[0].public, members[0].verify)
     attempt.members[0] = again
     attempt.mask()
-    attempt.members[0] = Member(RUN, 0, tmp_path / "0", credentials(), 3)
+    attempt.members[0] = SumMember(RUN, 0, tmp_path / "0", credentials(), 3)
     attempt.confirm()
     assert torch.equal(attempt.collected.open(attempt.reveal()).total, NUMBERS.sum(0))
     for name in ("sum.key", "000000-train.sum"):

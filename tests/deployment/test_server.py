@@ -48,7 +48,7 @@ def test_a_mistake_in_its_method_is_told_by_its_line(hook, own_method, tmp_path,
     monkeypatch.setattr(server, "opened_link", linked)
     monkeypatch.setattr(server, "flower", lambda: SimpleNamespace(flower_run=lambda *words: transport))
     with (
-        RunFolder.create(tmp_path / "run", experiment, server.describe_federation(tmp_path / "clinic")) as folder,
+        RunFolder.create(tmp_path / "run", experiment, server.federation_summary(tmp_path / "clinic")) as folder,
         pytest.raises(FedVLError) as caught,
     ):
         server.complete_with_machines(folder, Silent())

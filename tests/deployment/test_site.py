@@ -12,7 +12,7 @@ if find_spec("flwr") is None:
 from helpers.sites import join_all, make_site
 
 from fedvl.deployment.audit_log import read_log
-from fedvl.deployment.membership import join
+from fedvl.deployment.membership import make_join_request
 from fedvl.deployment.policy import check_approved, read_experiments, read_policy
 from fedvl.deployment.roster import pinned_roster
 from fedvl.deployment.state import log_of
@@ -145,7 +145,7 @@ def test_a_dry_run_shows_what_would_leave_and_what_attacks_learn(site, shared):
 
 def test_a_folder_from_elsewhere_is_shown_as_such_until_its_person_adopts_it(shared, tmp_path):
     site = make_site(shared, tmp_path, joined=False)
-    join(site.folder)
+    make_join_request(site.folder)
     (site.folder / "state" / "origin.json").unlink()
     assert "was not made here" in site.state().problem
     with pytest.raises(FedVLError, match="was not made here"):

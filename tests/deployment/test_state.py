@@ -16,11 +16,11 @@ from helpers.parties import EXPERIMENT, RUN, SmallClient
 
 from fedvl.cli import app
 from fedvl.deployment import state as state_module
-from fedvl.deployment.audit_log import Log, read_log
+from fedvl.deployment.audit_log import AuditLog, read_log
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import write_private
-from fedvl.deployment.membership import create, join
-from fedvl.deployment.state import begin_run, check_secret, log_of, make_secret, make_state, open_state, state_of
+from fedvl.deployment.membership import create, make_join_request
+from fedvl.deployment.state import begin_run, check_secret, log_of, make_secret, make_state, open_state, state_folder
 from fedvl.errors import FedVLError
 
 NAMES = ["north", "south"]
@@ -103,7 +103,7 @@ def test_join_refuses_a_folder_with_anything_that_an_operator_does_not_hand_over
 @pytest.mark.parametrize("what", PLANTS)
 def test_every_later_command_refuses_it_too(what, handed):
     """An operator may hand over files again, to be put into the folder of a client that has joined."""
-    join(handed)
+    make_join_request(handed)
     plant, named = PLANTS[what]
     plant(handed)
     for words in (["approve", handed, "--yes"], ["roster", handed], ["join", handed, "--renew"]):
@@ -150,9 +150,9 @@ def test_a_party_file_that_names_other_places_or_clients_is_refused(change, hand
 @pytest.fixture
 def sent(handed, tmp_path):
     """A folder in which the operator has joined, approved and begun a run, as it arrives at a client."""
-    join(handed)
+    make_join_request(handed)
     command("federation", "approve", handed, "--yes")
-    begin_run(log_of(handed), state_of(handed), RUN, EXPERIMENT)
+    begin_run(log_of(handed), state_folder(handed), RUN, EXPERIMENT)
     return shutil.copytree(handed, tmp_path / "sent" / "north")
 
 
@@ -171,7 +171,7 @@ def test_a_state_folder_that_was_not_made_here_is_refused_by_every_command(sent)
 
 @pytest.mark.parametrize("origin", ["", "{}", "[" * 100, '{"identity": "0"}', None])
 def test_an_origin_that_is_none_counts_for_nothing(origin, handed):
-    join(handed)
+    make_join_request(handed)
     path = handed / "state" / "origin.json"
     path.write_text(origin) if origin is not None else path.unlink()
     with pytest.raises(FedVLError, match="state was not made here"):
@@ -180,7 +180,7 @@ def test_an_origin_that_is_none_counts_for_nothing(origin, handed):
 
 def test_the_identity_holds_the_machine_and_both_inodes(handed, tmp_path, monkeypatch):
     """With the inodes of the sender's own disk, on a stick that is mounted as it is, the machine's id differs."""
-    join(handed)
+    make_join_request(handed)
     assert open_state(handed) == handed / "state"
     monkeypatch.setattr(state_module, "MACHINE_ID", tmp_path / "machine-id")
     (tmp_path / "machine-id").write_text("another")
@@ -197,7 +197,7 @@ def test_the_identity_holds_the_machine_and_both_inodes(handed, tmp_path, monkey
 
 
 def test_a_folder_that_is_renamed_on_its_disk_goes_on(handed, tmp_path):
-    join(handed)
+    make_join_request(handed)
     handed.rename(tmp_path / "renamed")
     assert open_state(tmp_path / "renamed")
 
@@ -215,7 +215,7 @@ def test_a_folder_that_its_person_moved_goes_on_after_a_question(sent):
 
 
 def test_a_state_that_is_a_link_or_open_to_others_is_refused(handed, tmp_path):
-    join(handed)
+    make_join_request(handed)
     (handed / "state").chmod(0o750)
     with pytest.raises(FedVLError, match=r"Others can read .*state"):
         open_state(handed)
@@ -228,11 +228,11 @@ def test_a_state_that_is_a_link_or_open_to_others_is_refused(handed, tmp_path):
 
 
 def test_joining_twice_needs_renew_and_says_so(handed):
-    join(handed)
+    make_join_request(handed)
     with pytest.raises(FedVLError, match="if you joined before, --renew makes another key"):
-        join(handed)
+        make_join_request(handed)
     first = (handed / "state" / "key").read_bytes()
-    join(handed, renew=True)
+    make_join_request(handed, renew=True)
     assert (handed / "state" / "key").read_bytes() != first
 
 
@@ -243,7 +243,7 @@ def test_joining_twice_needs_renew_and_says_so(handed):
 def own(tmp_path):
     """A state folder, and its log."""
     (tmp_path / "state").mkdir()
-    return tmp_path / "state", Log(tmp_path / "state" / "audit.jsonl")
+    return tmp_path / "state", AuditLog(tmp_path / "state" / "audit.jsonl")
 
 
 def test_a_secret_is_private_and_its_hash_is_in_the_log_before_it_is_on_disk(own, monkeypatch):

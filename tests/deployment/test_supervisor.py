@@ -31,7 +31,7 @@ class Server:
 @pytest.fixture(autouse=True)
 def server(monkeypatch):
     found = Server()
-    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(supervisor, "WATCH_SECONDS", 0.01)
     monkeypatch.setattr(supervisor, "reach", found.reach)
     monkeypatch.setattr(supervisor, "read_authorities", lambda path: f"<{path.name}>")
@@ -126,7 +126,7 @@ def test_a_supernode_that_ends_for_no_clear_reason_is_started_again_many_times(s
 
 def test_a_supernode_that_cannot_stay_is_started_again_after_ever_longer_pauses(started, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("fedvl.deployment.supervisor.LONGEST_PAUSE_SECONDS", 40.0)
+    monkeypatch.setattr("fedvl.deployment.supervisor.MAX_PAUSE_SECONDS", 40.0)
     monkeypatch.setattr("fedvl.deployment.supervisor.time.monotonic", lambda: clock[0])
     node = started()
     starts = []

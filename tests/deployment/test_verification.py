@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedvl.deployment.audit_log import FILE, Log
+from fedvl.deployment.audit_log import LOG_FILE, AuditLog
 from fedvl.deployment.messages import Header, Message
 from fedvl.deployment.verification import verify
 from fedvl.errors import FedVLError
@@ -19,7 +19,7 @@ class Sides:
         for each in self.folders:
             each.mkdir()
         (self.folders[1] / "party.json").write_text(json.dumps({"number": 1}))
-        self.server, self.client = (Log(each / FILE) for each in self.folders)
+        self.server, self.client = (AuditLog(each / LOG_FILE) for each in self.folders)
         self.attempt = 0
 
     def ask(self, logged=True, arrives=True, **changes):
@@ -71,7 +71,7 @@ def test_both_sides_hold_the_same_hash_of_a_message_and_all_are_matched(sides):
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_log_whose_end_was_cut_fits_alone_and_not_with_the_other(side, sides):
-    path = sides.folders[side] / FILE
+    path = sides.folders[side] / LOG_FILE
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
     verify([sides.folders[side]])
     with pytest.raises(FedVLError, match=rf"{path} lacks a line .* \(round 3, train\): the log was cut"):
@@ -197,7 +197,7 @@ def test_survivor_lists_agree_in_all_logs(sides, tmp_path):
     other = tmp_path / "south"
     other.mkdir()
     (other / "party.json").write_text(json.dumps({"number": 2}))
-    logs = SimpleNamespace(server=sides.server, north=sides.client, south=Log(other / FILE))
+    logs = SimpleNamespace(server=sides.server, north=sides.client, south=AuditLog(other / LOG_FILE))
     for log in vars(logs).values():
         survivors(log, "f" * 64)
         survivors(log, "1" * 64, attempt=1)

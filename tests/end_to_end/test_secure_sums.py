@@ -27,7 +27,7 @@ from helpers.parties import (
     tensors_changed,
 )
 
-from fedvl.deployment.audit_log import Log, read_chain
+from fedvl.deployment.audit_log import AuditLog, read_chain
 from fedvl.deployment.messages import Message, pack_tensors, unpack_tensors
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.secure_sum import Entry, SumId, as_tensor, read_items
@@ -182,7 +182,7 @@ def test_a_client_whose_numbers_were_left_out_of_a_sum_has_that_in_its_log(tmp_p
 
     remote, grid = remote_federation("linear", tmp_path, {(victim, 1, "train"): unheard}, deadline=0.2, **SECURE)
     for party in grid.parties:
-        party.log = Log(tmp_path / f"{party.number}.jsonl")
+        party.log = AuditLog(tmp_path / f"{party.number}.jsonl")
     run_quietly(remote)
     for party in grid.parties:
         entries = read_chain(party.log.path.read_bytes(), party.log.path).entries

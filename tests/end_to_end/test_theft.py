@@ -24,16 +24,16 @@ if find_spec("flwr") is None:
 from helpers.kills import draw_images
 from helpers.machines import LATEST, Request, Wire, clients_at_work, make_federation, wait_until
 
-from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
-from fedvl.deployment.files import FederationFile, experiment_id, read_file, resolve_for_parties
+from fedvl.deployment.audit_log import LOG_FILE, NO_HEAD, AuditLog, read_log
+from fedvl.deployment.files import FederationFile, experiment_id, read_model, resolve_for_parties
 from fedvl.deployment.link import flower, opened_link
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
-from fedvl.deployment.state import state_of
+from fedvl.deployment.state import state_folder
 from fedvl.deployment.supervisor import free_port
 from fedvl.deployment.verification import verify
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.federation.checks import fits
+from fedvl.federation.checks import fits_shape
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.stacks import Rows
 from fedvl.methods import load_method, method_names
@@ -159,7 +159,7 @@ def lies(victim: Victim) -> Iterator[Question]:
 class Server:
     """A server that sends what it likes, reads what it gets, and writes down its first messages alone."""
 
-    def __init__(self, transport: Any, log: Log) -> None:
+    def __init__(self, transport: Any, log: AuditLog) -> None:
         self.transport, self.log, self.sent = transport, log, 0
         self.answers: list[tuple[Question, Message | FedVLError]] = []
 
@@ -200,7 +200,7 @@ def check(question: Question, answer: Message | FedVLError) -> None:
     assert sent.keys() == declared.keys(), what
     for name, (dtype, shape) in declared.items():
         assert sent[name].dtype == dtype, what
-        assert fits(sent[name], shape), what
+        assert fits_shape(sent[name], shape), what
     assert len(answer.payload) <= count_bytes(sent) + LINE * (1 + len(sent)), what
 
 
@@ -379,14 +379,14 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
     folder = make_federation(tmp_path / "clinic", federated, port)
     for party in NAMES:  # statistics of one client leave, so that they are searched
         let_statistics_leave(folder / "parties" / party)
-    known = read_file(folder / "federation.json", FederationFile, "").model_copy(update={"port": free_port()})
+    known = read_model(folder / "federation.json", FederationFile, "").model_copy(update={"port": free_port()})
     victims = [victim_of(name, agreed[name], experiments[name]) for name in tried]
     with Wire(port, known.port, folder) as wire, opened_link(folder, known) as link:
         with clients_at_work(folder, NAMES) as place:
             authority, nodes = (folder / "ca.crt").read_bytes(), link.nodes
             with flower().flower_run(link.address, authority, link.secret, nodes) as transport:
                 wait_until(lambda: len(transport.connected()) == len(NAMES), *place.clients.values())
-                server = Server(transport, Log(folder / FILE))
+                server = Server(transport, AuditLog(folder / LOG_FILE))
                 steal(server, victims)
         requests = wire.requests()
     answers = [answer for _, answer in server.answers if isinstance(answer, Message)]
@@ -416,7 +416,7 @@ def test_no_method_gives_a_lying_server_more_than_it_declares(tmp_path, monkeypa
 
 
 def let_statistics_leave(party: Path) -> None:
-    policy = state_of(party) / "policy.toml"
+    policy = state_folder(party) / "policy.toml"
     text = policy.read_text()
     assert "single_statistics = false" in text
     policy.write_text(text.replace("single_statistics = false", "single_statistics = true"))

@@ -6,7 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from fedvl.evaluation.examples import SIDE, changed_rows, spread, thumbnail
+from fedvl.evaluation.examples import THUMBNAIL_SIDE, changed_rows, spread_over_classes, thumbnail
 
 
 def test_rows_that_changed_are_told_from_those_that_did_not():
@@ -20,7 +20,7 @@ def test_rows_that_changed_are_told_from_those_that_did_not():
 def test_examples_are_spread_over_the_classes():
     labels = np.array([0, 0, 0, 1, 2, 2])
     # One of each class, then a second of class 0, which comes before that of class 2.
-    assert spread(np.arange(6), labels, 4) == [0, 1, 3, 4]
+    assert spread_over_classes(np.arange(6), labels, 4) == [0, 1, 3, 4]
 
 
 def test_a_thumbnail_is_a_small_picture_of_the_image():
@@ -28,7 +28,11 @@ def test_a_thumbnail_is_a_small_picture_of_the_image():
     uri = thumbnail(image)
     head, data = uri.split(",")
     with Image.open(io.BytesIO(base64.b64decode(data))) as small:
-        assert (head, small.format, small.size) == ("data:image/webp;base64", "WEBP", (SIDE, SIDE // 2))
+        assert (head, small.format, small.size) == (
+            "data:image/webp;base64",
+            "WEBP",
+            (THUMBNAIL_SIDE, THUMBNAIL_SIDE // 2),
+        )
         assert np.abs(np.asarray(small.convert("RGB")).mean((0, 1)) - [250, 10, 10]).max() < 10
     assert image.size == (400, 200)
     assert len(uri) < 4000

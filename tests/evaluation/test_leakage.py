@@ -10,7 +10,7 @@ from helpers.small import small_method
 from PIL import Image
 
 from fedvl.evaluation import leakage
-from fedvl.evaluation.leakage import SIDE, as_png, attack, features, features_from_keys, gradient, keys_loss, psnr
+from fedvl.evaluation.leakage import IMAGE_SIDE, as_png, attack, features, features_from_keys, gradient, keys_loss, psnr
 from fedvl.methods.base import Task
 from fedvl.methods.cachefl import CacheFL, CacheOptions
 from fedvl.models.checkpoint import load_model
@@ -21,7 +21,7 @@ from fedvl.seeding import torch_generator
 def picture(seed: int = 0) -> torch.Tensor:
     """Smooth, as photographs are."""
     coarse = torch.rand(1, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
-    return torch.nn.functional.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear")[0]
+    return torch.nn.functional.interpolate(coarse, size=(IMAGE_SIDE, IMAGE_SIDE), mode="bilinear")[0]
 
 
 def test_the_attack_on_a_network_finds_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +65,6 @@ def test_likeness_in_decibels() -> None:
 def test_panels_are_pictures() -> None:
     uri = as_png(picture())
     with Image.open(io.BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,")))) as image:
-        assert image.size == (SIDE, SIDE)
+        assert image.size == (IMAGE_SIDE, IMAGE_SIDE)
         found = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     torch.testing.assert_close(found, picture(), atol=1 / 255, rtol=0)

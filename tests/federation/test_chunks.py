@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvl.federation.chunks import LABELS, add_columns, alike, places_of, share_out, stacked_private
+from fedvl.federation.chunks import LABELS, add_columns, places_of, same_form, share_out, stacked_private
 from fedvl.federation.stacks import Folded, Rows, Stack
 from fedvl.methods.roles import Private, Roles
 
@@ -76,9 +76,9 @@ def test_rows_are_stacked_in_the_order_that_is_asked_for():
 
 
 def test_tensors_are_alike_in_shape_after_the_first_dimension_and_in_type():
-    assert alike(torch.zeros(2, 3), torch.zeros(5, 3))
-    assert not alike(torch.zeros(2, 3), torch.zeros(2, 4))
-    assert not alike(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float64))
+    assert same_form(torch.zeros(2, 3), torch.zeros(5, 3))
+    assert not same_form(torch.zeros(2, 3), torch.zeros(2, 4))
+    assert not same_form(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float64))
 
 
 def test_chunks_are_written_to_their_rows_whether_or_not_these_follow_each_other():

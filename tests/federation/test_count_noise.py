@@ -14,7 +14,7 @@ from fedvl.config import PrivacyConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.count_noise import (
-    SHARE,
+    SHARE_FOR_COUNTS,
     Bits,
     CountNoise,
     bernoulli_exp,
@@ -27,7 +27,7 @@ from fedvl.federation.count_noise import (
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.records import Budget
 from fedvl.federation.stacks import Rows
-from fedvl.methods.parts.selection import RARE, WHOLE
+from fedvl.methods.parts.selection import MAX_RARE_WEIGHT, SHARE_PARTS
 from fedvl.runs.requirements import check_privacy
 from fedvl.runs.settings import resolve_experiment
 
@@ -88,7 +88,7 @@ def test_the_parts_of_the_sampler():
 
 
 def test_draws_follow_from_the_whole_seed_and_the_purpose():
-    noise = CountNoise(WHOLE, 4, (0,), alone=True)
+    noise = CountNoise(SHARE_PARTS, 4, (0,), alone=True)
     first = noise.draw(4, 2.0, 2**255 + 1, 3, 1)
     assert torch.equal(first, noise.draw(4, 2.0, 2**255 + 1, 3, 1))
     for other in ((2**255 + 1 - 2**200, 3, 1), (2**255 + 1, 3, 2), (2**255 + 1, 31)):
@@ -114,10 +114,10 @@ def test_the_account_bounds_what_the_exact_distribution_loses(sigma, sensitivity
 
 
 def test_shares_add_up_and_their_slack_is_counted():
-    noise = CountNoise(WHOLE, 10, (0,), alone=True, shares=4)
-    assert noise.variance(2.0) * 4 == (2.0 * WHOLE) ** 2
+    noise = CountNoise(SHARE_PARTS, 10, (0,), alone=True, shares=4)
+    assert noise.variance(2.0) * 4 == (2.0 * SHARE_PARTS) ** 2
     shares = torch.stack([noise.draw(2000, 0.05, 0, client) for client in range(4)]).double()
-    assert float(shares.sum(0).std()) == pytest.approx(0.05 * WHOLE, rel=0.06)
+    assert float(shares.sum(0).std()) == pytest.approx(0.05 * SHARE_PARTS, rel=0.06)
     # tau by hand: three terms for four shares; with little noise a report counts as more than it would alone
     by_hand = 10 * sum(math.exp(-2 * math.pi**2 * 0.25 * part) for part in (1 / 2, 2 / 3, 3 / 4))
     assert slack(0.25, 4) == pytest.approx(by_hand)
@@ -128,9 +128,9 @@ def test_shares_add_up_and_their_slack_is_counted():
 
 
 def test_counts_and_updates_share_one_budget():
-    counts = CountNoise(WHOLE, 4, (0, 5), alone=False)
+    counts = CountNoise(SHARE_PARTS, 4, (0, 5), alone=False)
     hidden = ClientPrivacy(private(), 10, 100, 100, 0, counts=counts)
-    assert 2 / hidden._of_counts(hidden.sigma) ** 2 == pytest.approx(SHARE * 10 / hidden.sigma**2)
+    assert 2 / hidden._of_counts(hidden.sigma) ** 2 == pytest.approx(SHARE_FOR_COUNTS * 10 / hidden.sigma**2)
     spent: list[float] = []
     before: list[Budget] = []
     for _ in range(10):
@@ -147,24 +147,24 @@ def test_counts_and_updates_share_one_budget():
 
 
 def test_an_epsilon_beyond_the_accountant_is_refused():
-    hidden = ClientPrivacy(private(1e-3), 10, 100, 100, 0, counts=CountNoise(WHOLE, 4, (0,), alone=False))
+    hidden = ClientPrivacy(private(1e-3), 10, 100, 100, 0, counts=CountNoise(SHARE_PARTS, 4, (0,), alone=False))
     with pytest.raises(FedVLError, match=r"0\.001 at delta 1e-05 is too small"):
         _ = hidden.sigma
 
 
 def test_in_sampled_rounds_counts_are_of_everybody():
-    hidden = ClientPrivacy(private(), 10, 100, 20, 0, counts=CountNoise(WHOLE, 4, (0,), alone=False))
+    hidden = ClientPrivacy(private(), 10, 100, 20, 0, counts=CountNoise(SHARE_PARTS, 4, (0,), alone=False))
     steps = Counter(hidden._plan(hidden.sigma))
     assert steps[Step(0.2, hidden.sigma)] == 10
     assert steps[Step(1.0, hidden._of_counts(hidden.sigma))] == 1
-    assert hidden._of_counts(hidden.sigma) == pytest.approx(0.2 * hidden.sigma * math.sqrt(1 / (SHARE * 10)))
+    assert hidden._of_counts(hidden.sigma) == pytest.approx(0.2 * hidden.sigma * math.sqrt(1 / (SHARE_FOR_COUNTS * 10)))
 
 
 def test_where_nothing_else_is_sent_counts_have_the_whole_budget():
     method = fedpp()
     assert not method.start(torch.Generator())
     noise = count_noise(method, {}, 3)
-    assert noise == CountNoise(WHOLE, 4, (0, 1, 2), alone=True)
+    assert noise == CountNoise(SHARE_PARTS, 4, (0, 1, 2), alone=True)
     hidden = ClientPrivacy(private(), 3, CLIENTS, CLIENTS, 0, counts=noise)
     assert epsilon_of({Step(1.0, hidden.sigma): 3}, 1e-5, "rdp") == pytest.approx(3.0, rel=2e-3)
     federation = small_federation(method, privacy=private(), rounds=3)
@@ -192,8 +192,8 @@ def test_one_client_moves_the_sum_of_reports_by_the_sensitivity_at_most():
             fewer = engine.report(0, {})[0][0].tensors
             moved.append(float(torch.linalg.vector_norm(everybody["counts"] - fewer["counts"])))
     assert min(moved) > 0
-    assert max(moved) <= WHOLE
-    assert moved[4:] == [WHOLE] * 4  # the bound is met
+    assert max(moved) <= SHARE_PARTS
+    assert moved[4:] == [SHARE_PARTS] * 4  # the bound is met
 
 
 def test_a_report_beyond_the_bound_is_refused():
@@ -222,7 +222,7 @@ def test_the_server_learns_noisy_totals_alone(secure):
             total = noise.added(total, hidden._of_counts(hidden.sigma), hidden.seed, 0)
         differences.append(total["counts"] - plain)
     spread = torch.stack(differences)
-    expected = hidden._of_counts(hidden.sigma) * WHOLE
+    expected = hidden._of_counts(hidden.sigma) * SHARE_PARTS
     assert float(spread.std()) == pytest.approx(expected, rel=0.2)
     assert len(torch.unique(spread)) > 20
 
@@ -245,8 +245,8 @@ def test_clients_are_told_totals_with_noise(secure, monkeypatch):
     plain = federation.method.selection.settle(0, {"counts": totals(federation.engine)}, None)
     assert not torch.equal(told[100.0][0], plain["totals"])
     assert not torch.equal(told[100.0][0], told[100.0][1])
-    torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * WHOLE)
-    assert (torch.stack(told[0.05]) >= CLIENTS * WHOLE / 4 / RARE - 1e-3).all()
+    torch.testing.assert_close(told[100.0][0], plain["totals"], rtol=0, atol=0.5 * SHARE_PARTS)
+    assert (torch.stack(told[0.05]) >= CLIENTS * SHARE_PARTS / 4 / MAX_RARE_WEIGHT - 1e-3).all()
 
 
 def test_what_is_noise_is_taken_out_of_the_totals():

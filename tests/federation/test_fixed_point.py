@@ -13,12 +13,12 @@ from fedvl.federation.fixed_point import (
     RANGE_BITS,
     decode_updates,
     encode_update,
-    flat,
+    flat_statistics,
     from_whole,
     moved,
-    sum_of,
+    sum_of_parts,
     to_whole,
-    unflat,
+    unflat_statistics,
 )
 from fedvl.tensors import weighted_mean
 
@@ -28,8 +28,8 @@ from fedvl.tensors import weighted_mean
 def test_a_sum_is_the_same_in_any_order_and_right_to_its_last_unit(values, chance):
     parts = [to_whole(torch.tensor([value], dtype=torch.float64), len(values)) for value in values]
     shuffled = chance.sample(parts, len(parts))
-    assert torch.equal(sum_of(parts, 2), sum_of(shuffled, 2))
-    assert abs(float(from_whole(sum_of(parts, 2))) - math.fsum(values)) <= len(values) / 2**FRACTION_BITS
+    assert torch.equal(sum_of_parts(parts, 2), sum_of_parts(shuffled, 2))
+    assert abs(float(from_whole(sum_of_parts(parts, 2))) - math.fsum(values)) <= len(values) / 2**FRACTION_BITS
 
 
 @pytest.mark.parametrize("value", [2.0**RANGE_BITS / 3, -(2.0**RANGE_BITS) / 3, math.nan, math.inf, -math.inf])
@@ -40,14 +40,14 @@ def test_what_a_sum_could_not_hold_is_refused(value):
 
 def test_the_largest_numbers_of_all_clients_fit():
     most = math.nextafter(2.0**RANGE_BITS / 3, 0)
-    total = sum_of([to_whole(torch.tensor([most], dtype=torch.float64), 3)] * 3, 3)
+    total = sum_of_parts([to_whole(torch.tensor([most], dtype=torch.float64), 3)] * 3, 3)
     assert float(from_whole(total)) == pytest.approx(3 * most)
 
 
 def test_tensors_return_from_the_numbers_in_the_order_of_names():
     tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(7.0), "c": torch.zeros(0, 4)}
-    found = unflat(flat(tensors), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    assert flat(tensors).tolist() == [7, 0, 1, 2, 3, 4, 5]
+    found = unflat_statistics(flat_statistics(tensors), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    assert flat_statistics(tensors).tolist() == [7, 0, 1, 2, 3, 4, 5]
     assert all(torch.equal(found[name], tensors[name].double()) for name in tensors)
 
 
@@ -63,7 +63,7 @@ def test_the_mean_of_moves_is_the_weighted_mean_of_tensors(draw):
     parts = [
         encode_update(one, shared, weight, loss, 5) for one, weight, loss in zip(sent, weights, range(5), strict=True)
     ]
-    total = decode_updates(sum_of(parts, 2), shared)
+    total = decode_updates(sum_of_parts(parts, 2), shared)
     assert (total.weight, total.loss, total.trained) == (271.0, 10.0, 5.0)
     expected = weighted_mean(sent, weights)
     for name, tensor in moved(shared, total).items():
@@ -72,7 +72,7 @@ def test_the_mean_of_moves_is_the_weighted_mean_of_tensors(draw):
 
 def test_a_sum_of_too_few_is_refused():
     with pytest.raises(FedVLError, match=r"A sum of 2 clients is too few to hide one of them; .* is 3"):
-        sum_of([torch.zeros(1, dtype=torch.long)] * 2, 3)
+        sum_of_parts([torch.zeros(1, dtype=torch.long)] * 2, 3)
 
 
 def test_a_counter_stays_whole():

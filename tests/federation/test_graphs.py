@@ -44,7 +44,7 @@ def test_the_first_call_of_a_shape_is_plain_and_the_second_is_captured():
 
 
 def test_each_shape_has_its_own_graph_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     replayed = Recorded(step)
     for size in (1, 2, 3, 1, 2, 3, 3):
         given = {"x": torch.ones(size)}, {"y": torch.arange(float(size))}
@@ -59,7 +59,7 @@ def called(replayed, sizes):
 
 
 def test_shapes_that_no_longer_come_make_room(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     monkeypatch.setattr(graphs, "STALE", 5)
     replayed = Recorded(step)
     called(replayed, [1, 1, 2, 2, *[3] * 4])

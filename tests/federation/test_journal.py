@@ -11,7 +11,7 @@ from helpers.small import run_quietly, small_federation, small_method
 from fedvl import __version__
 from fedvl.errors import FedVLError
 from fedvl.federation import journal
-from fedvl.federation.journal import MOST_FILES, Journal
+from fedvl.federation.journal import MAX_ROUND_FILES, Journal
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import digest, load
 
@@ -132,7 +132,7 @@ def test_a_run_of_few_clients_a_round_writes_those_and_is_restored_whole(name, t
     sizes = [len(load(path)) for path in sorted((tmp_path / "whole").glob("*.safetensors"))]
     everything = len(Journal(tmp_path / "whole", "x").tensors(20))
     assert min(sizes) < everything  # not all clients in each
-    assert len(sizes) <= 2 * MOST_FILES
+    assert len(sizes) <= 2 * MAX_ROUND_FILES
     run_quietly(federation(11, tmp_path / "parts"))
     resumed = federation(20, tmp_path / "parts")
     resumed.restore()
@@ -147,7 +147,7 @@ def test_a_run_of_few_clients_a_round_writes_those_and_is_restored_whole(name, t
 
 def test_rounds_that_another_version_wrote_and_this_one_cannot_read_name_both(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "__version__", "9.9.9")
-    monkeypatch.setattr(journal, "FORMAT", 2)
+    monkeypatch.setattr(journal, "JOURNAL_FORMAT", 2)
     commit_rounds(tmp_path / "journal")
     monkeypatch.undo()
     told = rf"FedVL 9\.9\.9 wrote the rounds in .*journal, and {re.escape(__version__)} here cannot read them"

@@ -12,7 +12,7 @@ from helpers.small import RAGGED, drawn, run_quietly, small_federation, small_me
 from scipy.stats import beta
 
 from fedvl.config import PrivacyConfig
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.party import Party
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -20,7 +20,7 @@ from fedvl.federation import privacy
 from fedvl.federation.accounting import Step, epsilon_of
 from fedvl.federation.checks import length
 from fedvl.federation.chunks import Chunk
-from fedvl.federation.fixed_point import FIGURES, decode_updates, encode_update, from_whole, no_update, to_whole
+from fedvl.federation.fixed_point import SUMMED_FIGURES, decode_updates, encode_update, from_whole, no_update, to_whole
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.orders import rates_of_steps
@@ -28,7 +28,7 @@ from fedvl.federation.privacy import (
     ClientPrivacy,
     RecordPrivacy,
     Subspace,
-    clipped,
+    clipped_move,
     directions,
     normals,
     row_gradients,
@@ -105,11 +105,11 @@ def test_every_bit_of_a_secret_matters():
 def test_a_longer_move_is_cut_to_the_clip_and_a_shorter_one_stays_to_the_bit():
     received = {"w": torch.ones(3), "b": torch.zeros(1)}
     sent = {"w": torch.tensor([3.0, 1.0, 1.0]), "b": torch.tensor([1.5])}  # moves by 2 and 1.5: 2.5 together
-    cut = clipped(sent, received, 0.5)
+    cut = clipped_move(sent, received, 0.5)
     assert length({name: cut[name] - received[name] for name in cut}) == pytest.approx(0.5, abs=1e-15)
     torch.testing.assert_close(cut["w"], torch.tensor([1.4, 1.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(cut["b"], torch.tensor([0.3], dtype=torch.float64))
-    assert clipped(sent, received, 2.5) is sent
+    assert clipped_move(sent, received, 2.5) is sent
 
 
 def test_a_round_is_the_sum_of_the_cut_moves_by_a_fixed_number_of_clients():
@@ -276,7 +276,7 @@ def test_noise_comes_in_shares_of_which_the_least_clients_add_all():
         given = trained.get(client)
         plain = no_update(start) if given is None else encode_update(given.update.tensors, start, 1.0, 0.0, CLIENTS)
         added = engine.part_of_sum(0, client, start, given) - plain
-        assert torch.equal(added[:-FIGURES], to_whole(noise, CLIENTS))
+        assert torch.equal(added[:-SUMMED_FIGURES], to_whole(noise, CLIENTS))
     assert len(trained) < CLIENTS
 
 
@@ -286,7 +286,7 @@ def test_a_client_without_images_differs_from_others_in_nothing_but_what_noise_c
     engine, start = federation.engine, federation.shared
     trained = {result.update.client: result for result in engine.train(0, range(CLIENTS), start)}
     parts = [engine.part_of_sum(0, client, start, trained.get(client)) for client in range(CLIENTS)]
-    assert {tuple(from_whole(part[-FIGURES:]).tolist()) for part in parts} == {(1.0, 0.0, 1.0)}
+    assert {tuple(from_whole(part[-SUMMED_FIGURES:]).tolist()) for part in parts} == {(1.0, 0.0, 1.0)}
     total = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
     engine.rows = Rows.of([rows[:0] for rows in engine.rows])  # as if nobody had any
     nobody = decode_updates(engine.sum_updates(0, range(CLIENTS), start).total, start)
@@ -664,7 +664,7 @@ def party(folder):
     federation = small_federation(small_method("linear"), privacy=settings("record", 3.0, 1.0))
     held = [rows if client == 3 else rows[:0] for client, rows in enumerate(federation.engine.rows)]
     federation.engine.rows = Rows.of(held)
-    return Party(3, federation.engine, folder, log=Log(folder / "audit.jsonl"))
+    return Party(3, federation.engine, folder, log=AuditLog(folder / "audit.jsonl"))
 
 
 def test_a_party_keeps_a_ledger_that_survives_it_and_stops_it(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.statistics import added, statistics_over, unfit
+from fedvl.federation.statistics import statistics_over, sum_of_statistics, unfit
 from fedvl.methods import method_names
 from fedvl.methods.roles import Shapes
 from fedvl.seeding import torch_generator
@@ -141,7 +141,7 @@ def test_clients_whose_statistics_do_not_fit_are_refused():
         0: {},
         5: {"sum": good},
     }
-    found, refusals = added(each, shapes, "cpu")
+    found, refusals = sum_of_statistics(each, shapes, "cpu")
     assert (found.clients, found.bytes_up) == ([4, 5], 32)
     assert found.total["sum"].tolist() == [2.0, 4.0]
     assert [(one.client, one.reason.split()[-1]) for one in refusals] == [

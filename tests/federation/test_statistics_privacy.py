@@ -11,7 +11,7 @@ from fedvl.config import FederationConfig, PrivacyConfig, TrainingConfig
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import sigma_for
 from fedvl.federation.local import LocalEngine
-from fedvl.federation.statistics import added, clipped
+from fedvl.federation.statistics import clipped_statistics, sum_of_statistics
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy, sum_noise
 from fedvl.methods import load_method
 from fedvl.methods.base import SumNoise
@@ -47,8 +47,8 @@ def drawn(unit, runs=60, clip=None, **federation):
     cohort, noise = range(len(RAGGED)), []
     for seed in range(runs):
         engine = engine_of(method, unit, clip=clip, seed=seed, **federation)
-        parts = {client: clipped(engine.statistics_of(0, client, {}), clip) for client in cohort}
-        exact = added(parts, method.role.statistics_shapes, "cpu")[0].total
+        parts = {client: clipped_statistics(engine.statistics_of(0, client, {}), clip) for client in cohort}
+        exact = sum_of_statistics(parts, method.role.statistics_shapes, "cpu")[0].total
         noise.append(flat(engine.sum_statistics(0, cohort, engine.start).total) - flat(exact))
     return torch.stack(noise)
 
@@ -109,10 +109,10 @@ def test_the_server_adds_the_noise_where_clients_are_hidden_without_secure_aggre
 
 
 def test_statistics_of_a_client_are_clipped_as_a_whole():
-    found = clipped({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)
+    found = clipped_statistics({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, 1.0)
     torch.testing.assert_close(flat(found), torch.tensor([0.6, 0.8]))
-    assert clipped({"a": torch.tensor([3.0])}, 3.0)["a"].tolist() == [3.0]
-    total, _ = added(
+    assert clipped_statistics({"a": torch.tensor([3.0])}, 3.0)["a"].tolist() == [3.0]
+    total, _ = sum_of_statistics(
         {0: {"a": torch.tensor([3.0]).double()}, 1: {"a": torch.tensor([0.5]).double()}}, {"a": (1,)}, "cpu", 1.0
     )
     assert total.total["a"].tolist() == [1.5]

@@ -21,7 +21,7 @@ from fedvl.runs.contents import Result
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
-from fedvl.serve.connections import make_server
+from fedvl.serve.connections import make_query_server
 
 ROUND = {"federation": {"rounds": 1, "threads": 1}}
 RUNS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ def running(server: uvicorn.Server) -> Iterator[int]:
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
     """The address of a service in this process."""
-    with running(make_server(app)) as port:
+    with running(make_query_server(app)) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -5,14 +5,14 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.client import Client, Ready
 from fedvl.deployment.messages import Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.party import Party
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
-from fedvl.deployment.secure_sum import Credentials, Member
-from fedvl.deployment.state import state_of
+from fedvl.deployment.secure_sum import Credentials, SumMember
+from fedvl.deployment.state import state_folder
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.methods import method_names
@@ -114,7 +114,7 @@ def party_of(method, client, folder, template):
 
 def member_of(client, least, folder, run=RUN):
     """A member of secure sums whose party's signature is what it signs, as text."""
-    return Member(run, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
+    return SumMember(run, client, folder, Credentials(lambda content: content.hex()[:200], vouched), least)
 
 
 def vouched(entry, content):
@@ -128,11 +128,11 @@ class SmallClient(Client):
     def __init__(self, client, folder, name="linear", experiments=(EXPERIMENT,), privacy=None, **settings):
         federation = local_federation(name, privacy=privacy, **settings)
         engine = federation.engine
-        self.folder, self.state, self.rehearsal, self.stay = folder, state_of(folder), True, True
+        self.folder, self.state, self.rehearsal, self.stay = folder, state_folder(folder), True, True
         self.said: list[str] = []
         self.say = self.said.append
         self.file = SimpleNamespace(name=str(client), number=client, on_this_machine=True)  # type: ignore[assignment]
-        self.log, self.policy_hash, self.roster = Log(self.state / "audit.jsonl"), "", ""
+        self.log, self.policy_hash, self.roster = AuditLog(self.state / "audit.jsonl"), "", ""
         self.parties, self.finished, self.surveyed = {}, False, None
         sections = {"federation": engine.federation, "training": engine.training, "privacy": engine.privacy}
         given = {section: values.model_dump(exclude_none=True) for section, values in sections.items()}
@@ -148,7 +148,7 @@ class SmallClient(Client):
     @classmethod
     def joined(cls, client, folder, *words, **settings):
         """One whose person has joined and approved all experiments."""
-        state_of(folder).mkdir(parents=True, exist_ok=True)
+        state_folder(folder).mkdir(parents=True, exist_ok=True)
         found = cls(client, folder, *words, **settings)
         write_policy(found.state)
         for experiment in found.ready:

@@ -19,7 +19,7 @@ from fedvl.data.sources import Opener, open_dataset
 from fedvl.data.stores import Dataset, Split, unite
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.federation.fixed_point import FIGURES, from_whole, rounding_error
+from fedvl.federation.fixed_point import SUMMED_FIGURES, from_whole, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy
 from fedvl.federation.records import Budget, Record
@@ -339,10 +339,10 @@ def watch(engine: LocalEngine, seen: Seen, unit: str) -> None:
     def noting_sum(round_index: int, cohort: Any, shared: Tensors) -> Summed:
         summed = sum_updates(round_index, cohort, shared)
         numbers = from_whole(summed.total)
-        seen.figures.append(numbers[-FIGURES:].tolist())
+        seen.figures.append(numbers[-SUMMED_FIGURES:].tolist())
         if unit == "client":
-            seen.covered[round_index] = {"moves": numbers[:-FIGURES]}
-        assert len(numbers) == count_elements(shared) + FIGURES
+            seen.covered[round_index] = {"moves": numbers[:-SUMMED_FIGURES]}
+        assert len(numbers) == count_elements(shared) + SUMMED_FIGURES
         return summed._replace(total=seen.release(("sum", round_index), summed.total))
 
     def noting_report(round_index: int, shared: Tensors) -> Any:

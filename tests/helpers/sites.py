@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvl.deployment.files import resolve_for_parties
-from fedvl.deployment.membership import admit, create, join, read_federation, read_request
+from fedvl.deployment.membership import admit_participant, create, make_join_request, read_federation, read_request
 from fedvl.deployment.roster import roster_of, write_roster
 from fedvl.deployment.site import Site
 from fedvl.deployment.state import adopt_state
@@ -25,8 +25,8 @@ def join_all(folder: Path) -> Path:
     create(folder, ["a", "b", "c"], "fed.example.org", 9443, resolve_for_parties(SETTINGS, 3))
     for name in ("a", "b", "c"):
         shutil.copytree(folder / "parties" / name, folder / f"{name} before")
-        join(folder / "parties" / name)
-        admit(folder, read_request(folder / "parties" / name / f"{name}.request.json"))
+        make_join_request(folder / "parties" / name)
+        admit_participant(folder, read_request(folder / "parties" / name / f"{name}.request.json"))
     write_roster(folder / "roster.json", roster_of(folder, read_federation(folder)))
     return folder
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from fedvl.deployment.secure_sum import ROSTER, Credentials, Entry, Member, SumId, read_items
+from fedvl.deployment.secure_sum import ROSTER, Credentials, Entry, SumId, SumMember, read_items
 from fedvl.deployment.sum_server import Collected, OpenSum
 from fedvl.errors import FedVLError
 from fedvl.tensors import Tensors
@@ -25,20 +25,20 @@ def credentials() -> Credentials:
     return Credentials(lambda content: content.hex()[:200], vouched)
 
 
-def members_in(folder, clients: int, least: int = 3) -> list[Member]:
+def members_in(folder, clients: int, least: int = 3) -> list[SumMember]:
     for client in range(clients):
         (folder / str(client)).mkdir()
-    return [Member(RUN, client, folder / str(client), credentials(), least) for client in range(clients)]
+    return [SumMember(RUN, client, folder / str(client), credentials(), least) for client in range(clients)]
 
 
-def entries_of(members: Collection[Member]) -> list[Entry]:
+def entries_of(members: Collection[SumMember]) -> list[Entry]:
     return [entry for member in members for entry in read_items(member.entry()[ROSTER], Entry)]
 
 
 class Sum:
     """One attempt at a sum, step by step, so that a test can lie in between."""
 
-    def __init__(self, members: Collection[Member], numbers: torch.Tensor, step: SumId = STEP) -> None:
+    def __init__(self, members: Collection[SumMember], numbers: torch.Tensor, step: SumId = STEP) -> None:
         self.members, self.numbers, self.step = {member.client: member for member in members}, numbers, step
         self.collected = Collected(RUN, step, entries_of(members), 2 / 3)
 

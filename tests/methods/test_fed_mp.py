@@ -264,7 +264,7 @@ def test_sums_over_clients_answer_each_user_with_a_model_of_its_own():
         exact = FedMP(FedMPOptions(**quiet), task).tailor(kept.shared, kept.last)
         user = FedMP(FedMPOptions(merging="summed", **quiet), task)
         assert user.tailor(sums.shared, {}) is sums.shared
-        gate = query_sums.tailored(sums.shared, task.text_features.mean(0))
+        gate = query_sums.tailored_to_query(sums.shared, task.text_features.mean(0))
         wanted, got = (
             torch.cat([(merged[name] - kept.shared[name]).flatten() for name in GATE]) for merged in (exact, gate)
         )

@@ -11,7 +11,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.merging import merge
 from fedvl.methods.base import Update
 from fedvl.methods.fed_prime import USE, Choice, FedPrimeOptions
-from fedvl.methods.parts.fused import Seen, embed
+from fedvl.methods.parts.fused import EmbeddedSamples, embed
 from fedvl.runs.requirements import check_privacy, check_secure_sum
 from fedvl.runs.settings import resolve_experiment
 
@@ -21,7 +21,7 @@ def seen(*maxima):
     tokens = torch.stack(
         [torch.stack([torch.tensor(m), torch.full((8,), -5.0), torch.full((8,), 9.0)]) for m in maxima]
     )
-    return Seen(tokens, torch.tensor([[True, True, False]]).expand(len(maxima), -1))
+    return EmbeddedSamples(tokens, torch.tensor([[True, True, False]]).expand(len(maxima), -1))
 
 
 def axis(*weights):

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.methods.fedavg_nn import HEAD, FedAvgNN, NetworkOptions
+from fedvl.methods.fedavg_nn import LAST_LAYER, FedAvgNN, NetworkOptions
 from fedvl.methods.fedka import FedKA, FedKAOptions
 from fedvl.models.resnet import forward
 from fedvl.runs.settings import resolve_experiment
@@ -66,7 +66,7 @@ def test_predictions_use_running_statistics_and_not_those_of_the_batch():
 
 def test_in_the_open_protocol_heads_stay_with_clients_and_know_their_classes_alone():
     method = small_open_method()
-    assert not set(HEAD) & method.start(torch.Generator()).keys()
+    assert not set(LAST_LAYER) & method.start(torch.Generator()).keys()
     samples = small_samples(method, 6)
     samples = replace(samples, labels=torch.tensor([1, 3, 3, 1, 1, 3]))
     private = method.join(samples, torch.Generator().manual_seed(0))
@@ -150,7 +150,7 @@ def test_weights_of_ones_own(tmp_path):
     save_file({**tensors, "bn1.num_batches_tracked": torch.tensor(7)}, path)
     start = FedAvgNN(NetworkOptions(width=4, weights=str(path)), small_task()).start(torch.Generator().manual_seed(0))
     assert start["fc.weight"].shape[0] == 4  # a head for the task's own classes
-    assert all(torch.equal(start[name], tensors[name]) for name in start if name not in HEAD)
+    assert all(torch.equal(start[name], tensors[name]) for name in start if name not in LAST_LAYER)
     assert start.keys() == tensors.keys()
     for options, words in (({"width": 8}, "has shape"), ({"depth": 50, "width": 4}, "has no tensor|has shape")):
         with pytest.raises(FedVLError, match=words):

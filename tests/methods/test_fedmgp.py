@@ -10,7 +10,7 @@ from helpers.small import batch_of, drawn, run_quietly, small_federation, small_
 from torch.nn.functional import cross_entropy, normalize
 
 from fedvl.errors import FedVLError
-from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, alike, apart, gumbel
+from fedvl.methods.fedmgp import FedMGP, FedMGPOptions, distance_of_groups, gumbel, mean_cosine
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import Uniform, torch_generator
 
@@ -72,7 +72,7 @@ def test_the_loss_is_the_groups_mean_and_the_weighted_cosines_of_texts_and_image
 
 def test_the_cosine_between_groups_by_hand():
     """Three groups of one row: e1, e2 and e1 again have cosines 0, 1 and 0."""
-    assert alike(torch.eye(4)[[0, 1, 0]][:, None]).tolist() == pytest.approx([1 / 3])
+    assert mean_cosine(torch.eye(4)[[0, 1, 0]][:, None]).tolist() == pytest.approx([1 / 3])
 
 
 @pytest.mark.parametrize(("diversity", "sign"), [("cosine", -1), ("one-minus", 1), ("l1", 1)])
@@ -83,7 +83,7 @@ def test_a_step_against_the_diversity_loss_lowers_cosines_in_the_paper_and_raise
 
     def cosine(tensors):
         images, texts = method.features(tensors, batch.inputs)
-        return float((alike(texts).mean() + alike(images).mean()) / 2)
+        return float((mean_cosine(texts).mean() + mean_cosine(images).mean()) / 2)
 
     moved = {
         name: tensor - 1e-6 * gradient(method, tensors, batch, name) if name.startswith("own") else tensor
@@ -95,8 +95,8 @@ def test_a_step_against_the_diversity_loss_lowers_cosines_in_the_paper_and_raise
 def test_the_l1_distance_by_hand():
     """Groups (0, 0), (1, 3) and (2, 0): mean |difference| of the pairs 2, 1 and 2."""
     groups = torch.tensor([[[0.0, 0.0]], [[1.0, 3.0]], [[2.0, 0.0]]])
-    assert apart(groups).tolist() == pytest.approx([(2 + 1 + 2) / 3])
-    assert apart(torch.ones(3, 4, 2)).tolist() == [0.0] * 4
+    assert distance_of_groups(groups).tolist() == pytest.approx([(2 + 1 + 2) / 3])
+    assert distance_of_groups(torch.ones(3, 4, 2)).tolist() == [0.0] * 4
 
 
 def test_means_replace_the_groups_that_were_drawn_last():

@@ -13,7 +13,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.fedotp import FedOTP, FedOTPOptions
-from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION, ClassTexts
 from fedvl.models.checkpoint import load_model
 from fedvl.models.clip import DualEncoder
 from fedvl.seeding import torch_generator
@@ -129,7 +129,7 @@ def test_contexts_start_as_coop_draws_them():
     start = method.start(torch_generator(0, "start"))
     assert start["context"].shape == (4, method.task.encoder.text_width)
     drawn = torch.cat([method.join(None, torch_generator(0, "join", c))["local_context"] for c in range(200)])
-    assert math.isclose(float(drawn.std()), SPREAD, rel_tol=0.05)
+    assert math.isclose(float(drawn.std()), CONTEXT_DEVIATION, rel_tol=0.05)
 
 
 def test_without_a_local_context_the_global_one_gets_all_the_mass():

@@ -5,7 +5,7 @@ from fedvl.methods import load_method, method_names
 from fedvl.methods.base import CHOICES
 from fedvl.methods.fedprox import FedProxOptions
 from fedvl.methods.fst_cbdg import FSTOptions
-from fedvl.methods.show import CLASSES, LABELS, show_method
+from fedvl.methods.show import CLASSES, LABEL_SENTENCES, show_method
 
 
 def test_the_docstring_of_an_option_is_its_help():
@@ -36,7 +36,7 @@ def test_every_method_can_be_shown(name, capsys):
 
 
 def test_every_choice_of_labels_and_classes_has_its_words():
-    assert set(LABELS) == set(CHOICES["labels"])
+    assert set(LABEL_SENTENCES) == set(CHOICES["labels"])
     assert set(CLASSES) == set(CHOICES["vocabulary"])
 
 

@@ -57,5 +57,5 @@ def test_numbers_that_models_have(folder: Path) -> None:
     assert numbers.heads({"num_attention_heads": 8}, 512) == 8
     assert numbers.side({"size": {"height": 224, "width": 224}}, "size", 64) == 224
     assert numbers.side({"size": None}, "size", 64) == 64
-    assert numbers.by_channel({"image_mean": [0, 1, 0.5]}, "image_mean", (), positive=False) == (0.0, 1.0, 0.5)
+    assert numbers.colour_numbers({"image_mean": [0, 1, 0.5]}, "image_mean", (), positive=False) == (0.0, 1.0, 0.5)
     assert numbers.real(1e-12, "layer_norm_eps", 0.0, 1.0) == 1e-12

@@ -75,7 +75,7 @@ def expect_the_round_before(folder):
 
 
 def other_version(folder, monkeypatch):
-    monkeypatch.setattr(journals, "FORMAT", journals.FORMAT + 1)
+    monkeypatch.setattr(journals, "JOURNAL_FORMAT", journals.JOURNAL_FORMAT + 1)
     commit_rounds(folder / "new")
     monkeypatch.undo()
     for path in (folder / "new").glob("000003.*"):

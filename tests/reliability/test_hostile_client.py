@@ -33,8 +33,8 @@ from helpers.parties import (
 )
 
 import fedvl
-from fedvl.deployment.messages import MOST_HEADER_CHARACTERS
-from fedvl.deployment.remote import MOST_NOTED
+from fedvl.deployment.messages import MAX_HEADER_CHARACTERS
+from fedvl.deployment.remote import MAX_NOTED
 from fedvl.federation.checks import sort_out
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
@@ -102,7 +102,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "a client below 0": (altered(client=-1), HEADER),
     "a round of 2^63": (altered(round=2**63), HEADER),
     "a run of 10,000 digits": (altered(run="a" * 10_000), HEADER),
-    "whitespace": (header_text(lambda text: text + " " * MOST_HEADER_CHARACTERS), HEADER),
+    "whitespace": (header_text(lambda text: text + " " * MAX_HEADER_CHARACTERS), HEADER),
     "a state that is a path": (altered(state="../../etc/passwd"), HEADER),
     "a state cut short": (altered(state="ab"), HEADER),
     "a problem of 501 characters": (altered(problem="!" * 501), HEADER),
@@ -195,7 +195,7 @@ def test_a_thousand_answers_are_one_and_a_few_lines_of_the_record(tmp_path):
     run_quietly(remote)
     assert same(remote, run_quietly(local_federation("linear")))
     told = [item for record in remote.records for item in record.refused]
-    assert told == [Refused(client=LIAR, reason="it answered twice, or what it was not asked")] * MOST_NOTED
+    assert told == [Refused(client=LIAR, reason="it answered twice, or what it was not asked")] * MAX_NOTED
 
 
 def test_another_clients_private_tensors_cannot_be_named(tmp_path):

@@ -30,7 +30,7 @@ from starlette.responses import Response
 
 from fedvl.report.loopback import HEADERS
 from fedvl.serve.app import make_app
-from fedvl.serve.connections import make_server, read_tls
+from fedvl.serve.connections import make_query_server, read_tls
 from fedvl.serve.guard import LIMITS
 
 schemathesis = lazily("schemathesis")
@@ -529,7 +529,7 @@ def test_framing_is_refused_with_the_other_parser_too(fed_mp):
 def test_those_who_wait_longest_make_room_for_others(fed_mp, begun):
     """Half of the connections are for one address: of forty that do not go on, the last eight are left."""
     patient = replace(LIMITS, connections=16, head_seconds=600, upload_seconds=600)
-    server = make_server(make_app(fed_mp, limits=patient))
+    server = make_query_server(make_app(fed_mp, limits=patient))
     with running(server) as port, contextlib.ExitStack() as stack:
         opened = []
         for _ in range(40):
@@ -577,7 +577,7 @@ class Held:
 
 def test_of_two_hundred_queries_at_once_each_is_answered_and_those_who_try_again_succeed(fed_mp):
     held, queries = Held(fed_mp), 200
-    with running(make_server(held.app)) as port, ThreadPoolExecutor(queries) as users:
+    with running(make_query_server(held.app)) as port, ThreadPoolExecutor(queries) as users:
         asked = [users.submit(held.post, port) for _ in range(queries)]
         first = [each.result() for each in islice(as_completed(asked), queries - 8)]
         assert {status for status, _ in first} == {503}  # half of sixteen is for one address, and waits
@@ -597,7 +597,7 @@ def test_users_behind_a_proxy_have_limits_of_their_own(fed_mp):
     """And their connections, which all come from the proxy, are not taken for those of one user."""
     held = Held(fed_mp, token=TOKEN)
     held.app.state.limits = replace(held.app.state.limits, connections=16)
-    with running(make_server(held.app)) as port, ThreadPoolExecutor(16) as users:
+    with running(make_query_server(held.app)) as port, ThreadPoolExecutor(16) as users:
 
         def ask(user: int) -> tuple[int, str]:
             return held.post(port, f"X-Forwarded-For: 192.0.2.{user}", f"Authorization: Bearer {TOKEN}")
@@ -620,7 +620,7 @@ def test_a_connection_that_does_not_shake_hands_counts_and_is_ended(fed_mp, tmp_
     keys.make_server_certificate(tmp_path, "127.0.0.1")
     tls = read_tls(tmp_path / "server.crt", tmp_path / "server.key")
     trusting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-    server = make_server(make_app(fed_mp, limits=replace(SMALL, head_seconds=3)), tls)
+    server = make_query_server(make_app(fed_mp, limits=replace(SMALL, head_seconds=3)), tls)
     with running(server) as port, contextlib.ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(40)]
         for connection in opened[:32]:
@@ -657,7 +657,7 @@ def hasty_answer(port: int, trusting: ssl.SSLContext) -> bytes:
 def test_who_does_not_read_the_answer_is_not_waited_for(fed_mp):
     app = make_app(fed_mp, limits=SMALL)
     app.add_api_route("/large", lambda: Response(bytes(50_000_000)))
-    server = make_server(app)
+    server = make_query_server(app)
     with running(server) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert connection.recv(15) == b"HTTP/1.1 200 OK"

@@ -19,7 +19,7 @@ if find_spec("flwr") is None:
 
 from helpers.parties import METHODS, local_federation, party_of, request
 
-from fedvl.deployment.messages import MOST_HEADER_CHARACTERS, Message, pack_tensors, read_header, unpack_tensors
+from fedvl.deployment.messages import MAX_HEADER_CHARACTERS, Message, pack_tensors, read_header, unpack_tensors
 from fedvl.errors import FedVLError
 from fedvl.seeding import torch_generator
 from fedvl.tensors import digest
@@ -258,7 +258,7 @@ def test_a_bomb_is_a_sentence(what, tmp_path):
     assert reply.payload == b""
 
 
-@pytest.mark.parametrize("header", ["", "{}", "[]", "null", " " * (MOST_HEADER_CHARACTERS + 1), '{"run": "../x"}'])
+@pytest.mark.parametrize("header", ["", "{}", "[]", "null", " " * (MAX_HEADER_CHARACTERS + 1), '{"run": "../x"}'])
 def test_a_header_that_is_none_is_refused_before_it_is_read(header):
     with pytest.raises(FedVLError, match="header of its message"):
         read_header(header)

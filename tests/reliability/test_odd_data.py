@@ -12,7 +12,7 @@ from fedvl.data.sources import Opener, open_dataset
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.report.page import write_report
-from fedvl.runs.requirements import MOST_CLASSES
+from fedvl.runs.requirements import MAX_CLASSES
 from fedvl.runs.settings import resolve_experiment
 
 OPENER = Opener(open_dataset, SMALL.model)
@@ -114,6 +114,6 @@ def test_one_sentence(manifest, tmp_path, kind):
 def test_a_hundred_thousand_classes_are_one_sentence_before_anything_is_encoded(manifest, tmp_path):
     """Results count every pair of classes, which would take 80 GB: that is said at once."""
     rows = [{"path": "0-0.png", "label": f"class {number}", "split": "train"} for number in range(1, 100_000)]
-    with pytest.raises(FedVLError, match=f"100,000 classes, more than {MOST_CLASSES:,}"):
+    with pytest.raises(FedVLError, match=f"100,000 classes, more than {MAX_CLASSES:,}"):
         perform(manifest([("class 0", 4)], rows), tmp_path / "run")
     assert not (tmp_path / "cache").exists()

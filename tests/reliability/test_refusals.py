@@ -13,7 +13,7 @@ if find_spec("flwr") is None:
 from helpers.parties import CLIENTS, EXPERIMENT, NODE, RUN, SmallClient, altered, fake_grid, local_federation
 
 from fedvl.config import PrivacyConfig
-from fedvl.deployment.audit_log import FILE, NO_HEAD, Log, read_log
+from fedvl.deployment.audit_log import LOG_FILE, NO_HEAD, AuditLog, read_log
 from fedvl.deployment.policy import approve, write_policy
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.deployment.verification import verify
@@ -49,7 +49,7 @@ def federation_of(folder, run=RUN, privacy=None, **settings):
         federation.config,
         CLIENTS,
         Identity(run, EXPERIMENT),
-        log=Log(folder / "clinic" / FILE),
+        log=AuditLog(folder / "clinic" / LOG_FILE),
     )
     return federation, clients
 
@@ -138,7 +138,7 @@ def test_a_server_refuses_an_answer_without_the_head_of_its_clients_log(tmp_path
 
 def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
     federation, clients = federation_of(tmp_path)
-    log = tmp_path / str(VICTIM) / "state" / FILE
+    log = tmp_path / str(VICTIM) / "state" / LOG_FILE
     clients[VICTIM].log.append("refused", reason="hours")
     log.write_bytes(log.read_bytes().replace(b'"reason": "hours"', b'"reason": "other"'))
     before, replies = log.read_bytes(), spied(clients[VICTIM])
@@ -155,12 +155,12 @@ def test_a_tampered_log_is_refused_and_nothing_is_sent(tmp_path):
 
 
 def test_a_tampered_log_of_the_server_stops_it_before_anything_is_sent(tmp_path):
-    log = Log(tmp_path / FILE)
+    log = AuditLog(tmp_path / LOG_FILE)
     log.append("run", run=RUN)
-    path = tmp_path / FILE
+    path = tmp_path / LOG_FILE
     path.write_bytes(path.read_bytes().replace(b'"run": "a', b'"run": "b'))
     federation, clients = federation_of(tmp_path / "all")
-    federation.engine.log = Log(path)
+    federation.engine.log = AuditLog(path)
     replies = [spied(client) for client in clients]
     with pytest.raises(FedVLError, match="was changed: line 1 is not as it was written"):
         run_quietly(federation)
@@ -178,7 +178,7 @@ def test_a_run_that_was_not_approved_is_refused_and_nothing_is_sent_until_it_is(
     assert "This party has not approved the experiment bbbbbbbbbbbb" in first
     assert "fedvl federation approve 3" in first
     assert not sent_entries(tmp_path, VICTIM)
-    approve(Log(tmp_path / str(VICTIM) / "state" / FILE), EXPERIMENT)  # as another process does
+    approve(AuditLog(tmp_path / str(VICTIM) / "state" / LOG_FILE), EXPERIMENT)  # as another process does
     assert clients[VICTIM].problem(round=0) == ""
     assert len(sent_entries(tmp_path, VICTIM)) == 1
 

@@ -19,7 +19,7 @@ from helpers.finished import running
 from fedvl.deployment.keys import make_authority, make_server_certificate
 from fedvl.errors import FedVLError
 from fedvl.report.loopback import HEADERS
-from fedvl.serve.connections import FILES, LEAST, make_room, make_server, may_open, read_tls
+from fedvl.serve.connections import MIN_CONNECTIONS, SPARE_FILES, make_query_server, make_room, may_open, read_tls
 from fedvl.serve.guard import LIMITS
 
 HASTY = replace(LIMITS, head_seconds=0.3)
@@ -51,14 +51,14 @@ GET = b"GET /ok HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 @pytest.mark.parametrize("begun", [b"", b"GET /ok HTTP/1.1\r\n", GET])
 def test_a_connection_that_does_not_go_on_is_ended(begun):
-    with running(make_server(service())) as port, connect(port) as connection:
+    with running(make_query_server(service())) as port, connect(port) as connection:
         connection.sendall(begun)
         answer = rest_of(connection)
     assert answer.startswith(b"HTTP/1.1 200 OK") if begun == GET else answer == b""
 
 
 def test_who_does_not_read_the_answer_is_not_waited_for():
-    server = make_server(service())
+    server = make_query_server(service())
     with running(server) as port, connect(port) as connection:
         connection.sendall(GET.replace(b"/ok", b"/large"))
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
@@ -67,7 +67,7 @@ def test_who_does_not_read_the_answer_is_not_waited_for():
 
 
 def test_a_malformed_request_is_refused_with_the_headers_of_every_answer():
-    with running(make_server(service())) as port, connect(port) as connection:
+    with running(make_query_server(service())) as port, connect(port) as connection:
         connection.sendall(b"no HTTP at all\r\n\r\n")
         head = rest_of(connection).split(b"\r\n\r\n")[0].decode().lower()
     assert head.startswith("http/1.1 400")
@@ -78,7 +78,7 @@ def test_a_malformed_request_is_refused_with_the_headers_of_every_answer():
 @pytest.mark.parametrize("token, left", [(None, 8), ("a-token-of-enough-letters", 16)])
 def test_half_of_the_connections_are_for_one_address_but_all_for_a_proxy(token, left):
     """Behind a proxy of a service with a token are many users; of twenty connections the oldest are ended."""
-    server = make_server(service(replace(LIMITS, connections=16, head_seconds=600.0), token))
+    server = make_query_server(service(replace(LIMITS, connections=16, head_seconds=600.0), token))
     with running(server) as port, contextlib.ExitStack() as stack:
         opened = [stack.enter_context(connect(port)) for _ in range(20)]
         assert all(rest_of(connection) == b"" for connection in opened[: 20 - left])
@@ -97,7 +97,7 @@ def certificate(tmp_path_factory):
 def test_over_tls_requests_are_answered_and_who_does_not_shake_hands_is_ended(certificate):
     tls = read_tls(certificate / "server.crt", certificate / "server.key")
     trusting = ssl.create_default_context(cafile=certificate / "ca.crt")
-    server = make_server(service(replace(HASTY, head_seconds=2.0)), tls)
+    server = make_query_server(service(replace(HASTY, head_seconds=2.0)), tls)
     with running(server) as port, connect(port) as silent, connect(port) as plain:
         plain.sendall(GET)
         assert not rest_of(plain).startswith(b"HTTP")
@@ -174,17 +174,19 @@ def test_where_the_limit_cannot_be_raised_it_stays(monkeypatch):
     assert may_open(500) == 100
 
 
-@pytest.mark.parametrize("files, expected", [(10_000, 1024), (FILES + 200, 200), (FILES + 3, LEAST)])
+@pytest.mark.parametrize(
+    "files, expected", [(10_000, 1024), (SPARE_FILES + 200, 200), (SPARE_FILES + 3, MIN_CONNECTIONS)]
+)
 def test_connections_are_as_many_as_files_allow_but_a_few_at_least(files, expected, monkeypatch):
     monkeypatch.setattr("fedvl.serve.connections.may_open", lambda wanted: files)
     app = service(replace(LIMITS, connections=1024))
-    make_server(app)
+    make_query_server(app)
     assert app.state.limits.connections == expected
 
 
 def test_only_a_service_with_a_token_believes_a_proxy():
-    assert not make_server(service()).config.proxy_headers
-    config = make_server(service(token="a-token-of-enough-letters")).config
+    assert not make_query_server(service()).config.proxy_headers
+    config = make_query_server(service(token="a-token-of-enough-letters")).config
     assert config.proxy_headers
     assert config.forwarded_allow_ips == ["127.0.0.1", "::1"]
     assert not config.server_header
@@ -199,6 +201,6 @@ def test_a_server_closes_no_log_handler_of_its_process():
             closed.append(True)
 
     handler = Handler()
-    make_server(service())
+    make_query_server(service())
     assert closed == []
     del handler

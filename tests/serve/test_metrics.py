@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from fedvl.serve.metrics import BOUNDS, Metrics
+from fedvl.serve.metrics import SECONDS_BOUNDS, Metrics
 from fedvl.serve.model import Line
 
 WORKER: Any = SimpleNamespace(pending=[0] * 3, batches=7, encoded=11, seconds=0.5)
@@ -26,7 +26,7 @@ def test_images_are_counted_by_outcome_and_by_seconds():
     assert found["fedvl_images_answered_total"] == "3"
     assert found["fedvl_images_refused_total"] == "2"
     assert found["fedvl_requests_refused_busy_total"] == "2"
-    buckets = [int(found[f'fedvl_answer_seconds_bucket{{le="{bound}"}}']) for bound in (*BOUNDS, "+Inf")]
+    buckets = [int(found[f'fedvl_answer_seconds_bucket{{le="{bound}"}}']) for bound in (*SECONDS_BOUNDS, "+Inf")]
     assert buckets == [0, 3, 4, 4, 4, 4, 4, 4, 4, 5], "a time that is a bound is within it; buckets add up"
     assert float(found["fedvl_answer_seconds_sum"]) == 0.1 * 3 + 0.11 + 31
     assert found["fedvl_answer_seconds_count"] == "5"

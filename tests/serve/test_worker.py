@@ -8,7 +8,7 @@ import torch
 
 from fedvl.data.images import BadImage
 from fedvl.serve.askers import Asker, BusyError
-from fedvl.serve.worker import BATCH, Worker
+from fedvl.serve.worker import MAX_IMAGES_AT_ONCE, Worker
 
 
 class Made:
@@ -75,7 +75,7 @@ def test_images_are_encoded_in_batches_and_one_address_has_half_of_the_room(work
     futures += worker.encode([b"other"], Asker("other"))
     made.go.set()
     assert not wait(futures, 60).not_done
-    assert 1 < made.largest <= BATCH
+    assert 1 < made.largest <= MAX_IMAGES_AT_ONCE
     assert [bytes(each.result()["features"].tolist()) for each in futures] == [*sent, b"other"]
 
 

@@ -29,7 +29,7 @@ LOSS_WEIGHTS = {
 TEXT_WIDTH = JOINT_WIDTH = 256
 PATCH_SIZE = 8
 HEAD_WIDTH = 64
-LARGEST_SCALE = 100.0
+MAX_SCALE = 100.0
 CONCEPT_TOKENS = 24  # sentences of concepts are cut to this; only glosses are longer
 TEACHER_TEMPERATURE = 1.5
 OPEN_TEMPERATURE = 0.06
@@ -109,7 +109,7 @@ class Heads(nn.Module):
         )
         self.ancestor_bias = nn.Parameter(torch.tensor(-8.0))
 
-    def scale(self, name: str, largest: float = LARGEST_SCALE) -> torch.Tensor:
+    def scale(self, name: str, largest: float = MAX_SCALE) -> torch.Tensor:
         return self.log_scale[name].exp().clamp(max=largest)
 
     def text_loss(self, embeddings: torch.Tensor, meanings: torch.Tensor) -> torch.Tensor:
@@ -244,7 +244,7 @@ class Learner:
         concept_texts = self.encode_texts(batch.concept_tokens)
         other_texts = self.encode_texts(torch.cat([batch.word_tokens, batch.caption_tokens]))
         words, captions = other_texts[: settings.words], other_texts[settings.words :]
-        scale = self.model.logit_scale.exp().clamp(max=LARGEST_SCALE)
+        scale = self.model.logit_scale.exp().clamp(max=MAX_SCALE)
         own, taught = batch.own[:, None], images[batch.teacher_rows]
         found: dict[str, torch.Tensor] = {}
 

@@ -22,7 +22,7 @@ STAGES = (
 )
 KERAS_EPSILON = 1e-3
 KERAS_MEAN = (103.939, 116.779, 123.68)  # blue, green, red, of pixels in 0..255
-LONGEST_STRING = 64  # tokens
+MAX_STRING = 64  # tokens
 
 
 class Bottleneck(nn.Module):
@@ -128,7 +128,7 @@ def embed_strings(strings: Sequence[str], teacher: Path, device: torch.device, c
             [strings[i] for i in chosen],
             padding=True,
             truncation=True,
-            max_length=LONGEST_STRING,
+            max_length=MAX_STRING,
             return_tensors="pt",
         ).to(device)
         mask = tokens["attention_mask"]

@@ -27,14 +27,14 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from tools.pretrain.evaluate import Monitor
 from tools.pretrain.folders import save_folder
-from tools.pretrain.learner import LARGEST_SCALE, LOSS_WEIGHTS, Learner, Settings
+from tools.pretrain.learner import LOSS_WEIGHTS, MAX_SCALE, Learner, Settings
 from tools.pretrain.runtime import Budget, choose_device, descend, set_learning_rate
 from tools.pretrain.teachers import load_image_teacher
 from tools.pretrain.training_set import load_meanings, load_training_set
 
 TEXT_STAGE_WARMUP = 100
 LOWEST_RATE = 0.005  # of the learning rate, at the end
-LONGEST_HISTORY = 200
+MAX_HISTORY = 200
 
 
 def text_stage(learner: Learner) -> int:
@@ -106,13 +106,13 @@ class Run:
     def export(self) -> CLIPModel:
         """The averaged weights as they are shipped: fp16, logit scale at most 100."""
         model = copy.deepcopy(self.average).eval()
-        model.logit_scale.data.clamp_(max=math.log(LARGEST_SCALE))
+        model.logit_scale.data.clamp_(max=math.log(MAX_SCALE))
         save_folder(model, self.text / "tokenizer", self.out)
         return model
 
     def save(self) -> None:
         model = self.export()
-        thinned = self.history[:: max(1, len(self.history) // LONGEST_HISTORY)]
+        thinned = self.history[:: max(1, len(self.history) // MAX_HISTORY)]
         log = {
             "settings": asdict(self.settings),
             "steps": self.step,

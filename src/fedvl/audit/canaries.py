@@ -22,7 +22,7 @@ from fedvl.audit.imitation import ONE_STEP, Began, CannotImitateError, imitate, 
 from fedvl.audit.messages import Recorder, subtract
 from fedvl.audit.one_run import CONFIDENCE, audit_guesses, epsilon_bound
 from fedvl.federation.checks import length
-from fedvl.federation.fixed_point import FIGURES, encode_update, rounding_error
+from fedvl.federation.fixed_point import SUMMED_FIGURES, encode_update, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.privacy import ClientPrivacy
 from fedvl.federation.records import RoundFigures
@@ -34,7 +34,7 @@ from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
 NAME = "empirical-epsilon"
-MOST_CANARIES, MAX_ROUNDS = 400, 10
+MAX_CANARIES, MAX_ROUNDS = 400, 10
 FEW_CANARIES = 120  # images, where an encoder runs in each step
 FAR = 2.0  # norm of a canary's update, as a multiple of what it is cut to or of the farthest client
 MANY = 2**16  # numbers of a model, beyond which directions are not made orthogonal
@@ -143,7 +143,7 @@ def plant(evidence: Evidence) -> tuple[Samples, list[Planted]]:
     batch, training = evidence.experiment.training.batch_size, evidence.training
     clients = [client for client, rows in enumerate(training.rows) if len(rows)]
     pool = evidence.own
-    most = FEW_CANARIES if slow(evidence) else MOST_CANARIES
+    most = FEW_CANARIES if slow(evidence) else MAX_CANARIES
     each = max(1, min(batch - 1, len(pool) // len(clients), -(-most // len(clients))))
     clients = clients[: min(len(pool), most) // each]
     canaries = mislabelled(evidence, pool.take(torch.arange(each * len(clients), device=pool.labels.device)))
@@ -257,10 +257,10 @@ class Canaries:
         """Return the canaries' part of a secure sum: what they move alone, and no other number."""
         assert self.privacy.config.clip is not None, "requirements.py asks for it"
         norm = self.privacy.config.clip - rounding_error(shared)
-        total = torch.zeros(sum(tensor.numel() for tensor in shared.values()) + FIGURES, dtype=torch.long)
+        total = torch.zeros(sum(tensor.numel() for tensor in shared.values()) + SUMMED_FIGURES, dtype=torch.long)
         for j in self.moves(round_index):
             part = encode_update(self._moved(shared, j, norm), shared, 1.0, 0.0, clients)
-            total[:-FIGURES] += part[:-FIGURES]
+            total[:-SUMMED_FIGURES] += part[:-SUMMED_FIGURES]
         return total
 
     def learn(self, shared: Tensors, updates: Iterable[Update], clip: float) -> None:
@@ -296,7 +296,7 @@ def toss_clients(evidence: Evidence) -> Tossed:
     plain = make_federation(prepared, engine)
     assert isinstance(plain.privacy, ClientPrivacy), "its unit is a client"
     federation = CanaryFederation(**vars(plain))
-    count = min(MOST_CANARIES, sum(tensor.numel() for tensor in plain.shared.values()) // 2)
+    count = min(MAX_CANARIES, sum(tensor.numel() for tensor in plain.shared.values()) // 2)
     canaries = federation.canaries = Canaries(plain.shared, plain.privacy, count)
     if plain.config.secure_sum:
         add_to_sums(engine, canaries)

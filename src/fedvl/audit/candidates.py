@@ -18,11 +18,11 @@ from fedvl.methods.base import Samples
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
-MOST_MEMBERS, FEW_MEMBERS = 100, 10  # images of one client that are tried
+MAX_MEMBERS, FEW_MEMBERS = 100, 10  # images of one client that are tried
 COMPANY, LITTLE_COMPANY = 15, 3  # images beside a candidate
 SHADOWS, FEWER_SHADOWS, FEW_SHADOWS = 48, 16, 8  # imitated clients; where training runs an encoder on texts, on images
 SKEW = 0.3  # of the classes of every second imitated client, as Dirichlet's parameter
-MOST_STACKED = 2**23  # numbers of one item of all candidates that are compared
+MAX_STACKED = 2**23  # numbers of one item of all candidates that are compared
 
 
 class Candidates(NamedTuple):
@@ -78,7 +78,7 @@ def candidates_of(evidence: Evidence) -> Candidates:
 
 def collect(evidence: Evidence) -> Candidates:
     """Collect the candidates: of each audited client a few images."""
-    limit = FEW_MEMBERS if evidence.slow else MOST_MEMBERS
+    limit = FEW_MEMBERS if evidence.slow else MAX_MEMBERS
     rows = [
         draw_rows(own, min(limit, len(own)), torch_generator(0, "members", client))
         for client in evidence.clients
@@ -182,7 +182,7 @@ class Stacks:
     """Items of many imitated clients, one row for each; of a large item a part."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.most = count, max(1, MOST_STACKED // count)
+        self.count, self.most = count, max(1, MAX_STACKED // count)
         self.found: dict[str, list[Tensor]] = {}
         self.parts: dict[str, Part] = {}
 

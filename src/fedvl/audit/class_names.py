@@ -24,7 +24,7 @@ from fedvl.seeding import torch_generator
 
 NAMES = ("class-names", "class-names-by-seed")
 MEASURE = "share of a client's class names among the first guesses, as many as it has classes"
-MOST_SWAPS = 40  # classes, up to which sets are also improved by exchanging two
+MAX_SWAPS = 40  # classes, up to which sets are also improved by exchanging two
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
@@ -149,7 +149,7 @@ def decode(evidence: Evidence, tensor: str, message: Message) -> list[int] | Non
     nearest = distance(best)
     while True:
         moves = {best ^ {c} for c in everything} | {frozenset([c]) for c in everything if not best}
-        if len(everything) <= MOST_SWAPS:
+        if len(everything) <= MAX_SWAPS:
             moves |= {best - {old} | {new} for old in best for new in everything if new not in best}
         better = min(moves, key=distance)
         if not distance(better) < nearest:

@@ -31,7 +31,7 @@ from fedvl.runs.preparation import Prepared, Training, prepare
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors
 
-MOST_OWN, MOST_OUTSIDE = 600, 300  # images of the attacker, and images that nobody trained on
+MAX_OWN, MAX_OUTSIDE = 600, 300  # images of the attacker, and images that nobody trained on
 FEW_OWN, FEW_OUTSIDE = 90, 45  # the same for methods that run an encoder in each step
 ENOUGH_OUTSIDE = 100  # unused training images, below which test images are taken instead
 ENCODED = {"features", "embeddings", "patches", "candidates", CLASS_LIST}  # inputs that are computed once
@@ -188,7 +188,7 @@ def only_first(federation: Federation, rounds: int) -> Any:
 def share_out(prepared: Prepared) -> Evidence:
     """Share labelled images of the trained classes among the attacker and outside."""
     slow = not ENCODED.issuperset(prepared.training.samples.inputs)
-    most_own, most_outside = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
+    most_own, most_outside = (FEW_OWN, FEW_OUTSIDE) if slow else (MAX_OWN, MAX_OUTSIDE)
     complete, as_trained = labelled(prepared, "test")
     usable = shuffled(torch.nonzero(complete.labels >= 0)[:, 0])
     classes = len(prepared.method.task.class_names)

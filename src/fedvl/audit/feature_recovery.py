@@ -25,8 +25,8 @@ from fedvl.seeding import torch_generator
 
 NAMES = ("feature-recovery", "feature-linking", "one-image-recovery", "one-image-linking")
 FORMS = ("features", "embeddings")
-MOST_COMPONENTS = 64  # independent components are sought among
-MOST_ROWS = 512  # of a tensor, and of features that are compared with each other at once
+MAX_COMPONENTS = 64  # independent components are sought among
+MAX_ROWS = 512  # of a tensor, and of features that are compared with each other at once
 FAINT = 1e-4  # singular values below this share of the largest are rounding
 SINGLE = 40  # imitated clients of one image
 TRIALS = 6  # imitated clients by which a tensor is chosen
@@ -151,7 +151,7 @@ def rows_in(evidence: Evidence, seen: Seen, source: Source, images: int) -> Tens
             rows.append(tensor.T)
         else:
             rows.append(tensor.reshape(-1, width))
-    return torch.cat(rows).cpu()[:MOST_ROWS]
+    return torch.cat(rows).cpu()[:MAX_ROWS]
 
 
 # --- recovery
@@ -179,7 +179,7 @@ def separate(change: Tensor, images: int, known: Tensor) -> Tensor:
     """
     _, sizes, basis = torch.linalg.svd(change, full_matrices=False)
     rank = int((sizes > FAINT * sizes[0].clamp(min=1e-30)).sum())
-    count = min(rank, images, MOST_COMPONENTS)
+    count = min(rank, images, MAX_COMPONENTS)
     if count <= 1:
         return normalize(basis[:1], dim=1)
     from sklearn.decomposition import FastICA

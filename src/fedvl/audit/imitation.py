@@ -26,7 +26,7 @@ from fedvl.tensors import ByClient, Tensors, count_elements
 
 SEED = 2**31 - 1  # the attacker's own: it imitates without the seed of the run
 AT_ONCE, STACKED = 64, 2**24  # imitated clients, and their numbers, in one kernel
-MOST_NUMBERS = 2**15  # of a change that are compared
+MAX_NUMBERS = 2**15  # of a change that are compared
 ONE_STEP = TrainingConfig(
     optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, batch_size=2**20, local_epochs=1
 )
@@ -59,7 +59,7 @@ class Coordinates:
         generator = torch_generator(0, "coordinates")
         for name in names:
             count = like[name].numel()
-            kept = max(1, round(count * MOST_NUMBERS / max(total, MOST_NUMBERS)))
+            kept = max(1, round(count * MAX_NUMBERS / max(total, MAX_NUMBERS)))
             self.places[name] = None if kept == count else torch.randperm(count, generator=generator)[:kept]
 
     def of(self, change: Tensors) -> Tensor:

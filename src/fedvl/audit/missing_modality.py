@@ -26,7 +26,7 @@ from fedvl.tensors import Tensors
 
 NAMES = ("missing-modality", "missing-modality-kind")
 KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
-MOST_IMITATED = 32  # samples of an imitated client
+MAX_IMITATED = 32  # samples of an imitated client
 TWINS = 2  # imitated clients of each kind
 FAINT = 1e-6  # share of a change that is rounding
 PLANTED = 3  # clients of each kind that are told apart
@@ -61,7 +61,7 @@ class Kinds(NamedTuple):
 def imitate_kinds(evidence: Evidence) -> list[Kinds]:
     """Return how clients of each kind change the tensors, by round."""
     own, began = evidence.complete[0], began_of(evidence, None)
-    size, generator = min(evidence.typical_size, MOST_IMITATED), torch_generator(0, "imitated kinds")
+    size, generator = min(evidence.typical_size, MAX_IMITATED), torch_generator(0, "imitated kinds")
     rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
     seen = [list(imitate(evidence, left_out(evidence, own, kind), rows, began)) for kind in KINDS]
     return [kinds_in([[twin[index] for twin in twins] for twins in seen], evidence.method.role) for index, _ in began]
@@ -140,7 +140,7 @@ def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
     """Plant clients that lack one modality altogether, or none, and tell them apart."""
     outside = evidence.complete[1]
     generator = torch_generator(0, "planted kinds")
-    size = min(evidence.typical_size, MOST_IMITATED, len(outside))
+    size = min(evidence.typical_size, MAX_IMITATED, len(outside))
     hits = 0
     for number, kind in enumerate(KINDS):
         rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]

@@ -27,8 +27,8 @@ from fedvl.audit.evidence import (
     ENCODED,
     FEW_OUTSIDE,
     FEW_OWN,
-    MOST_OUTSIDE,
-    MOST_OWN,
+    MAX_OUTSIDE,
+    MAX_OWN,
     Evidence,
     shuffled,
 )
@@ -43,7 +43,7 @@ from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import Prepared
 from fedvl.seeding import numpy_generator, torch_generator
 
-MOST_SECONDS = 120.0  # after which no further attack is begun
+MAX_SECONDS = 120.0  # after which no further attack is begun
 LEAST = 30  # labelled images, without which an attacker cannot be played
 ORDERS = 1000  # of the classes, by which chance is measured
 HELD_OUT = 3  # one image of so many is the attacker's, where there is no test
@@ -52,7 +52,7 @@ PLAIN, ALONE = "this update", "this update alone, the worst case"
 
 
 def audit_own(
-    prepared: Prepared, client: int, first: Message | None, secret: int, seconds: float = MOST_SECONDS
+    prepared: Prepared, client: int, first: Message | None, secret: int, seconds: float = MAX_SECONDS
 ) -> OwnAudit:
     """Return what a server could learn of a client from its first message, as measured values.
 
@@ -154,7 +154,7 @@ def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
             f"To play the attacker takes {LEAST} labelled images of this client's own, for testing or training; "
             f"there are {len(labelled)}."
         )
-    limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MOST_OWN, MOST_OUTSIDE)
+    limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MAX_OWN, MAX_OUTSIDE)
     share = min(1.0, len(pool) / sum(limits))
     cut = int(share * limits[0])
     own, outside = (mine.take(part) for part in (pool[:cut], pool[cut : int(share * sum(limits))]))

@@ -18,8 +18,8 @@ from fedvl.seeding import torch_generator
 RIDGES = (0.01, 1.0, 100.0)  # of a covariance, as shares of its mean eigenvalue
 FLOORS = (1e-4, 1e-2)  # of singular values, as shares of the largest
 TINY = 1e-12
-MOST_COLUMNS = 32  # in which rows are compared number by number
-MOST_ROWS, FEW_ROWS = 256, 8  # of a message, and of a signature, that are compared with each other
+MAX_COLUMNS = 32  # in which rows are compared number by number
+MAX_ROWS, FEW_ROWS = 256, 8  # of a message, and of a signature, that are compared with each other
 
 
 class Item:
@@ -157,7 +157,7 @@ class Item:
 
     def equal_share(self, message: Tensor, count: int) -> Tensor:
         """Return the largest share of equal numbers of a signature's row and a message's row."""
-        columns = torch.randperm(message.shape[1], generator=torch_generator(0, "columns"))[:MOST_COLUMNS]
+        columns = torch.randperm(message.shape[1], generator=torch_generator(0, "columns"))[:MAX_COLUMNS]
         known = self.raw[:count, self.informative][:, :, columns]
         best = torch.zeros(count)
         for row in message[:, columns]:
@@ -169,8 +169,8 @@ class Item:
         """Numbers of the signatures that depend on the candidate, and how far they spread."""
         flat = self.raw.flatten(1)
         varying = torch.nonzero((flat - flat[:1]).abs().amax(0) > 0)[:, 0]
-        if len(varying) > MOST_COLUMNS:
-            varying = varying[torch.randperm(len(varying), generator=torch_generator(0, "numbers"))[:MOST_COLUMNS]]
+        if len(varying) > MAX_COLUMNS:
+            varying = varying[torch.randperm(len(varying), generator=torch_generator(0, "numbers"))[:MAX_COLUMNS]]
         known = flat[:, varying].float().contiguous()
         return known, known[self.known].std(0).clamp(min=TINY)
 
@@ -184,6 +184,6 @@ class Item:
 
 
 def some_rows(message: Tensor) -> Tensor:
-    if len(message) <= MOST_ROWS:
+    if len(message) <= MAX_ROWS:
         return message
-    return message[torch.randperm(len(message), generator=torch_generator(0, "rows"))[:MOST_ROWS]]
+    return message[torch.randperm(len(message), generator=torch_generator(0, "rows"))[:MAX_ROWS]]

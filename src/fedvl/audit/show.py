@@ -41,7 +41,7 @@ TITLES = {
 HEADS = ("value", "95 % interval", "chance level")
 STYLES = {SHOWN: "bold", BELOW: "green"}
 NOT_EXAMINED = "not examined"
-MOST_DIGITS = 7
+MAX_DIGITS = 7
 WIDTH = 1000.0  # of the strip that a figure is drawn on, in its own units
 DECIBELS = 40.0  # at the end of a strip of decibels
 
@@ -159,7 +159,7 @@ def interval(each: Finding) -> str:
     if each.leaks and low == written(each.chance, each.unit):
         low = f"{each.interval[0]:.3f}"
     digits = 3
-    while low == high and digits <= MOST_DIGITS:
+    while low == high and digits <= MAX_DIGITS:
         low, high = (f"{value:.{digits}f}" for value in each.interval)
         digits += 1
     return f"{low} to {high}{unit}"

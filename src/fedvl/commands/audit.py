@@ -130,7 +130,7 @@ def verify_logs(folders: list[Path]) -> None:
     """Check logs of clients and servers, and say what they hold and how they match."""
     from collections import Counter
 
-    from fedvl.deployment.verification import named, verify
+    from fedvl.deployment.verification import entry_name, verify
 
     verified = verify(folders)
     for path, _, chain in verified.logs:
@@ -150,7 +150,7 @@ def verify_logs(folders: list[Path]) -> None:
             ("lost and never answered", traffic.lost),
         ):
             if entries:
-                print(f"  {len(entries)} {what}, the first on {entries[0]['time']} ({named(entries[0])})")
+                print(f"  {len(entries)} {what}, the first on {entries[0]['time']} ({entry_name(entries[0])})")
     if len(folders) == 1:
         print("One log cannot tell whether its end was cut: give the other side's folder too.")
     elif not verified.traffic:

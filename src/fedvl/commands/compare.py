@@ -63,7 +63,7 @@ Examples:
 The same command resumes where it was stopped; finished runs are not repeated.
 """
 
-Assignments = Annotated[
+RunAssignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of every run, as section.key=value; repeatable.")
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")]
@@ -75,7 +75,7 @@ def compare(
     dataset: Annotated[str, typer.Option(help="Datasets, comma-separated.")] = "",
     partition: Annotated[str, typer.Option(help="Partitions, comma-separated.")] = "",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell; 3 unless the file says otherwise.")] = None,
-    settings: Assignments = None,
+    settings: RunAssignments = None,
     tune: Annotated[
         list[str] | None,
         typer.Option(help="section.key=A,B,C to choose from for each cell, on validation images; repeatable."),
@@ -213,7 +213,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="A tiny smoke test.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds, if not as many as the recipe has.")] = None,
     rows: Annotated[str, typer.Option(help="Only rows whose names contain one of these, comma-separated.")] = "",
-    settings: Assignments = None,
+    settings: RunAssignments = None,
     out: Annotated[Path, typer.Option(help="Folder of results and runs.")] = Path("reproductions"),
     jobs: Jobs = 1,
     quiet: Quiet = False,

@@ -17,7 +17,7 @@ from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
 SOON_DAYS = 60  # before a certificate expires
-Check = tuple[str, str]  # "good", "note" or "bad", and a sentence
+Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
 def examine(folder: Path | None = None, address: str | None = None) -> bool:
@@ -28,7 +28,7 @@ def examine(folder: Path | None = None, address: str | None = None) -> bool:
     console = Console()
     marks = {"good": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("bad ", "red")}
     sound = True
-    checks: list[Callable[[], list[Check]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
+    checks: list[Callable[[], list[Finding]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
     checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
     checks += [partial(connection, address, folder)] if address else []
     for check in checks:
@@ -38,25 +38,25 @@ def examine(folder: Path | None = None, address: str | None = None) -> bool:
     return sound
 
 
-def guarded(check: Callable[[], list[Check]]) -> list[Check]:
+def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except (FedVLError, OSError) as error:
         return [("bad", str(error))]
 
 
-def python() -> list[Check]:
+def python() -> list[Finding]:
     return [("good", f"fedvl {__version__} on Python {sys.version.split()[0]}")]
 
 
-def torch_build() -> list[Check]:
+def torch_build() -> list[Finding]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, the CPU is used"
     return [("good", f"torch {torch.__version__}, {device}")]
 
 
-def torchvision() -> list[Check]:
+def torchvision() -> list[Finding]:
     """Warn of a torchvision built for another torch, which breaks transformers and peft."""
     if importlib.util.find_spec("torchvision") is None:
         return []
@@ -69,18 +69,18 @@ def torchvision() -> list[Check]:
     return []
 
 
-def embedded_models() -> list[Check]:
+def embedded_models() -> list[Finding]:
     from fedvl.models import EMBEDDED
     from fedvl.models.checkpoint import load_model
 
     return [("good", f"embedded model {load_model(name).name} loads and has the right hash") for name in EMBEDDED]
 
 
-def embedded_images() -> list[Check]:
+def embedded_images() -> list[Finding]:
     from fedvl.data.catalogue import catalogue
     from fedvl.data.sources import open_dataset
 
-    findings: list[Check] = []
+    findings: list[Finding] = []
     for name in [name for name, entry in catalogue().items() if entry.embedded]:
         dataset = open_dataset(name)
         for split in dataset.splits.values():
@@ -89,7 +89,7 @@ def embedded_images() -> list[Check]:
     return findings
 
 
-def cache_folder() -> list[Check]:
+def cache_folder() -> list[Finding]:
     from fedvl.data.features import default_cache_dir
 
     folder = default_cache_dir()
@@ -101,14 +101,14 @@ def cache_folder() -> list[Check]:
     return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free{hint}")]
 
 
-def npm() -> list[Check]:
+def npm() -> list[Finding]:
     if shutil.which("npm"):
         return [("good", "npm found: fedvl data get works")]
     return [("note", "npm not found: fedvl data get needs it (install Node.js); everything else works")]
 
 
-def extras() -> list[Check]:
-    findings: list[Check] = []
+def extras() -> list[Finding]:
+    findings: list[Finding] = []
     for extra, package in {"parquet": "pyarrow", "heic": "pillow-heif", "flower": "flwr", "serve": "fastapi"}.items():
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
@@ -117,13 +117,13 @@ def extras() -> list[Check]:
     return findings
 
 
-def federation_folder(folder: Path) -> list[Check]:
+def federation_folder(folder: Path) -> list[Finding]:
     """Say how long certificates are valid, and whether keys are there and nobody else's."""
     from fedvl.deployment.keys import days_left
     from fedvl.deployment.membership import check_key, read_federation
 
     names = {"ca.crt": "the authority's", "server.crt": "the server's"}
-    findings: list[Check] = []
+    findings: list[Finding] = []
     for name, whose in names.items():
         if name == "ca.crt" or (folder / name).exists():
             days = days_left(folder / name)
@@ -142,27 +142,27 @@ def federation_folder(folder: Path) -> list[Check]:
     return findings
 
 
-def connection(address: str, folder: Path | None) -> list[Check]:
+def connection(address: str, folder: Path | None) -> list[Finding]:
     """Say how far a connection to a server gets, as a client's: name, port, TLS and so on."""
     from fedvl.deployment.connection import HOPS, UnreachableError, reach, read_authorities
     from fedvl.deployment.membership import KEY
-    from fedvl.deployment.state import state_of
+    from fedvl.deployment.state import state_folder
 
     if not re.fullmatch(r".+:[0-9]{1,5}", address):
         raise FedVLError(f"{address} has no port; give --connect HOST:PORT, such as fed.example.org:9443.")
     authorities = read_authorities(folder / "ca.crt") if folder else ""
-    key = state_of(folder) / KEY if folder and (state_of(folder) / KEY).exists() else None
+    key = state_folder(folder) / KEY if folder and (state_folder(folder) / KEY).exists() else None
     try:
         reached = reach(address, authorities, key)
     except UnreachableError as error:
         passed = [hop for hop in HOPS[: HOPS.index(error.hop)] if hop != "proxy" or error.proxy]
-        fine: list[Check] = [("good", f"connection to {address}: {', '.join(passed)}")] if passed else []
+        fine: list[Finding] = [("good", f"connection to {address}: {', '.join(passed)}")] if passed else []
         return [*fine, ("bad", f"connection to {address} fails at: {error.hop}. {error}")]
     examined = HOPS[: HOPS.index("key")] if folder else HOPS[: HOPS.index("authority")]
     passed = [hop for hop in (HOPS if key else examined) if hop != "proxy" or reached.proxy]
     through = f" through the proxy {reached.proxy}" if reached.proxy else ""
     version = f"; the server runs FedVL {reached.version}" if reached.version else ""
-    found: list[Check] = [("good", f"connection to {address}{through}: {', '.join(passed)}{version}")]
+    found: list[Finding] = [("good", f"connection to {address}{through}: {', '.join(passed)}{version}")]
     if key is None:
         missing = ", ".join(hop for hop in HOPS if hop not in passed and hop != "proxy")
         found.append(("note", f"not examined: {missing}; give the folder of a client that has joined"))

@@ -119,14 +119,14 @@ def join_federation(
 ) -> None:
     """Make this client's key on its own machine, and a request to be admitted with it."""
     from fedvl.deployment.keys import fingerprint
-    from fedvl.deployment.membership import join
-    from fedvl.deployment.state import request_path, state_of
+    from fedvl.deployment.membership import make_join_request
+    from fedvl.deployment.state import request_path, state_folder
 
     if moved:
         confirm_move(folder)
         return
-    request = join(folder, again)
-    state = state_of(folder)
+    request = make_join_request(folder, again)
+    state = state_folder(folder)
     print(f"The key is in {state / 'key'}. It stays there; never send {state} to anyone.")
     print(f"Send {request_path(folder, request.name)} to the server's operator. Then compare by telephone:")
     print(f"  this client's key       {fingerprint(request.public_key)}")
@@ -141,9 +141,9 @@ def confirm_move(folder: Path) -> None:
     """Show what a state folder holds, and adopt it for this machine after confirmation."""
     from fedvl.deployment.audit_log import read_log
     from fedvl.deployment.keys import fingerprint, public_key_of
-    from fedvl.deployment.state import adopt_state, state_of
+    from fedvl.deployment.state import adopt_state, state_folder
 
-    state = state_of(folder)
+    state = state_folder(folder)
     print(f"{state} has the key {fingerprint(public_key_of(state / 'key'))}")
     print(f"and a log of {len(read_log(folder).chain.entries)} lines.")
     if not typer.confirm("Did this client make them, and did you move or restore the folder yourself?"):
@@ -265,7 +265,7 @@ def admit_party(
 ) -> None:
     """Admit parties by the requests that they sent, after comparing fingerprints."""
     from fedvl.deployment.keys import fingerprint
-    from fedvl.deployment.membership import admit, find_member, read_federation, read_request
+    from fedvl.deployment.membership import admit_participant, find_member, read_federation, read_request
 
     for path in requests:
         request = read_request(path)
@@ -275,7 +275,7 @@ def admit_party(
             print(f"in place of\n  {fingerprint(before)}")
         if not yes and not typer.confirm("Did the party read you the same fingerprint?"):
             raise FedVLError(f"{request.name} is not admitted.")
-        admit(folder, request)
+        admit_participant(folder, request)
         print(f"{request.name} is admitted, from the next start of fedvl server on.")
     if all(member.public_key for member in read_federation(folder).parties):
         print(f"All clients are admitted. Hand them the roster: fedvl federation roster {folder}")
@@ -318,7 +318,7 @@ def server(
     from fedvl.config import read_toml
     from fedvl.deployment.files import choose_experiment
     from fedvl.deployment.membership import absence_note
-    from fedvl.deployment.server import describe_federation
+    from fedvl.deployment.server import federation_summary
     from fedvl.runs.folder import RunFolder
     from fedvl.runs.requirements import statistics_note
     from fedvl.runs.settings import resolve_experiment
@@ -329,7 +329,7 @@ def server(
         print(note, file=sys.stderr)
     if warning := statistics_note(resolved):
         print(warning, file=sys.stderr)
-    with RunFolder.create(out, resolved, describe_federation(folder)) as run_folder:
+    with RunFolder.create(out, resolved, federation_summary(folder)) as run_folder:
         print(f"Waiting for clients; follow the run with fedvl status {run_folder.path} --page", file=sys.stderr)
         finish(run_folder, as_json, quiet, metrics)
 
@@ -358,7 +358,8 @@ def client(
         bool, typer.Option("--survey", help="Check the images and answer fedvl survey, and nothing else.")
     ] = False,
     page: Annotated[
-        bool, typer.Option("--page", help="Serve a page on this machine to join, look, approve and follow.")
+        bool,
+        typer.Option("--page", help="Serve a page on this machine to make_join_request, look, approve and follow."),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")] = 0,
     metrics: MetricsPort = None,

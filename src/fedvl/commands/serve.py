@@ -48,7 +48,7 @@ def serve(
     """
     try:
         from fedvl.serve.app import make_app
-        from fedvl.serve.connections import make_server, read_tls
+        from fedvl.serve.connections import make_query_server, read_tls
     except ImportError as error:
         raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
     import secrets
@@ -68,7 +68,7 @@ def serve(
         blank = QueryBatch(model.user(), 1, 1)
         blank.add({}, model.encode([model.read(png_of(Image.new("RGB", (8, 8))))])[0])
         blank.predict()
-    server = make_server(make_app(model, token), tls)
+    server = make_query_server(make_app(model, token), tls)
     listener = listen(host, port)
     # The token is behind a #, which browsers do not send.
     print(

@@ -22,7 +22,7 @@ def survey(
     from fedvl.commands.federation import end_on_termination
     from fedvl.config import read_toml
     from fedvl.deployment.files import choose_experiment
-    from fedvl.deployment.server import describe_federation
+    from fedvl.deployment.server import federation_summary
     from fedvl.deployment.survey import survey_sites
     from fedvl.display import TerminalDisplay
     from fedvl.report.survey_page import survey_lines, write_survey_page
@@ -31,7 +31,7 @@ def survey(
 
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(federation, experiment)))
-    with RunFolder.create(out, resolved, describe_federation(federation)) as folder, TerminalDisplay(quiet) as display:
+    with RunFolder.create(out, resolved, federation_summary(federation)) as folder, TerminalDisplay(quiet) as display:
         found = survey_sites(folder, display)
     page = write_survey_page(found, folder.path / "survey.html")
     if as_json:

@@ -19,7 +19,7 @@ from fedvl.data.sources import Opener
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.clusters import MAX_POINTS, embedding_map
-from fedvl.evaluation.leakage import SIDE, attack
+from fedvl.evaluation.leakage import IMAGE_SIDE, attack
 from fedvl.evaluation.predict import answer_all, represent_all
 from fedvl.methods.base import Samples
 from fedvl.methods.fed_mp import FedMP
@@ -234,7 +234,7 @@ def gradient_inversion(run: MeasuredRun) -> Points:
     prepared, (shared, _) = run.reopened.prepared, run.folder.tensors()  # the attack runs on the processor
     data = prepared.experiment.data
     split = run.opener.dataset_of(data).splits["train"]
-    picture = torch.from_numpy(np.array(split.read(0).resize((SIDE, SIDE)))).permute(2, 0, 1) / 255
+    picture = torch.from_numpy(np.array(split.read(0).resize((IMAGE_SIDE, IMAGE_SIDE)))).permute(2, 0, 1) / 255
     return Points.model_validate(attack(prepared.method, shared, picture, int(split.labels[0])))
 
 

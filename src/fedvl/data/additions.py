@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedvl.config import DataConfig
-from fedvl.data.stores import Dataset, join, splits_of
+from fedvl.data.stores import Dataset, join_splits, splits_of
 from fedvl.errors import FedVLError
 
 NEW = "new"  # the client of images that none of the others held before
@@ -42,7 +42,7 @@ def extend(base: Dataset, additions: Sequence[Dataset]) -> Dataset:
     for part in ("train", "test"):
         present = [dataset for dataset in everything if len(dataset.splits.get(part, ()))]
         numbers = [np.array([names.index(name) for name in each.class_names], np.int64) for each in present]
-        splits[part] = join(splits_of(present, part), numbers)
+        splits[part] = join_splits(splits_of(present, part), numbers)
     notes = [f"{dataset.name}: {note}" for dataset in additions for note in dataset.notes]
     return replace(
         base, class_names=tuple(names), splits=splits, notes=(*base.notes, *notes), before=len(base.class_names)

@@ -16,8 +16,8 @@ MAX_FILE = 2**40  # bytes of a table
 MAX_COLUMNS = 2**31  # characters of a table's labels, splits and texts
 MAX_GROUP = 2**31  # bytes of the images of a row group
 LEAST_ROW = 16  # bytes of a file for each of its rows: no image is smaller
-BATCH = 65_536  # rows of labels and texts read at once
-MAX_FILES = 10_000
+ROWS_AT_ONCE = 65_536  # rows of labels and texts read at once
+MAX_TABLE_FILES = 10_000
 
 
 class Columns(NamedTuple):
@@ -42,7 +42,7 @@ def read_parquet(path: Path) -> Table:
         names = [columns.label, *columns.others]
         # as written: a value that a million rows repeat is read once
         file = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=[columns.content, *names])
-        return file, columns, _values(file.iter_batches(batch_size=BATCH, columns=names), names, path)
+        return file, columns, _values(file.iter_batches(batch_size=ROWS_AT_ONCE, columns=names), names, path)
 
     file, columns, values = _read(read, path, "parquet")
     if any(group.total_byte_size > MAX_GROUP for group in _groups(file)):
@@ -82,7 +82,7 @@ def read_arrow(path: Path) -> Table:
                 batches.append(batch)
             table = pyarrow.Table.from_batches(batches, stream.schema)
         names = [columns.label, *columns.others]
-        return table.column(columns.image), columns, _values(table.select(names).to_batches(BATCH), names, path)
+        return table.column(columns.image), columns, _values(table.select(names).to_batches(ROWS_AT_ONCE), names, path)
 
     images, columns, values = _read(read, path, "Arrow")
     return _table(path, ArrowStore(path, images), columns, values)
@@ -92,13 +92,13 @@ def read_saved(folder: Path) -> Table:
     """Read what `save_to_disk` of a Dataset or a DatasetDict wrote."""
     splits = _described(folder / "dataset_dict.json", "splits")
     if splits is None:
-        return joined(folder, [read_arrow(path) for path in _saved_files(folder)])
+        return joined_tables(folder, [read_arrow(path) for path in _saved_files(folder)])
     tables = []
     for split in splits:
-        own = joined(folder, [read_arrow(path) for path in _saved_files(folder / _plain(split, folder))])
+        own = joined_tables(folder, [read_arrow(path) for path in _saved_files(folder / _plain(split, folder))])
         own.splits = [split] * len(own.labels)
         tables.append(own)
-    return joined(folder, tables)
+    return joined_tables(folder, tables)
 
 
 def _saved_files(folder: Path) -> list[Path]:
@@ -106,7 +106,7 @@ def _saved_files(folder: Path) -> list[Path]:
     if listed is None:
         raise FedVLError(f"{folder} has no state.json, which save_to_disk writes; get the whole folder again.")
     names = [_plain(file.get("filename") if isinstance(file, dict) else None, folder) for file in listed]
-    if not 0 < len(names) <= MAX_FILES:
+    if not 0 < len(names) <= MAX_TABLE_FILES:
         raise FedVLError(f"{folder / 'state.json'} lists no files, or too many; get the folder again.")
     return [folder / name for name in names]
 
@@ -146,8 +146,10 @@ def tables_in(folder: Path) -> Iterator[Path]:
 def read_tables(folder: Path) -> Table:
     """Read a folder of parquet files as the hub has them; names of files or folders are splits."""
     paths = sorted(tables_in(folder))
-    if len(paths) > MAX_FILES:
-        raise FedVLError(f"{folder} has {len(paths):,} parquet files, more than {MAX_FILES:,}; use fewer, larger ones.")
+    if len(paths) > MAX_TABLE_FILES:
+        raise FedVLError(
+            f"{folder} has {len(paths):,} parquet files, more than {MAX_TABLE_FILES:,}; use fewer, larger ones."
+        )
     splits = [_split_of(path) for path in paths]
     homes = {
         path.parent.parent if split == path.parent.name else path.parent
@@ -162,7 +164,7 @@ def read_tables(folder: Path) -> Table:
     for table, split in zip(tables, splits, strict=True):
         if split:
             table.splits = [split] * len(table.labels)
-    return joined(folder, tables)
+    return joined_tables(folder, tables)
 
 
 def _split_of(path: Path) -> str:
@@ -171,7 +173,7 @@ def _split_of(path: Path) -> str:
     return next((name for name in (path.stem.split("-")[0], path.parent.name) if name.casefold() in known), "")
 
 
-def joined(where: Path, tables: Sequence[Table]) -> Table:
+def joined_tables(where: Path, tables: Sequence[Table]) -> Table:
     """Put tables below one another."""
     starts = np.cumsum([0, *(len(table.labels) for table in tables[:-1])], dtype=np.int64)
 

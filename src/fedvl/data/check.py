@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedvl.data.assemble import SPLIT_NAMES, Table, plain_name
 from fedvl.data.catalogue import lookup, suggestion
 from fedvl.data.embedded import read_sheets
-from fedvl.data.faults import KINDS, MOST_NAMED, Fault, ShownFault
+from fedvl.data.faults import FAULT_KINDS, MAX_NAMED, Fault, ShownFault
 from fedvl.data.images import BadImage, Decoded
 from fedvl.data.imported import open_model
-from fedvl.data.similar import MOST_COMPARED, groups_alike, groups_equal, same_names, small_copy
+from fedvl.data.similar import MAX_COMPARED, groups_alike, groups_equal, same_names, small_copy
 from fedvl.data.sources import Home, dataset_path, default_data_root, how_to_get, is_flat, read_flat, read_path
 from fedvl.data.zero_shot_check import OF_LABELS, OF_POSITION, Agreement, compare_labels
 from fedvl.display import Display
@@ -26,8 +26,8 @@ from fedvl.models.clip import DualEncoder
 from fedvl.tensors import IntArray
 from fedvl.version import __version__
 
-MODEL = "fedvl-tiny"
-RARE = 10  # training images from which a class is not rare
+CHECKING_MODEL = "fedvl-tiny"
+RARE_CLASS = 10  # training images from which a class is not rare
 SHORT, OF_MEDIAN = 16, 0.25  # pixels; a shorter side below both
 PLAIN = 2.0  # standard deviation of the brightness of an image of one colour
 DARK, BRIGHT, OUTLIERS = 12.0, 243.0, 0.2  # mean brightness; the share of images up to which these are outliers
@@ -38,10 +38,10 @@ DOUBTFUL = 20  # images that are named because the model thinks least of their l
 MODES = ("8-bit colour", "8-bit grey", "more than 8 bits", "with a palette or transparency", "other")
 SIDES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # limits of the shorter side in a histogram
 BRIGHTNESS = tuple(range(16, 256, 16))
-TURNED = ("upright", "turned by EXIF")
+ORIENTATIONS = ("upright", "turned by EXIF")
 
 
-class Bar(Content):
+class PropertyCount(Content):
     """Images with one property."""
 
     name: str
@@ -68,10 +68,10 @@ class DataCheck(Content):
     readable: Count
     classes: list[ClassImages]
     unlabelled: Count
-    sizes: list[Bar]
-    modes: list[Bar]
-    brightness: list[Bar]
-    orientation: list[Bar]
+    sizes: list[PropertyCount]
+    modes: list[PropertyCount]
+    brightness: list[PropertyCount]
+    orientation: list[PropertyCount]
     agreement: Finite | None  # of labels and the pretrained model, in percent
     faults: list[ShownFault]
     doubtful: list[str]
@@ -115,7 +115,7 @@ class Images:
         return self.table.store.describe(row)
 
 
-class Checked(NamedTuple):
+class CheckedImages(NamedTuple):
     """The images, their faults, and what the model says of their labels."""
 
     images: Images
@@ -126,7 +126,7 @@ class Checked(NamedTuple):
     not_sought: tuple[str, ...]
 
 
-def check(name: str, display: Display, model: str | None = MODEL) -> tuple[DataCheck, Checked]:
+def check(name: str, display: Display, model: str | None = CHECKING_MODEL) -> tuple[DataCheck, CheckedImages]:
     """Check the images of a folder, file or named dataset; compare labels if a model is named."""
     empty: list[Path] = []
     table = open_table(name, empty)
@@ -154,7 +154,7 @@ def open_table(name: str, empty: list[Path]) -> Table:
     return read_flat(path) if is_flat(path) else read_path(path, None, empty)
 
 
-def check_table(table: Table, empty: Sequence[Path], encoder: object, display: Display) -> Checked:
+def check_table(table: Table, empty: Sequence[Path], encoder: object, display: Display) -> CheckedImages:
     """Check the rows of a table."""
     images = inspect(table, display.stage("Read images"))
     faults = [
@@ -169,9 +169,9 @@ def check_table(table: Table, empty: Sequence[Path], encoder: object, display: D
         *shortcuts(images),
     ]
     agreement, notes, not_sought = None, list[str](), list[str]()
-    if len(images.readable) > MOST_COMPARED:
+    if len(images.readable) > MAX_COMPARED:
         not_sought.append("near-duplicate")
-        notes.append(f"Nearly equal images were not sought: there are more than {MOST_COMPARED:,}.")
+        notes.append(f"Nearly equal images were not sought: there are more than {MAX_COMPARED:,}.")
     if isinstance(encoder, DualEncoder):
         agreement = agreement_of(images, encoder, display)
         faults += agreement.faults if agreement else []
@@ -182,7 +182,7 @@ def check_table(table: Table, empty: Sequence[Path], encoder: object, display: D
         not_sought += [*OF_LABELS, *OF_POSITION]
         notes.append("Labels and orientation were not compared with a pretrained model.")
     name = encoder.name if agreement is not None and isinstance(encoder, DualEncoder) else None
-    return Checked(images, faults, agreement, name, notes, tuple(not_sought))
+    return CheckedImages(images, faults, agreement, name, notes, tuple(not_sought))
 
 
 def inspect(table: Table, progress: Callable[[int, int], None]) -> Images:
@@ -244,7 +244,7 @@ def of_counts(images: Images) -> list[Fault]:
     for each in counts:
         trained = each.train + each.unmarked
         rows = tuple(row for row, label in enumerate(images.labels) if label == each.name)
-        if trained < RARE:
+        if trained < RARE_CLASS:
             found.append(Fault("rare-class", f"{each.name} has {files(trained, 'training image')}.", rows))
         if tested and not each.test:
             found.append(Fault("untested-class", f"{each.name} has no test image."))
@@ -255,7 +255,7 @@ def copies(images: Images) -> list[Fault]:
     """Name images that are there twice: in one class, in two, in training and test, or nearly."""
     equal = groups_equal(images.contents)
     again = {place for group in equal for place in group[1:]}
-    near = groups_alike(np.array(images.copies)) if 1 < len(images.copies) <= MOST_COMPARED else []
+    near = groups_alike(np.array(images.copies)) if 1 < len(images.copies) <= MAX_COMPARED else []
     near = [group for group in near if len([place for place in group if place not in again]) > 1]
     found = list[Fault]()
     conflicts = [group for group in equal if len({images.labels[row] for row in images.of(group)} - {""}) > 1]
@@ -332,7 +332,7 @@ def shortcuts(images: Images) -> list[Fault]:
     properties: dict[str, list[str]] = {
         "size": [f"{width} x {height} pixels" for width, height in images.sides],
         "kind": [MODES[mode] for mode in images.modes],
-        "orientation": [TURNED[turned] for turned in images.turned],
+        "orientation": [ORIENTATIONS[turned] for turned in images.turned],
     }
     found = []
     for values in map(np.array, properties.values()):
@@ -341,7 +341,7 @@ def shortcuts(images: Images) -> list[Fault]:
             for name in np.unique(labels[labels != ""]):
                 own = labels == name
                 others = (labels != "") & ~own
-                if own.sum() < RARE or others.sum() < RARE:
+                if own.sum() < RARE_CLASS or others.sum() < RARE_CLASS:
                     continue
                 if inside[own].mean() >= SHARED and inside[others].mean() <= ELSEWHERE:
                     text = f"Images of {name} are {value}, those of other classes are not."
@@ -375,7 +375,7 @@ def counts_of(images: Images) -> list[ClassImages]:
     ]
 
 
-def shown(name: str, checked: Checked) -> DataCheck:
+def shown(name: str, checked: CheckedImages) -> DataCheck:
     """Return what is shown of a check."""
     images, agreement = checked.images, checked.agreement
     tables = histograms(images, np.arange(len(images.readable)))
@@ -397,8 +397,8 @@ def shown(name: str, checked: Checked) -> DataCheck:
 
 
 def shown_fault(fault: Fault, images: Images) -> ShownFault:
-    kind = KINDS[fault.kind]
-    named = [images.name(row) for row in fault.rows[:MOST_NAMED]]
+    kind = FAULT_KINDS[fault.kind]
+    named = [images.name(row) for row in fault.rows[:MAX_NAMED]]
     return ShownFault(
         kind=fault.kind, title=kind.title, sentence=fault.sentence, fix=kind.fix, images=len(fault.rows), files=named
     )
@@ -414,7 +414,7 @@ NAMES_OF_BARS: Mapping[str, tuple[str, ...]] = {
     "sizes": limits(SIDES, " px"),
     "modes": MODES,
     "brightness": limits(BRIGHTNESS, ""),
-    "orientation": TURNED,
+    "orientation": ORIENTATIONS,
 }
 
 
@@ -430,8 +430,8 @@ def histograms(images: Images, places: IntArray) -> dict[str, IntArray]:
     return {key: np.bincount(values, minlength=len(NAMES_OF_BARS[key])) for key, values in found.items()}
 
 
-def bars(names: Sequence[str], counts: IntArray) -> list[Bar]:
-    return [Bar(name=name, images=int(count)) for name, count in zip(names, counts, strict=True)]
+def bars(names: Sequence[str], counts: IntArray) -> list[PropertyCount]:
+    return [PropertyCount(name=name, images=int(count)) for name, count in zip(names, counts, strict=True)]
 
 
 def files(count: int, what: str = "file") -> str:

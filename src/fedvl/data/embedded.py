@@ -13,13 +13,13 @@ import numpy as np
 
 from fedvl.data.assemble import TEST_SHARE, Table
 from fedvl.data.catalogue import find
-from fedvl.data.images import MAX_BYTES
+from fedvl.data.images import MAX_IMAGE_BYTES
 from fedvl.data.stores import FileStore, Pixels, Sheet, SheetStore
 from fedvl.errors import FedVLError
 from fedvl.files import MAX_JSON, parse_json, read_file
 from fedvl.tensors import IntArray
 
-EMBEDDED = Path(__file__).parent / "embedded"
+IMAGES_FOLDER = Path(__file__).parent / "embedded"
 SPLIT_SEED = 0
 EMOJI_VENDORS = ("twitter", "google")
 CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}.png" for number in range(1, 6)), "test": ("test_batch.png",)}
@@ -27,12 +27,12 @@ CIFAR_BATCHES = {"train": tuple(f"data_batch_{number}.png" for number in range(1
 
 def read_sheets(name: str) -> Table:
     """Read an embedded set: a JSON file and one contact sheet per split."""
-    described = json.loads((EMBEDDED / f"{name}.json").read_text(encoding="utf-8"))
+    described = json.loads((IMAGES_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     sheets, labels, splits, texts = [], [], [], []
     for split, part in described["splits"].items():
         count = len(part["labels"])
         cut = partial(_cut_sheet, tile=part["tile"], columns=part["columns"])
-        sheets.append(Sheet(EMBEDDED / part["sheet"], count, cut, part["sha256"]))
+        sheets.append(Sheet(IMAGES_FOLDER / part["sheet"], count, cut, part["sha256"]))
         labels += [described["class_names"][label] for label in part["labels"]]
         splits += [split] * count
         texts += part.get("texts", [])
@@ -117,7 +117,7 @@ def read_emoji(root: Path) -> Table:
             raise ValueError("an image is outside its folder")
         alike: dict[bytes, Emoji] = {}
         for record in records:
-            image = read_file(root / EMOJI_VENDORS[0] / record.image, MAX_BYTES)
+            image = read_file(root / EMOJI_VENDORS[0] / record.image, MAX_IMAGE_BYTES)
             alike.setdefault(hashlib.sha256(image).digest(), record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedVLError(f"The emoji in {root} are incomplete; delete it and run `fedvl data get emoji`.") from error

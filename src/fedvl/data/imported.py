@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from safetensors import SafetensorError, safe_open
 
 from fedvl.data.catalogue import class_key
-from fedvl.data.features import OWN_FILE, Encoded, default_cache_dir, keep_private
+from fedvl.data.features import OWN_FILE, EncodedSplit, default_cache_dir, keep_private
 from fedvl.data.stores import Split
 from fedvl.errors import FedVLError
 from fedvl.files import SHORTENED, parse_json, read_file, regular, write_whole
@@ -34,7 +34,7 @@ from fedvl.tensors import load as read_tensors
 
 MAX_IMPORTED_MANIFEST = 2**30  # bytes
 MAX_WIDTH = 2**14  # numbers of a vector
-UNIT = 0.01  # how far from 1 the length of a unit vector in 16 bits may be
+NORM_TOLERANCE = 0.01  # how far from 1 the length of a unit vector in 16 bits may be
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
@@ -71,7 +71,7 @@ class ImportedEncoder:
         known = self.manifest.model_dump(include={"sha256", "normalised", "logit_scale", "classes"})
         return hashlib.sha256((json.dumps(known, sort_keys=True) + digest({"texts": self._texts})).encode()).hexdigest()
 
-    def look_up(self, split: Split, kind: str) -> Encoded:
+    def look_up(self, split: Split, kind: str) -> EncodedSplit:
         """Return the vectors of a split; an image without one is left out with the reason."""
         if kind != "features":
             self._refuse("more of an image than its vector")
@@ -85,7 +85,7 @@ class ImportedEncoder:
         reason = f"no vector was imported for it with '{self.name}'."
         bad = [(split.describe(index), reason) for index, row in enumerate(found) if row is None]
         rows = torch.tensor([row for row in found if row is not None])
-        return Encoded(self._images[rows], kept, bad)
+        return EncodedSplit(self._images[rows], kept, bad)
 
     def embed_names(self, names: Sequence[str]) -> torch.Tensor:
         """Return the imported texts of class names; zeros if none were imported at all."""
@@ -262,7 +262,7 @@ def check_rows(path: Path, name: str, rows: torch.Tensor, manifest: ImportedMani
     lengths = rows.norm(dim=1)
     if not lengths.all():
         raise FedVLError(f"Row {int((lengths == 0).nonzero()[0])} of {name} in {path} is all zeros; export it again.")
-    if manifest.normalised and (wrong := (lengths - 1).abs() > UNIT).any():
+    if manifest.normalised and (wrong := (lengths - 1).abs() > NORM_TOLERANCE).any():
         row = int(wrong.nonzero()[0])
         raise FedVLError(
             f"Row {row} of {name} in {path} has length {float(lengths[row]):.3g}, and the manifest says that vectors are "

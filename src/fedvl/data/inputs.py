@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import normalize, pad
 
-from fedvl.data.features import Encoded, default_cache_dir, encode_split
+from fedvl.data.features import EncodedSplit, default_cache_dir, encode_split
 from fedvl.data.imported import ImportedEncoder
-from fedvl.data.stored import StoredRows, fits
+from fedvl.data.stored import StoredRows, fits_in_memory
 from fedvl.data.stores import Dataset, Split
 from fedvl.errors import FedVLError
 from fedvl.models.clip import DualEncoder
@@ -49,7 +49,7 @@ def read_forms(
     An image is usable if the model's main input (features or pixels) can be computed for it.
     """
     if split.parts:
-        return joined(
+        return joined_reads(
             [read_forms(name, part, encoder, wanted, device, stage) for part in split.parts],
             list(map(len, split.parts)),
         )
@@ -64,22 +64,22 @@ def read_forms(
         if form == "tokens":
             forms[form] = encoder.tokenise(texts_of(split, kept)).to(device)
         else:
-            forms[form] = rows_of(read["features" if form == "embeddings" else form], form, kept, device)
+            forms[form] = kept_rows(read["features" if form == "embeddings" else form], form, kept, device)
     return Read(forms, kept, read[main].bad, [part.note for part in read.values() if part.note])
 
 
-def joined(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
+def joined_reads(reads: Sequence[Read], sizes: Sequence[int]) -> Read:
     """Join what was read of several datasets, one after the other."""
     firsts = np.cumsum([0, *sizes])
     return Read(
-        {form: stacked([read.forms[form][:] for read in reads], form) for form in reads[0].forms},
+        {form: stacked_rows([read.forms[form][:] for read in reads], form) for form in reads[0].forms},
         np.concatenate([read.kept + first for read, first in zip(reads, firsts, strict=False)]),
         [bad for read in reads for bad in read.bad],
         [note for read in reads for note in read.notes],
     )
 
 
-def stacked(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
+def stacked_rows(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
     """Return rows of several parts; shorter texts are padded by a token after their end."""
     if form == "tokens":
         longest = max(part.shape[1] for part in parts)
@@ -87,13 +87,13 @@ def stacked(parts: Sequence[torch.Tensor], form: str) -> torch.Tensor:
     return torch.cat(list(parts))
 
 
-def rows_of(read: Encoded, form: str, kept: NDArray[np.int64], device: str) -> torch.Tensor:
+def kept_rows(read: EncodedSplit, form: str, kept: NDArray[np.int64], device: str) -> torch.Tensor:
     """Return the rows of the images that are kept, on the device if they fit, or else on disk."""
     rows, unit = read.rows, form == "features"
     places = np.arange(len(kept)) if len(read.kept) == len(kept) else np.searchsorted(read.kept, kept)
     if isinstance(rows, torch.Tensor):
         found = rows[torch.from_numpy(places)].to(device)
-    elif fits((chosen := rows.take(places)).bytes_in_memory, device):
+    elif fits_in_memory((chosen := rows.take(places)).bytes_in_memory, device):
         found = chosen.read().to(device)
     else:
         # where a tensor stands it is used as one: by its rows, its length and its width

@@ -71,13 +71,13 @@ def draw_present(
         half = {"text": len(chosen), "image": 0, "both": (len(chosen) + 1) // 2}[missing.pattern]
         without_text, without_image = chosen[:half], chosen[half:]
         if whole and groups is not None:
-            without_text, without_image = rows_of(groups, without_text), rows_of(groups, without_image)
+            without_text, without_image = rows_of_groups(groups, without_text), rows_of_groups(groups, without_image)
         present[without_text, TEXT] = False
         present[without_image, IMAGE] = ~present[without_image, TEXT]
     return present
 
 
-def rows_of(groups: list[NDArray[np.int64]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_of_groups(groups: list[NDArray[np.int64]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *(groups[group] for group in chosen)])
 
 

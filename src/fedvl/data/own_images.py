@@ -23,7 +23,7 @@ def open_own(
     """
     if name == Path(name).name and lookup(name):
         known = open_dataset(name)
-        number = numbers(list(known.class_names), class_names, name)
+        number = class_numbers(list(known.class_names), class_names, name)
         splits = {
             part: Split(split.store, split.rows, np.append(number, -1)[split.labels], split.texts, units=split.units)
             for part, split in known.splits.items()
@@ -38,16 +38,16 @@ def open_own(
     keys = {class_key(each) for each in class_names}
     kept = [not known_only or not label or class_key(label) in keys for label in table.labels]
     named = [label if keep else "" for label, keep in zip(table.labels, kept, strict=True)]
-    labels = numbers(named, class_names, name)
+    labels = class_numbers(named, class_names, name)
     tested = np.array([SPLIT_NAMES.get(split.strip().casefold()) == "test" for split in table.splits])
     splits = {
-        part: rows_of(table, labels, np.flatnonzero((tested == (part == "test")) & kept))
+        part: split_of_rows(table, labels, np.flatnonzero((tested == (part == "test")) & kept))
         for part in (("train", "test") if tested.any() else ("train",))
     }
     return Dataset(path.stem, class_names, templates, splits, tuple(table.notes))
 
 
-def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> IntArray:
+def class_numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> IntArray:
     """Return the federation's number of each label, ignoring case and punctuation; -1: no label."""
     known = {class_key(class_name): number for number, class_name in enumerate(class_names)}
     strangers = sorted({label for label in labels if label and class_key(label) not in known})
@@ -59,7 +59,7 @@ def numbers(labels: list[str], class_names: tuple[str, ...], where: str) -> IntA
     return np.array([known[class_key(label)] if label else -1 for label in labels], np.int64)
 
 
-def rows_of(table: Table, labels: IntArray, rows: IntArray) -> Split:
+def split_of_rows(table: Table, labels: IntArray, rows: IntArray) -> Split:
     texts = None if table.texts is None else tuple(table.texts[row] for row in rows)
     return Split(table.store, rows, labels[rows], texts, units=units_of_rows(table.units, rows))
 

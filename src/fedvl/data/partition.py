@@ -20,7 +20,7 @@ from fedvl.seeding import numpy_generator
 Indices = npt.NDArray[np.int64]
 
 # The most Dirichlet draws; fewer are made if the table is so large that one draw is slow.
-MAX_DRAWS = 200
+MAX_REDRAWS = 200
 MAX_CELLS = 30_000_000
 
 _EXAMPLES = {
@@ -290,7 +290,7 @@ def _dirichlet(
         # Half the mean keeps the clients unequal; the mean itself would make them equal.
         minimum = max(1, total // (2 * clients))
     lowered = f" (not {requested}, for which there are too few samples)" if minimum != requested else ""
-    draws = max(1, min(MAX_DRAWS, MAX_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
+    draws = max(1, min(MAX_REDRAWS, MAX_CELLS // (len(sizes) * (clients + 200))))  # a row costs as much as 200 cells
     best, best_draw, best_shortfall = np.zeros((clients, len(sizes)), np.int64), 0, total + 1
     for draw in range(1, draws + 1):
         counts = _dirichlet_draw(sizes, alpha, clients, generator)

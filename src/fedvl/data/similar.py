@@ -12,11 +12,11 @@ from PIL import Image
 
 from fedvl.data.catalogue import class_key
 
-SIDE = 16  # of the small copy of an image, in pixels
-ALIKE = 0.98  # correlation of small copies from which two images count as the same
+COPY_SIDE = 16  # of the small copy of an image, in pixels
+MIN_CORRELATION = 0.98  # correlation of small copies from which two images count as the same
 FEW = 30  # images below which their mean says little
-MOST_COMPARED = 30_000  # images: the work grows with their square
-BLOCK = 2048
+MAX_COMPARED = 30_000  # images: the work grows with their square
+COPIES_AT_ONCE = 2048
 TYPED = 6  # characters of a word from which one that differs is taken for a mistake
 SINGULAR = 3  # characters that are left of a plural
 TRANSLITERATED = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "æ": "ae", "ø": "oe", "å": "aa"})
@@ -36,7 +36,7 @@ def probably_same(one: str, other: str) -> bool:
     number or short word ("stage 1", "stage 2").
     """
     spellings = [[spelling for spelling in (accented(name), transliterated(name)) if spelling] for name in (one, other)]
-    return any(alike(left, right) for left in spellings[0] for right in spellings[1])
+    return any(similar_names(left, right) for left in spellings[0] for right in spellings[1])
 
 
 def accented(name: str) -> str:
@@ -49,7 +49,7 @@ def transliterated(name: str) -> str:
     return accented(unicodedata.normalize("NFC", name.lower()).translate(TRANSLITERATED))
 
 
-def alike(one: str, other: str) -> bool:
+def similar_names(one: str, other: str) -> bool:
     if class_key(one) == class_key(other):
         return True
     left, right = (sorted(re.findall(r"\w+", name.replace("_", " "))) for name in (one, other))
@@ -80,7 +80,7 @@ def mistyped(one: str, other: str) -> bool:
 
 def small_copy(image: Image.Image) -> Small:
     """Return a small copy of an image as one row of numbers."""
-    small = image.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
+    small = image.resize((COPY_SIDE, COPY_SIDE), Image.Resampling.BOX, reducing_gap=2.0)
     return np.asarray(small, np.float32).ravel()
 
 
@@ -99,12 +99,12 @@ def groups_alike(copies: Small) -> list[list[int]]:
     rows = rows / np.maximum(lengths, 1.0)[:, None]
     rows[plain] = 0
     pairs: list[tuple[int, int]] = []
-    for first in range(0, len(rows), BLOCK):
-        correlations = rows[first : first + BLOCK] @ rows[first:].T
-        ones, others = np.nonzero(correlations >= ALIKE)
+    for first in range(0, len(rows), COPIES_AT_ONCE):
+        correlations = rows[first : first + COPIES_AT_ONCE] @ rows[first:].T
+        ones, others = np.nonzero(correlations >= MIN_CORRELATION)
         later = others > ones
         pairs += zip((ones[later] + first).tolist(), (others[later] + first).tolist(), strict=True)
-    return joined(pairs)
+    return joined_groups(pairs)
 
 
 def groups_equal(keys: Sequence[bytes]) -> list[list[int]]:
@@ -115,7 +115,7 @@ def groups_equal(keys: Sequence[bytes]) -> list[list[int]]:
     return [group for group in places.values() if len(group) > 1]
 
 
-def joined(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+def joined_groups(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
     """Join pairs that have a member in common into sorted groups."""
     leader: dict[int, int] = {}
 

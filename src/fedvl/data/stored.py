@@ -128,7 +128,7 @@ class StoredRows:
             self._read = 0
 
 
-def fits(size: int, device: str) -> bool:
+def fits_in_memory(size: int, device: str) -> bool:
     """Return whether so many bytes are held in memory, that of a GPU or of the processor."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from fedvl.data.catalogue import general_templates
-from fedvl.data.images import MAX_BYTES, BadImage, Decoded, decode, decode_fully
+from fedvl.data.images import MAX_IMAGE_BYTES, BadImage, Decoded, decode, decode_fully
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
 from fedvl.tensors import IntArray
@@ -101,7 +101,7 @@ def size_and_hash(data: bytes) -> str:
 def content_of(source: Path | bytes) -> bytes:
     """Return what names an image's content, whatever its file is called."""
     try:
-        return size_and_hash(source if isinstance(source, bytes) else read_file(source, MAX_BYTES)).encode()
+        return size_and_hash(source if isinstance(source, bytes) else read_file(source, MAX_IMAGE_BYTES)).encode()
     except (OSError, FedVLError):
         return b"unreadable"
 
@@ -169,7 +169,7 @@ class Sheet:
 
     def _bytes(self) -> bytes:
         try:
-            return read_file(self.path, MAX_BYTES)
+            return read_file(self.path, MAX_IMAGE_BYTES)
         except OSError as error:
             raise FedVLError(f"{self.path} cannot be read ({error.strerror}); get the dataset again.") from error
 
@@ -332,7 +332,7 @@ def unite(datasets: Sequence[Dataset]) -> Dataset:
         "+".join(names),
         tuple(name for dataset in datasets for name in dataset.class_names),
         datasets[0].templates if alike else general_templates(),
-        {part: join(splits_of(datasets, part), numbers, names) for part in ("train", "test")},
+        {part: join_splits(splits_of(datasets, part), numbers, names) for part in ("train", "test")},
         tuple(notes),
         tuple(dataset.name for dataset in datasets for _ in dataset.class_names),
     )
@@ -342,7 +342,7 @@ def splits_of(datasets: Sequence[Dataset], part: str) -> list[Split]:
     return [dataset.splits[part] for dataset in datasets]
 
 
-def join(splits: Sequence[Split], numbers: Sequence[IntArray], names: Sequence[str] | None = None) -> Split:
+def join_splits(splits: Sequence[Split], numbers: Sequence[IntArray], names: Sequence[str] | None = None) -> Split:
     """Join splits, given the new numbers of their classes; images without a label stay without.
 
     The name of its dataset is the domain of an image, where there are names.

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvl.data.catalogue import class_key
-from fedvl.data.check import NAMES_OF_BARS, RARE, Bar, Checked, bars, classes_of, histograms
-from fedvl.data.faults import KINDS
+from fedvl.data.check import NAMES_OF_BARS, RARE_CLASS, CheckedImages, PropertyCount, bars, classes_of, histograms
+from fedvl.data.faults import FAULT_KINDS
 from fedvl.data.faults import NAMES as FAULTS
 from fedvl.data.similar import probably_same
 from fedvl.files import Content, Count, Names
@@ -68,10 +68,10 @@ class Survey(Content):
     rare: Names  # classes with few training images at all sites together
     strangers: Count  # sites with classes of other names
     faults: list[Found]
-    sizes: list[Bar]
-    modes: list[Bar]
-    brightness: list[Bar]
-    orientation: list[Bar]
+    sizes: list[PropertyCount]
+    modes: list[PropertyCount]
+    brightness: list[PropertyCount]
+    orientation: list[PropertyCount]
 
     @property
     def clean(self) -> bool:
@@ -89,7 +89,7 @@ def shapes(classes: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def tables_of(checked: Checked, class_names: Sequence[str], least: int) -> Tables:
+def tables_of(checked: CheckedImages, class_names: Sequence[str], least: int) -> Tables:
     """Return what a site sends of a check of its images."""
     images = checked.images
     keys = [class_key(name) for name in class_names]
@@ -156,10 +156,10 @@ def survey_of(
                 class_names, trained.tolist(), counts[:, 1].tolist(), tables["renamed"].tolist(), strict=True
             )
         ],
-        rare=[name for name, train in zip(class_names, trained.tolist(), strict=True) if train < RARE],
+        rare=[name for name, train in zip(class_names, trained.tolist(), strict=True) if train < RARE_CLASS],
         strangers=int(tables["strangers"][0]),
         faults=[
-            Found(kind=kind, title=KINDS[kind].title, fix=KINDS[kind].fix, sites=at, images=of)
+            Found(kind=kind, title=FAULT_KINDS[kind].title, fix=FAULT_KINDS[kind].fix, sites=at, images=of)
             for kind, at, of in zip(FAULTS, *tables["faults"].tolist(), strict=True)
             if at
         ],

@@ -17,11 +17,11 @@ from fedvl.data.faults import Fault
 from fedvl.data.inputs import embed_names
 from fedvl.models.clip import DualEncoder
 from fedvl.seeding import numpy_generator
-from fedvl.tensors import IntArray
+from fedvl.tensors import FloatArray, IntArray
 
 OF_CLASS = 40  # images of a class that are encoded
-LEAST = 10  # images of a class from which something is said of it
-TURNED = 120  # images that are turned and inverted too
+MIN_IMAGES = 10  # images of a class from which something is said of it
+MAX_TURNED = 120  # images that are turned and inverted too
 EXACT = 20  # images up to which ranks are compared without an approximation
 AT_ONCE = 32
 CHANCE = 0.05  # p from which labels are not confirmed
@@ -34,8 +34,6 @@ WAYS: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 INVERTED = "inverted"
 OF_LABELS, OF_POSITION = ("labels", "exchanged"), ("turned", INVERTED)  # kinds of faults
-
-Numbers = NDArray[np.float64]
 
 
 class Agreement(NamedTuple):
@@ -59,12 +57,12 @@ def compare_labels(
     """Compare labels (numbers of classes) of readable rows with the model's answers."""
     chosen = sample(labels, len(class_names))
     rows, labels = rows[chosen], labels[chosen]
-    turned = numpy_generator(0, "turned").permutation(len(rows))[:TURNED]
+    turned = numpy_generator(0, "turned").permutation(len(rows))[:MAX_TURNED]
     total = len(rows) + len(WAYS) * len(turned)
     device = str(next(encoder.parameters()).device)
     texts = normalize(embed_names(class_names, general_templates()["default"], encoder, device), dim=-1).cpu()
 
-    def logs(which: IntArray, change: Callable[[Image.Image], Image.Image], done: int) -> Numbers:
+    def logs(which: IntArray, change: Callable[[Image.Image], Image.Image], done: int) -> FloatArray:
         """Return the logarithms of the shares of all classes."""
         found = []
         for first in range(0, len(which), AT_ONCE):
@@ -81,7 +79,7 @@ def compare_labels(
     for number, (way, change) in enumerate(WAYS.items()):
         other = logs(rows[turned], change, len(rows) + number * len(turned))
         gain = other[np.arange(len(turned)), labels[turned]] - own[turned]
-        if len(gain) >= LEAST:
+        if len(gain) >= MIN_IMAGES:
             better[way] = float(wilcoxon(gain, alternative="greater").pvalue), rows[turned][gain > 0]
     if better:
         way, (chance, gained) = min(better.items(), key=lambda each: each[1][0])
@@ -106,15 +104,17 @@ def sample(labels: IntArray, classes: int) -> IntArray:
     return np.sort(np.concatenate(parts))
 
 
-def of_classes(logs: Numbers, labels: IntArray, rows: IntArray, class_names: Sequence[str]) -> tuple[list[Fault], str]:
+def of_classes(
+    logs: FloatArray, labels: IntArray, rows: IntArray, class_names: Sequence[str]
+) -> tuple[list[Fault], str]:
     """Return classes that seem exchanged, or whose labels the model confirms no better than chance.
 
     A share of a class tells its images from others if they rank higher by it (Mann-Whitney). So a
     model that names a class too often or too rarely raises no alarm.
     """
-    known = [number for number in range(len(class_names)) if int((labels == number).sum()) >= LEAST]
+    known = [number for number in range(len(class_names)) if int((labels == number).sum()) >= MIN_IMAGES]
     if len(known) < 2:
-        return [], f"Labels were not compared: fewer than two classes have {LEAST} images."
+        return [], f"Labels were not compared: fewer than two classes have {MIN_IMAGES} images."
     pairs = list(combinations(known, 2))
     exchanged = [
         (one, other)
@@ -145,7 +145,7 @@ def of_classes(logs: Numbers, labels: IntArray, rows: IntArray, class_names: Seq
     return faults, ""
 
 
-def ranked(values: Numbers, inside: NDArray[np.bool_], outside: NDArray[np.bool_]) -> float:
+def ranked(values: FloatArray, inside: NDArray[np.bool_], outside: NDArray[np.bool_]) -> float:
     """Return the chance that values inside rank above those outside as much without a reason."""
     one, other = values[inside], values[outside]
     method = "exact" if max(len(one), len(other)) <= EXACT else "asymptotic"

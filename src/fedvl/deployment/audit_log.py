@@ -28,21 +28,21 @@ from fedvl.files import parse_json, read_json, regular
 from fedvl.runs.contents import Answer, Figures, PartyBytes
 from fedvl.runs.folder import PARTY, STATE, RunFolder
 
-FILE = "audit.jsonl"
-MOST_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more of its disk
+LOG_FILE = "audit.jsonl"
+MAX_LOG_BYTES = 2**28  # some 600,000 lines; whoever floods a party fills no more of its disk
 FIRST = "0" * 64  # what the first line holds in place of a hash
 LINE = re.compile(rb'(\{.*), "hash": "([0-9a-f]{64})"\}')
 # kinds of entries that decide about later answers
 COUNTED = ("approved", "declined", "surveyed", "begun", "budget", "round", "secret")
 NO_HEAD = "The message does not carry the head of its sender's log, by which both logs are compared; it is refused."
 
-Entry = dict[str, Any]
+LogEntry = dict[str, Any]
 
 
 class Chain(NamedTuple):
     """What a log holds: its entries, their hashes, and what a crash left of a last line."""
 
-    entries: list[Entry]
+    entries: list[LogEntry]
     hashes: list[str]
     torn: bytes
 
@@ -58,34 +58,34 @@ def read_chain(content: bytes, path: Path) -> Chain:
     for number, line in enumerate(lines, 1):
         parts = LINE.fullmatch(line)
         if parts is None or hashlib.sha256(parts[1]).hexdigest() != parts[2].decode():
-            raise changed(path, f"line {number} is not as it was written")
+            raise log_changed(path, f"line {number} is not as it was written")
         entry = parse_entry(parts[1] + b"}")
         if entry.get("before") != found.head:
-            raise changed(path, f"line {number} does not hold the hash of the line before it")
+            raise log_changed(path, f"line {number} does not hold the hash of the line before it")
         found.entries.append(entry)
         found.hashes.append(parts[2].decode())
     return found
 
 
-def parse_entry(content: bytes) -> Entry:
+def parse_entry(content: bytes) -> LogEntry:
     try:
         return dict(parse_json(content))
     except ValueError:
         return {}
 
 
-def changed(path: Path, what: str) -> FedVLError:
+def log_changed(path: Path, what: str) -> FedVLError:
     return FedVLError(
         f"{path} was changed: {what}. Find out who did it, and restore the file from a copy; nothing is sent before."
     )
 
 
-class Log:
+class AuditLog:
     """The log of a party or a server; without a path it stays in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path, self.head = path, FIRST
-        self.counted: list[Entry] = []
+        self.counted: list[LogEntry] = []
         self.known: tuple[int, ...] = ()  # size, time and place of the file as it was read or written last
 
     def append(self, kind: str, **told: Any) -> None:
@@ -105,7 +105,7 @@ class Log:
             os.fsync(file.fileno())
             self.known = signature(file)
 
-    def _make_line(self, kind: str, told: Entry) -> bytes:
+    def _make_line(self, kind: str, told: LogEntry) -> bytes:
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = {"time": moment, "kind": kind, **told, "salt": secrets.token_hex(16), "before": self.head}
         body = json.dumps(entry)[:-1].encode()
@@ -114,7 +114,7 @@ class Log:
             self.counted.append(entry)
         return body + f', "hash": "{self.head}"}}\n'.encode()
 
-    def entries(self, *kinds: str) -> list[Entry]:
+    def entries(self, *kinds: str) -> list[LogEntry]:
         """Check the log; return all entries of kinds that count, from any writer, in order."""
         if self.path is not None and self.path.exists():
             with locked(self.path) as file:
@@ -140,7 +140,7 @@ class Log:
 
         A client whose log is damaged has no head, and may say so.
         """
-        self.append("received", **describe(header, payload), head=header.log)
+        self.append("received", **message_entry(header, payload), head=header.log)
         if not header.log and (payload or not header.problem):
             raise FedVLError(NO_HEAD)
 
@@ -148,13 +148,13 @@ class Log:
         """Write down a message, or why there is none; return it with the head of this log."""
         header = message.header
         if header.problem:
-            self.append("refused", **describe(header, message.payload), reason=header.problem)
+            self.append("refused", **message_entry(header, message.payload), reason=header.problem)
         else:
-            self.append("sent", **describe(header, message.payload))
+            self.append("sent", **message_entry(header, message.payload))
         return Message(header.model_copy(update={"log": self.head}), message.payload)
 
 
-class RehearsalLog(Log):
+class RehearsalLog(AuditLog):
     """The log of a client in a rehearsal, which books no privacy budget: its noise is public."""
 
     def append(self, kind: str, **told: Any) -> None:
@@ -168,9 +168,9 @@ def locked(path: Path) -> Iterator[BinaryIO]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_size > MOST_BYTES:
+        if os.fstat(descriptor).st_size > MAX_LOG_BYTES:
             raise FedVLError(
-                f"{path} has more than {MOST_BYTES:,} bytes: somebody sends far too much. Nothing more is answered; keep the "
+                f"{path} has more than {MAX_LOG_BYTES:,} bytes: somebody sends far too much. Nothing more is answered; keep the "
                 "file, and begin with a new folder."
             )
         yield file
@@ -181,7 +181,7 @@ def signature(file: BinaryIO) -> tuple[int, ...]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def describe(header: Header, payload: bytes) -> Entry:
+def message_entry(header: Header, payload: bytes) -> LogEntry:
     """Say which message it is, with one hash at both sides: all of it but the head of a log."""
     content = header.model_copy(update={"log": ""}).model_dump_json().encode() + payload
     return {
@@ -198,7 +198,7 @@ def describe(header: Header, payload: bytes) -> Entry:
 # --- reading
 
 
-class Checked(NamedTuple):
+class CheckedLog(NamedTuple):
     """A log that fits."""
 
     path: Path
@@ -206,15 +206,15 @@ class Checked(NamedTuple):
     chain: Chain
 
 
-def read_log(folder: Path) -> Checked:
+def read_log(folder: Path) -> CheckedLog:
     """Read the log of a client's or federation's folder, or a log file."""
     path = folder
     if folder.is_dir():
-        path = (folder / STATE if (folder / STATE).is_dir() else folder) / FILE
+        path = (folder / STATE if (folder / STATE).is_dir() else folder) / LOG_FILE
     if not path.is_file():
         raise FedVLError(f"There is no log {path}; give the folder of a client, or of a federation at its server.")
-    chain = read_chain(regular(path, MOST_BYTES).read_bytes(), path)
-    return Checked(path, whose(path, chain), chain)
+    chain = read_chain(regular(path, MAX_LOG_BYTES).read_bytes(), path)
+    return CheckedLog(path, whose(path, chain), chain)
 
 
 def whose(path: Path, chain: Chain) -> int | None:
@@ -283,6 +283,6 @@ def empty_record(number: int, client: int) -> Record:
     return Record(round=number, cohort=[client], dropped=[client]).joined(nothing)
 
 
-def messages_of(chain: Chain, run: str) -> list[Entry]:
+def messages_of(chain: Chain, run: str) -> list[LogEntry]:
     """Return the entries of a run's messages: received, sent or, at a party, refused."""
     return [entry for entry in chain.entries if entry.get("run") == run and "message" in entry and "bytes" in entry]

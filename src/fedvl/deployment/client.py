@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
-from fedvl.data.check import Checked, check
+from fedvl.data.check import CheckedImages, check
 from fedvl.data.own_images import open_own
 from fedvl.data.sources import Opener
 from fedvl.data.survey import tables_of
@@ -35,7 +35,7 @@ from fedvl.deployment.party import COUNTS, Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.rehearsal import rehearse
 from fedvl.deployment.roster import needed_roster
-from fedvl.deployment.secure_sum import Member
+from fedvl.deployment.secure_sum import SumMember
 from fedvl.deployment.state import RUNS, begin_run, begun, log_of, log_secrets, open_state, read_party
 from fedvl.deployment.supervisor import Supervised, free_port
 from fedvl.display import Display
@@ -50,7 +50,7 @@ from fedvl.tensors import Tensors
 from fedvl.version import __version__
 
 SURVEY = "survey.html"  # in the state folder
-MOST_RUNS = 200  # in a party's folder
+MAX_RUNS = 200  # in a party's folder
 SENDING_SECONDS = 2.0  # for the SuperNode to pass on the last answer
 
 
@@ -87,7 +87,7 @@ class Client:
         self.stay = False  # for further runs when one is over
         self.stopping = False  # its person ends its part
 
-    def _check_images(self, display: Display) -> Checked:
+    def _check_images(self, display: Display) -> CheckedImages:
         """Look for faults in the client's images, and write a page for its person alone."""
         if self.data is None:
             raise FedVLError("A survey is of a client's own images: give --data.")
@@ -246,15 +246,15 @@ class Client:
             self.parties[header.run] = party
         return self.parties[header.run]
 
-    def _member(self, run: str, least: int, folder: Path) -> Member:
-        return Member(run, self.file.number, folder, credentials(self.folder, self.file), least)
+    def _member(self, run: str, least: int, folder: Path) -> SumMember:
+        return SumMember(run, self.file.number, folder, credentials(self.folder, self.file), least)
 
     def _check_room(self, run: str) -> None:
         """Refuse further runs: each tells the server more about the same images, and takes disk."""
         if not self.stay and self.parties:
             raise FedVLError("It takes part in one run; with --stay it would in others.")
         kept = [path for path in (self.state / RUNS).glob("*") if path.name != run]
-        if len(kept) >= MOST_RUNS:
+        if len(kept) >= MAX_RUNS:
             raise FedVLError(
                 f"Its folder holds {len(kept)} runs; remove old ones from state/runs to take part in more."
             )

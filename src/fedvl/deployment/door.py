@@ -27,15 +27,15 @@ SECRET_HEADER = "fedvl-secret"
 FLEET, RUNTIME, HEALTH = "/v1/fleet/", "/v1/runtime/", "/health"
 ACTIVATE, PUSH_MESSAGE, PUSH_OBJECT = f"{FLEET}activate-node", f"{FLEET}push-messages", f"{FLEET}push-object"
 HELLO = f"{FLEET}fedvl"  # returns the version to a signed request
-MOST_PLAIN_BYTES = 2**16  # of a client's request that carries no tensors; Flower's have a few hundred
+MAX_PLAIN_BYTES = 2**16  # of a client's request that carries no tensors; Flower's have a few hundred
 SILENT_SECONDS = 30.0  # between two pieces of a body
 SECONDS_AHEAD, SECONDS_BEHIND = 5.0, 305.0  # of a party's clock, as Flower has it
-THIS_MACHINE = ("127.0.0.1", "::1")
+LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
 
 Scope = Any  # of a request, as ASGI has it
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
-Key = ec.EllipticCurvePublicKey
+PublicKey = ec.EllipticCurvePublicKey
 
 
 class RefusedError(Exception):
@@ -59,7 +59,7 @@ class Door:
         self,
         app: Callable[[Scope, Receive, Send], Awaitable[None]],
         secret: str,
-        keys: Callable[[], Mapping[bytes, Key]],
+        keys: Callable[[], Mapping[bytes, PublicKey]],
         most_bytes: int,
         signed: Signed,
         forged: Callable[[bytes], str | None],
@@ -84,7 +84,7 @@ class Door:
                 self._check_secret(headers)
             await self.app(scope, receive, send)
         except RefusedError as refused:
-            await refuse(send, refused)
+            await refuse_request(send, refused)
 
     async def _let_party_in(
         self, path: str, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, send: Send
@@ -93,16 +93,16 @@ class Door:
         if path == HELLO:
             await answer(send, 200, {"fedvl": __version__, "messages": FORMAT})
             return
-        most = self.most_bytes if path == PUSH_OBJECT else MOST_PLAIN_BYTES
+        most = self.most_bytes if path == PUSH_OBJECT else MAX_PLAIN_BYTES
         length = stated_length(headers, most)
         # a party has one message in memory at a time; its small requests need not wait
         async with self.pushing[key] if path == PUSH_OBJECT else nullcontext():
-            body = await read(receive, length)
+            body = await read_body(receive, length)
             if path == PUSH_MESSAGE and (reason := self.forged(body)):
                 raise RefusedError(403, reason)
             if path == ACTIVATE:  # its SuperNode starts again: do not wait until the old one is given up
                 await asyncio.to_thread(self.take_over, scope["app"], key)
-            await self.app(scope, replayed(body, receive), send)
+            await self.app(scope, replayed_body(body, receive), send)
 
     def _check_signature(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Return the key that signed a recent moment, if it is a party's."""
@@ -129,7 +129,7 @@ class Door:
 
     def _check_this_machine(self, scope: Scope) -> None:
         """Refuse the tasks' interface to other machines; on this one Flower asks for a token."""
-        if (scope.get("client") or [""])[0] not in THIS_MACHINE:
+        if (scope.get("client") or [""])[0] not in LOOPBACK_ADDRESSES:
             raise RefusedError(403, "The tasks' interface is for the server's own machine.")
 
 
@@ -142,7 +142,7 @@ def stated_length(headers: Mapping[bytes, bytes], most: int) -> int:
     return int(length)
 
 
-async def read(receive: Receive, length: int) -> bytes:
+async def read_body(receive: Receive, length: int) -> bytes:
     """Return a body of the stated length; refuse one that is longer, or comes too slowly."""
     body, more = bytearray(), True
     while more:
@@ -159,7 +159,7 @@ async def read(receive: Receive, length: int) -> bytes:
     return bytes(body)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replayed_body(body: bytes, receive: Receive) -> Receive:
     """Hand a body that was read to the next layer."""
     pieces = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -169,7 +169,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def refuse(send: Send, refused: RefusedError) -> None:
+async def refuse_request(send: Send, refused: RefusedError) -> None:
     """Answer in the form that Flower writes into its logs, and end the connection."""
     await answer(send, refused.status, {"code": refused.status, "detail": refused.sentence})
 

@@ -12,7 +12,7 @@ from fedvl.evaluation.figures import Evaluation, figures, half
 from fedvl.runs.evaluation import AT_HALF, facts_of, read_thresholds
 from fedvl.runs.folder import RunFolder
 
-NOTES = "evaluation-sums.json"
+SUMS_FILE = "evaluation-sums.json"
 SITES_TEST = "the sites' own test images"
 
 
@@ -30,7 +30,7 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
     names = folder.result.class_names
     chosen = read_thresholds(folder)
     thresholds = chosen.bins(names) if chosen else [half()] * len(names)
-    with connected(folder, display, NOTES) as (engine, _):
+    with connected(folder, display, SUMS_FILE) as (engine, _):
         wait_for_all(engine, read_federation(place))
         found = engine.evaluate(number, request_of(folder.tensors()[0]), len(names))
         refusals = engine.refused()

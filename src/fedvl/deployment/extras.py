@@ -7,7 +7,7 @@ from pathlib import Path
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
 
-PACKAGES = {"privacy": "dp_accounting", "dicom": "pydicom", "heic": "pillow_heif"}
+EXTRA_PACKAGES = {"privacy": "dp_accounting", "dicom": "pydicom", "heic": "pillow_heif"}
 IMAGES = {".dcm": "dicom", ".heic": "heic", ".heif": "heic"}  # a table is opened at once, and says what it needs
 
 
@@ -16,13 +16,13 @@ def check_extras(experiment: Experiment, images: str | None = None) -> None:
     if experiment.privacy.unit != "none":
         need("privacy", "Differential privacy (--privacy)")
     for extra in {*IMAGES.values()} if images else ():
-        if find_spec(PACKAGES[extra]) is None and (found := first_image(images or "", extra)):
+        if find_spec(EXTRA_PACKAGES[extra]) is None and (found := first_image(images or "", extra)):
             need(extra, f"The image {found}")
 
 
 def need(extra: str, what: str) -> None:
-    if find_spec(PACKAGES[extra]) is None:
-        raise FedVLError(f'{what} needs {PACKAGES[extra]}; install it with pip install "fedvl[{extra}]".')
+    if find_spec(EXTRA_PACKAGES[extra]) is None:
+        raise FedVLError(f'{what} needs {EXTRA_PACKAGES[extra]}; install it with pip install "fedvl[{extra}]".')
 
 
 def first_image(folder: str, extra: str) -> Path | None:

@@ -29,15 +29,17 @@ from fedvl.runs.settings import resolve_experiment
 THIS_MACHINE = "127.0.0.1"
 LOOPBACK = (THIS_MACHINE, "localhost")
 Model = TypeVar("Model", bound=BaseModel)
-Name = Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]  # of a client: a folder's name, and that of a certificate
+ParticipantName = Annotated[
+    str, Field(pattern=r"^\w[\w.-]{0,63}$")
+]  # of a client: a folder's name, and that of a certificate
 
 
 class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Member(Frozen):
-    name: Name
+class Participant(Frozen):
+    name: ParticipantName
     public_key: str = ""  # as one line of OpenSSH; empty until the party is admitted, and once it is revoked
     certificate: str = ""  # of this key, by the federation's authority
 
@@ -48,12 +50,12 @@ class FederationFile(Frozen):
     listens: Annotated[str, Field(pattern=r"^((127\.0\.0\.1:)?[0-9]{1,5})?$")] = (
         ""  # behind another's port; "": on its own
     )
-    parties: tuple[Member, ...]
+    parties: tuple[Participant, ...]
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]
 
     @property
-    def admitted(self) -> dict[int, Member]:
+    def admitted(self) -> dict[int, Participant]:
         """The parties that may take part, by their number."""
         return {number: member for number, member in enumerate(self.parties) if member.public_key}
 
@@ -68,9 +70,9 @@ class FederationFile(Frozen):
 
 
 class PartyFile(Frozen):
-    name: Name
+    name: ParticipantName
     number: Annotated[int, Field(ge=0)]
-    names: tuple[Name, ...]  # of all clients, by number
+    names: tuple[ParticipantName, ...]  # of all clients, by number
     server: Annotated[str, Field(pattern=r"^[\w\[][\w.:\[\]-]*:[0-9]{1,5}$")]  # host:port
     class_names: tuple[str, ...]
     templates: dict[str, tuple[str, ...]]
@@ -158,7 +160,7 @@ def experiment_id(experiment: Experiment, encoder: DualEncoder | FusedEncoder | 
     return hashlib.sha256((experiment.to_toml() + encoder.fingerprint).encode()).hexdigest()
 
 
-def read_file(path: Path, model: type[Model], hint: str) -> Model:
+def read_model(path: Path, model: type[Model], hint: str) -> Model:
     try:
         return model.model_validate_json(read_regular(path, MAX_JSON))
     except (OSError, ValueError) as error:

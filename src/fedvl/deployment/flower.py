@@ -64,9 +64,9 @@ from fedvl.deployment.messages import Message, read_header
 from fedvl.errors import FedVLError
 
 SECRET_VARIABLE, FOLDER_VARIABLE = "FEDVL_LINK_SECRET", "FEDVL_LINK_FOLDER"
-MOST_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
+MAX_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
 NODE_BYTES, COPIES = 2**30, 4  # what a SuperNode needs, and how often it holds a message
-MOST_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
+MAX_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
 POLL_SECONDS = 0.05
 NODE_PAUSES = (0.2,) * 10 + (0.5,) * 6 + (1.0,) * 5 + (2.0,) * 5  # between a SuperNode's questions, after a message
 PULL_SECONDS = 1.0  # for an answer to be pulled, before others are looked at
@@ -334,13 +334,13 @@ def door_settings(folder: Path, secret: str, most_bytes: int) -> dict[str, str]:
     return {
         SECRET_VARIABLE: secret,
         FOLDER_VARIABLE: str(folder.absolute()),
-        MOST_BYTES_VARIABLE: str(most_bytes),
+        MAX_BYTES_VARIABLE: str(most_bytes),
     }
 
 
 def node_settings(most_bytes: int) -> dict[str, str]:
     """Return the variables that bound what a SuperNode may hold of the messages that it is sent."""
-    return {MOST_BYTES_VARIABLE: str(most_bytes)}
+    return {MAX_BYTES_VARIABLE: str(most_bytes)}
 
 
 class PartyKeys:
@@ -367,7 +367,7 @@ def forged(body: bytes) -> str | None:
         return "The request is none of Flower's."
     if any(message.metadata.src_node_id != pushed.node.node_id for message in pushed.messages_list):
         return "The message is in another party's name."
-    if sum(objects_in(tree) for tree in pushed.message_object_trees) > MOST_OBJECTS:
+    if sum(objects_in(tree) for tree in pushed.message_object_trees) > MAX_OBJECTS:
         return "The message has more parts than ours have."
     return None
 
@@ -406,7 +406,7 @@ class Pace:
         return pushed
 
 
-def start(command: str, parent: int, options: list[str]) -> None:
+def start_process(command: str, parent: int, options: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the monitor's; a script's background job ignores it
     start_parent_process_monitor(parent)
     sys.argv = [f"flower-{command}", *options]
@@ -418,7 +418,7 @@ def start(command: str, parent: int, options: list[str]) -> None:
         start_client_internal.time = pace  # type: ignore[assignment, attr-defined]
         start_client_internal._push_messages = pace.after(start_client_internal._push_messages)
         # Flower reads a message of any size; this process ends instead, and is started again
-        most = NODE_BYTES + COPIES * int(os.environ[MOST_BYTES_VARIABLE])
+        most = NODE_BYTES + COPIES * int(os.environ[MAX_BYTES_VARIABLE])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         try:
             flower_supernode()
@@ -432,11 +432,11 @@ def start(command: str, parent: int, options: list[str]) -> None:
         most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # silent connections must not use them up soon
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
         signed = Signed(*(name.encode() for name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)))
-        folder, most = Path(os.environ[FOLDER_VARIABLE]), int(os.environ[MOST_BYTES_VARIABLE])
+        folder, most = Path(os.environ[FOLDER_VARIABLE]), int(os.environ[MAX_BYTES_VARIABLE])
         keys, secret = PartyKeys(folder / "federation.json"), os.environ[SECRET_VARIABLE]
         extensions.get_middleware = lambda: (Middleware(Door, secret, keys, most, signed, forged, take_over),)
         flower_superlink()
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    start_process(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -58,7 +58,7 @@ def read_private(path: Path) -> bytes:
 
 def make_authority(folder: Path) -> None:
     """Make ca.crt, which all parties trust, and ca.key, which signs."""
-    key, name = ec.generate_private_key(CURVE()), named("FedVL federation authority")
+    key, name = ec.generate_private_key(CURVE()), common_name("FedVL federation authority")
     made = (
         certificate(name, name, key.public_key(), AUTHORITY_DAYS, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -73,7 +73,7 @@ def make_server_certificate(folder: Path, host: str) -> None:
     key, authority = ec.generate_private_key(CURVE()), read_certificate(folder / "ca.crt")
     hosts = dict.fromkeys([host, "localhost", "127.0.0.1"])
     made = (
-        certificate(named(host), authority.subject, key.public_key(), SERVER_DAYS, authority.public_key())
+        certificate(common_name(host), authority.subject, key.public_key(), SERVER_DAYS, authority.public_key())
         .add_extension(x509.SubjectAlternativeName([general_name(item) for item in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(authority_key(folder), hashes.SHA384())
@@ -87,7 +87,7 @@ def certify_party(folder: Path, name: str, public_key: str) -> str:
     """Return the authority's certificate that this key is this party's, as PEM."""
     key, authority = load_ssh_public_key(public_key.encode()), read_certificate(folder / "ca.crt")
     made = (
-        certificate(named(name), authority.subject, key, AUTHORITY_DAYS, authority.public_key())
+        certificate(common_name(name), authority.subject, key, AUTHORITY_DAYS, authority.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(authority_key(folder), hashes.SHA384())
     )
@@ -102,7 +102,7 @@ def certified_key(folder: Path, name: str, certificate_pem: str) -> str | None:
         found.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         return None
-    if found.subject != named(name):
+    if found.subject != common_name(name):
         return None
     if not all(each.not_valid_before_utc <= now <= each.not_valid_after_utc for each in (found, authority)):
         return None
@@ -197,7 +197,7 @@ def authority_fingerprint(folder: Path) -> str:
     return read_certificate(folder / "ca.crt").fingerprint(hashes.SHA256()).hex(":").upper()
 
 
-def named(name: str) -> x509.Name:
+def common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 

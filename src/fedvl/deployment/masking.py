@@ -30,7 +30,7 @@ SHARE_BYTES = 66
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # the shares of a seed and of a key, encrypted together
 
 
-def threshold(clients: int, share: float) -> int:
+def shares_needed(clients: int, share: float) -> int:
     """Return how many clients must sign a survivor list and help to open a sum: more than half."""
     return max(clients // 2 + 1, math.ceil(share * clients - 1e-9))
 

@@ -16,7 +16,16 @@ from pydantic import ValidationError
 
 from fedvl.config import Experiment
 from fedvl.data.sources import open_dataset
-from fedvl.deployment.files import LOOPBACK, FederationFile, Frozen, Member, Name, PartyFile, add_experiment, read_file
+from fedvl.deployment.files import (
+    LOOPBACK,
+    FederationFile,
+    Frozen,
+    Participant,
+    ParticipantName,
+    PartyFile,
+    add_experiment,
+    read_model,
+)
 from fedvl.deployment.keys import (
     authority_fingerprint,
     certify_party,
@@ -39,12 +48,12 @@ from fedvl.deployment.state import (
     open_state,
     read_party,
     request_path,
-    state_of,
+    state_folder,
 )
 from fedvl.errors import FedVLError
 from fedvl.files import write_whole
 
-MOST_REQUEST_BYTES = 4096
+MAX_REQUEST_BYTES = 4096
 KEY = "key"
 MAKE_HINT = "make it with fedvl federation init."
 
@@ -62,7 +71,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
     make_authority(folder)
     make_server_certificate(folder, host)
     common: dict[str, Any] = {"class_names": dataset.class_names, "templates": dataset.templates}
-    members = tuple(Member(name=name) for name in names)
+    members = tuple(Participant(name=name) for name in names)
     whole = FederationFile(host=host, port=port, listens=listens, parties=members, **common)
     write_whole(folder / "federation.json", whole.model_dump_json(indent=1).encode())
     add_experiment(folder, experiment)
@@ -74,7 +83,7 @@ def create(folder: Path, names: list[str], host: str, port: int, experiment: Exp
         shutil.copytree(folder / "experiments", place / "experiments")
     if host in LOOPBACK:
         for name in names:
-            admit(folder, join(folder / "parties" / name))
+            admit_participant(folder, make_join_request(folder / "parties" / name))
             request_path(folder / "parties" / name, name).unlink()
         for name in names:
             pin_roster(folder / "parties" / name, roster_of(folder, read_federation(folder)))
@@ -89,7 +98,7 @@ def approve_experiment(folder: Path, experiment: Experiment) -> None:
 class JoinRequest(Frozen):
     """What a party sends to the server's operator: its public key, signed with it."""
 
-    name: Name
+    name: ParticipantName
     public_key: str
     authority: str  # its fingerprint: a request is for one federation
     signature: str
@@ -99,7 +108,7 @@ class JoinRequest(Frozen):
         return "\n".join(["fedvl federation join", self.name, self.public_key, self.authority]).encode()
 
 
-def join(folder: Path, renew: bool = False) -> JoinRequest:
+def make_join_request(folder: Path, renew: bool = False) -> JoinRequest:
     """Make a client's state folder and key, and the request to be admitted with it."""
     state = open_state(folder) if renew else make_state(folder)
     party, log = read_party(folder), log_of(folder)
@@ -122,7 +131,7 @@ def read_request(path: Path) -> JoinRequest:
     """Read a request that a stranger may have written."""
     try:
         with open(path, "rb") as file:
-            request = JoinRequest.model_validate_json(file.read(MOST_REQUEST_BYTES + 1))
+            request = JoinRequest.model_validate_json(file.read(MAX_REQUEST_BYTES + 1))
     except (OSError, ValidationError) as error:
         raise FedVLError(f"{path} is no request of fedvl federation join; ask the party for it again.") from error
     if not signed_by(request.public_key, request.signed_part, request.signature):
@@ -130,7 +139,7 @@ def read_request(path: Path) -> JoinRequest:
     return request
 
 
-def admit(folder: Path, request: JoinRequest) -> None:
+def admit_participant(folder: Path, request: JoinRequest) -> None:
     """Write a party's key, with the authority's certificate of it, into the federation's file."""
     federation = read_federation(folder)
     if request.authority != authority_fingerprint(folder):
@@ -138,7 +147,7 @@ def admit(folder: Path, request: JoinRequest) -> None:
     if any(member.public_key == request.public_key and member.name != request.name for member in federation.parties):
         raise FedVLError(f"{request.name} shows the key of another party; each party makes its own.")
     member = find_member(federation, request.name)
-    admitted = Member(
+    admitted = Participant(
         name=member.name,
         public_key=request.public_key,
         certificate=certify_party(folder, member.name, request.public_key),
@@ -154,7 +163,7 @@ def revoke(folder: Path, name: str) -> None:
     if not member.public_key:
         raise FedVLError(f"{name} has no key that could be revoked.")
     log_of(folder).append("revoked", party=name, key=fingerprint(member.public_key))
-    replace_member(folder, federation, Member(name=name))
+    replace_member(folder, federation, Participant(name=name))
 
 
 def renew(folder: Path) -> None:
@@ -184,10 +193,10 @@ def absence_explained(folder: Path) -> Iterator[None]:
 
 
 def read_federation(folder: Path) -> FederationFile:
-    return read_file(folder / "federation.json", FederationFile, MAKE_HINT)
+    return read_model(folder / "federation.json", FederationFile, MAKE_HINT)
 
 
-def find_member(federation: FederationFile, name: str) -> Member:
+def find_member(federation: FederationFile, name: str) -> Participant:
     for member in federation.parties:
         if member.name == name:
             return member
@@ -195,7 +204,7 @@ def find_member(federation: FederationFile, name: str) -> Member:
     raise FedVLError(f"{name!r} is no party of this federation; its parties are {names}.")
 
 
-def replace_member(folder: Path, federation: FederationFile, member: Member) -> None:
+def replace_member(folder: Path, federation: FederationFile, member: Participant) -> None:
     parties = tuple(member if old.name == member.name else old for old in federation.parties)
     whole = federation.model_copy(update={"parties": parties})
     write_whole(folder / "federation.json", whole.model_dump_json(indent=1).encode())
@@ -207,7 +216,7 @@ def credentials(folder: Path, party: PartyFile) -> Credentials:
     def check(entry: Entry, content: bytes) -> None:
         check_signed(folder, party, entry.client, content, entry.signature)
 
-    return Credentials(partial(sign, state_of(folder) / KEY), check)
+    return Credentials(partial(sign, state_folder(folder) / KEY), check)
 
 
 def check_key(folder: Path) -> None:

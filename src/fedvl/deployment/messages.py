@@ -20,16 +20,16 @@ if TYPE_CHECKING:  # half of the start of Flower's own processes, which carry me
     from fedvl.tensors import Tensors
 
 FORMAT = 1  # of messages between machines: to be raised by every change of Header or of what a message holds
-MOST_HEADER_CHARACTERS = 4096  # of a message; ours have some 500
-MOST_LOSS = 1e6  # either way: a loss beyond it is a lie or a divergence, and would spoil the record
+MAX_HEADER_CHARACTERS = 4096  # of a message; ours have some 500
+MAX_LOSS = 1e6  # either way: a loss beyond it is a lie or a divergence, and would spoil the record
 LENGTH_BYTES = 8  # of the number that says how long the header is
 # Names and shapes take less than 100 bytes a tensor. Tensors of no elements have a header only, and each costs far more
 # memory than its line there, so that this and not the limit on the whole bounds what they can take.
-MOST_HEADER_BYTES = 2**20
+MAX_HEADER_BYTES = 2**20
 
-Name = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
-Summed = Literal["train", "report", "evaluate", "survey"]  # what secure aggregation sums
-Kind = Literal[
+HexName = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+SummedKind = Literal["train", "report", "evaluate", "survey"]  # what secure aggregation sums
+MessageKind = Literal[
     "train",
     "report",
     "adopt",
@@ -51,19 +51,19 @@ Kind = Literal[
     "reveal_survey",
 ]
 # the steps of a sum before and after its numbers, by what is summed
-SHARE: dict[str, Kind] = {
+SHARE: dict[str, MessageKind] = {
     "train": "share_train",
     "report": "share_report",
     "evaluate": "share_evaluate",
     "survey": "share_survey",
 }
-CONFIRM: dict[str, Kind] = {
+CONFIRM: dict[str, MessageKind] = {
     "train": "confirm_train",
     "report": "confirm_report",
     "evaluate": "confirm_evaluate",
     "survey": "confirm_survey",
 }
-REVEAL: dict[str, Kind] = {
+REVEAL: dict[str, MessageKind] = {
     "train": "reveal_train",
     "report": "reveal_report",
     "evaluate": "reveal_evaluate",
@@ -77,11 +77,11 @@ class Header(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    run: Name
-    experiment: Name  # SHA-256 of its description: a client works on those that lie in its own folder only
+    run: HexName
+    experiment: HexName  # SHA-256 of its description: a client works on those that lie in its own folder only
     round: Annotated[int, Field(ge=0, lt=2**31)]
     attempt: Annotated[int, Field(ge=0, lt=2**31)]
-    kind: Kind
+    kind: MessageKind
     sum_attempt: Annotated[int, Field(ge=0, lt=2**31)] = (
         0  # of a secure sum; a client begins each attempt with new masks
     )
@@ -93,7 +93,7 @@ class Header(BaseModel):
     # replies only
     examples: Annotated[int, Field(ge=0, lt=2**31)] = 0  # that the client has, whatever it trains on in this round
     weight: Annotated[FiniteFloat, Field(ge=0)] = 0.0
-    loss: Annotated[FiniteFloat, Field(ge=-MOST_LOSS, le=MOST_LOSS)] = 0.0
+    loss: Annotated[FiniteFloat, Field(ge=-MAX_LOSS, le=MAX_LOSS)] = 0.0
     idle: bool = False  # the client has nothing to do in this round
     problem: Annotated[str, Field(max_length=500)] = ""  # why there is no answer
 
@@ -119,7 +119,7 @@ class Message(NamedTuple):
 
 def read_header(text: str) -> Header:
     """Return the header of a received message; raise a FedVLError if it is malformed."""
-    if len(text) > MOST_HEADER_CHARACTERS:
+    if len(text) > MAX_HEADER_CHARACTERS:
         raise FedVLError(f"the header of its message has {len(text):,} characters")
     try:
         return Header.model_validate_json(text)
@@ -144,8 +144,8 @@ def unpack_tensors(payload: bytes, limit: int) -> "Tensors":
     if len(payload) < LENGTH_BYTES:
         raise FedVLError(f"its message has only {len(payload)} bytes")
     header = int.from_bytes(payload[:LENGTH_BYTES], "little")
-    if header > MOST_HEADER_BYTES:
-        raise FedVLError(f"its message claims a header of {header:,} bytes, more than {MOST_HEADER_BYTES:,}")
+    if header > MAX_HEADER_BYTES:
+        raise FedVLError(f"its message claims a header of {header:,} bytes, more than {MAX_HEADER_BYTES:,}")
     try:
         return dict(parse_safetensors(payload))
     except SafetensorError as error:

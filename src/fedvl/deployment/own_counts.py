@@ -11,12 +11,12 @@ from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared
 from fedvl.tensors import Tensors, digest
 
-MODEL = "model"  # in a request: the SHA-256 of the shared tensors that are evaluated
+MODEL_HASH = "model"  # in a request: the SHA-256 of the shared tensors that are evaluated
 
 
 def request_of(shared: Tensors) -> Tensors:
     """Return what an evaluation asks for: the model, by its SHA-256."""
-    return {MODEL: torch.frombuffer(bytearray.fromhex(digest(shared)), dtype=torch.uint8)}
+    return {MODEL_HASH: torch.frombuffer(bytearray.fromhex(digest(shared)), dtype=torch.uint8)}
 
 
 def own_counts(prepared: Prepared, folder: Path, request: Tensors, least: int) -> Tensors | None:
@@ -30,7 +30,7 @@ def own_counts(prepared: Prepared, folder: Path, request: Tensors, least: int) -
         raise FedVLError("This client has not finished that run; the server's operator runs fedvl resume.")
     tensors = run.tensors()[0]
     shared = {name: tensors[name] for name in prepared.method.first_shared(prepared.experiment.seed)}
-    if request.keys() != {MODEL} or not torch.equal(request[MODEL].cpu(), request_of(shared)[MODEL]):
+    if request.keys() != {MODEL_HASH} or not torch.equal(request[MODEL_HASH].cpu(), request_of(shared)[MODEL_HASH]):
         raise FedVLError("An evaluation was requested of another model than the one that this run ended with.")
     labels, shares = shares_of(prepared, tensors, {}, run)
     if not len(labels):

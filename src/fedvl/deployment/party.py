@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, STEPS, Header, Message, pack_tensors, unpack_tensors
-from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, Member, SumId
+from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, SumId, SumMember
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
-from fedvl.federation.fixed_point import flat, to_whole
+from fedvl.federation.fixed_point import flat_statistics, to_whole
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import ClientPrivacy, RecordPrivacy, stop_before
 from fedvl.federation.records import Budget, Unit
@@ -58,8 +58,8 @@ class Party:
         engine: LocalEngine,
         folder: Path,
         rehearsal: bool = False,
-        sums: Callable[[Path], Member] | None = None,
-        log: Log | None = None,
+        sums: Callable[[Path], SumMember] | None = None,
+        log: AuditLog | None = None,
         counts: Callable[[Tensors, int], Tensors | None] | None = None,
         survey: Callable[[int], Tensors] | None = None,
     ) -> None:
@@ -71,11 +71,11 @@ class Party:
         if not (folder / "salt").is_file():
             write_private(folder / "salt", secrets.token_bytes(32))
         self.salt = (folder / "salt").read_bytes()
-        self.log = log or Log()  # has the budget of all runs
+        self.log = log or AuditLog()  # has the budget of all runs
         self.counts, self.least_cell = counts, 1  # of its own test images; of the policy
         self.survey = survey  # counts of its images before training
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
-        self.sums: Member | None = None
+        self.sums: SumMember | None = None
         if engine.federation.secure_sum:
             assert sums is not None, "an experiment of secure sums sends nothing else"
             self.sums = sums(folder)
@@ -166,7 +166,7 @@ class Party:
     def _whole_numbers(self, header: Header, tensors: Tensors | None, received: Tensors) -> Tensor:
         if header.kind in COUNTS:
             assert tensors is not None
-            return to_whole(flat(tensors), self.engine.method.task.clients)
+            return to_whole(flat_statistics(tensors), self.engine.method.task.clients)
         if header.kind == "report":
             return self.engine.part_of_report(header.round, self.number, tensors)
         if self.engine.method.role.statistics:

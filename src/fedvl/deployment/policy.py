@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS, Experiment, Section, explain, read_toml
 from fedvl.data.fetch import HUB
 from fedvl.data.imported import encoding_in, open_model
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.extras import need
 from fedvl.deployment.files import experiment_id, refuse_method_file
 from fedvl.errors import FedVLError
@@ -33,7 +33,7 @@ from fedvl.runs.folder import downloads_of
 from fedvl.runs.requirements import hides_statistics
 from fedvl.runs.settings import resolve_experiment
 
-FILE = "policy.toml"
+POLICY_FILE = "policy.toml"
 TEMPLATE = """\
 # What this party answers. FedVL reads this file before each answer: what it does not allow is refused,
 # and nothing leaves. Every run must be approved besides (fedvl federation approve).
@@ -117,36 +117,40 @@ class Policy(Section):
         """Refuse an experiment that a line does not allow."""
         federation = experiment.federation
         if experiment.method.name not in self.methods and "*" not in self.methods:
-            raise refused("methods", f"does not have {experiment.method.name}; add it, or agree on another method")
+            raise refused_line("methods", f"does not have {experiment.method.name}; add it, or agree on another method")
         for name, kind in sent_by(method, experiment.seed):
             if not any(part == kind or fnmatchcase(name, part) for part in self.leaves):
-                raise refused("leaves", f"does not have the {kind} tensor {name}; add it, or agree on another method")
+                raise refused_line(
+                    "leaves", f"does not have the {kind} tensor {name}; add it, or agree on another method"
+                )
         if self.least_clients > 1 and not federation.secure_sum:
-            raise refused(
+            raise refused_line(
                 "least_clients",
                 f"is {self.least_clients}, and the server would see this party's update by itself; agree on a run with "
                 "--secure-sum, or make it 1",
             )
         if method.role.statistics and not (self.single_statistics or hides_statistics(experiment)):
-            raise refused(
+            raise refused_line(
                 "single_statistics",
                 f"is false, and the statistics of {experiment.method.name} would leave by themselves, from which images can be "
                 "recovered; agree on a run with --secure-sum or --privacy record:eps=..., or make it true",
             )
         if images < self.least_images:  # how many there are is not for the server to know
-            raise refused("least_images", f"is {self.least_images}, and this party has fewer; add images, or lower it")
+            raise refused_line(
+                "least_images", f"is {self.least_images}, and this party has fewer; add images, or lower it"
+            )
         if federation.rounds > self.most_rounds:
-            raise refused(
+            raise refused_line(
                 "most_rounds",
                 f"is {self.most_rounds}, and the run has {federation.rounds}; raise it, or agree on fewer rounds",
             )
         if self.epsilon is not None:
-            need("privacy", f"The line epsilon of this client's {FILE}")
+            need("privacy", f"The line epsilon of this client's {POLICY_FILE}")
         own_noise = experiment.privacy.unit == "record" or (
             experiment.privacy.unit == "client" and federation.secure_sum
         )
         if self.epsilon is not None and not own_noise:
-            raise refused(
+            raise refused_line(
                 "epsilon",
                 "allows only runs in which this client adds noise itself; agree on one with --privacy record:eps=..., or "
                 "client:eps=... and --secure-sum, or remove the line",
@@ -155,7 +159,7 @@ class Policy(Section):
     def check_evaluation(self, experiment: Experiment, number: int) -> None:
         """Refuse an evaluation too many, or one without the noise that the rest of the run has."""
         if number > self.evaluations:
-            raise refused(
+            raise refused_line(
                 "evaluations",
                 f"is {self.evaluations}, and evaluation {number} of this run was requested; raise it, or use the figures that "
                 "there are",
@@ -169,7 +173,7 @@ class Policy(Section):
     def check_survey(self, experiment: Experiment, earlier: int) -> None:
         """Refuse a survey too many, or one without the noise that runs have."""
         if earlier >= self.surveys:
-            raise refused(
+            raise refused_line(
                 "surveys", f"is {self.surveys}, and {earlier} were answered; raise it, or use what they found"
             )
         if self.epsilon is not None or experiment.privacy.unit != "none":
@@ -179,7 +183,7 @@ class Policy(Section):
         begin, end = parse_hours(self.hours)
         moment = now.time()
         if not (begin <= moment < end if begin < end else moment >= begin or moment < end):
-            raise refused("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
+            raise refused_line("hours", f"is {self.hours}, and it is {moment:%H:%M} here; ask again then, or change it")
 
     def check_budget(
         self, spent: Iterable[Mapping[str, Any]], unit: str, step: Step, count: int, account: Account = "pld"
@@ -197,19 +201,19 @@ class Policy(Section):
         for whose, taken in steps.items():
             total = epsilon_of(taken, self.delta, account)
             if total > self.epsilon:
-                raise refused(
+                raise refused_line(
                     "epsilon",
                     f"is {self.epsilon:g}, and this round would take the sum over all runs to {total:.3g} for each {whose}; the "
                     "budget of these images is spent",
                 )
 
 
-def refused(line: str, why: str) -> FedVLError:
-    return FedVLError(f"The line {line} of this party's {FILE} {why}.")
+def refused_line(line: str, why: str) -> FedVLError:
+    return FedVLError(f"The line {line} of this party's {POLICY_FILE} {why}.")
 
 
 def read_policy(state: Path) -> Policy:
-    path = state / FILE
+    path = state / POLICY_FILE
     if not path.is_file():
         raise FedVLError(f"There is no {path}; fedvl federation approve {state.parent} writes one to begin with.")
     try:
@@ -220,27 +224,27 @@ def read_policy(state: Path) -> Policy:
 
 def write_policy(state: Path) -> bool:
     """Write a policy to begin with, unless there is one; return whether it was written."""
-    if (state / FILE).exists():
+    if (state / POLICY_FILE).exists():
         return False
-    write_whole(state / FILE, TEMPLATE.encode())
+    write_whole(state / POLICY_FILE, TEMPLATE.encode())
     return True
 
 
 def replace_policy(state: Path, content: str) -> None:
     """Write another policy, if every line of it is valid."""
-    fresh = state / f"{FILE}.new"
+    fresh = state / f"{POLICY_FILE}.new"
     write_whole(fresh, content.encode())
     try:
         Policy.model_validate(read_toml(fresh))
-        os.replace(fresh, state / FILE)
+        os.replace(fresh, state / POLICY_FILE)
     except ValidationError as error:
-        raise FedVLError(f"{FILE}: {explain(error, Policy)}") from error
+        raise FedVLError(f"{POLICY_FILE}: {explain(error, Policy)}") from error
     finally:
         fresh.unlink(missing_ok=True)
 
 
 def policy_hash(state: Path) -> str:
-    return hashlib.sha256((state / FILE).read_bytes()).hexdigest()
+    return hashlib.sha256((state / POLICY_FILE).read_bytes()).hexdigest()
 
 
 @cache
@@ -296,7 +300,7 @@ def identify(experiment: Experiment) -> str:
     return experiment_id(experiment, encoder)
 
 
-def approve(log: Log, experiment: str, roster: str = "") -> None:
+def approve(log: AuditLog, experiment: str, roster: str = "") -> None:
     """Approve an experiment; one with secure aggregation, with the clients of this roster."""
     if (experiment, roster) not in approved(log):
         log.append("approved", experiment=experiment, roster=roster)
@@ -309,7 +313,7 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decisions(log: Log) -> dict[str, Decision]:
+def decisions(log: AuditLog) -> dict[str, Decision]:
     """Return what was decided about each experiment; a refusal ends earlier approvals."""
     found: dict[str, Decision] = {}
     for entry in log.entries("approved", "declined"):
@@ -321,17 +325,17 @@ def decisions(log: Log) -> dict[str, Decision]:
     return found
 
 
-def decline(log: Log, experiment: str, reason: str) -> None:
+def decline(log: AuditLog, experiment: str, reason: str) -> None:
     """Refuse an experiment from now on; the server is sent the reason when it asks."""
     log.append("declined", experiment=experiment, reason=reason)
 
 
-def approved(log: Log) -> set[tuple[str, str]]:
+def approved(log: AuditLog) -> set[tuple[str, str]]:
     """Return the experiments that are approved, each with the fingerprint of its roster."""
     return {(experiment, roster) for experiment, made in decisions(log).items() for roster in made.rosters}
 
 
-def check_approved(log: Log, experiment: str, roster: str, folder: Path) -> None:
+def check_approved(log: AuditLog, experiment: str, roster: str, folder: Path) -> None:
     if (experiment, roster) in approved(log):
         return
     made = decisions(log).get(experiment)

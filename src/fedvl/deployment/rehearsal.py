@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors, unpack_tensors
 from fedvl.deployment.party import Party
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
@@ -54,7 +54,7 @@ def answer_round(
     handed = method.hand_out(shared, {}, client)
     sent: dict[str, Tensors] = {}
     consultation = method.consultation()
-    kinds: list[Kind] = ["report", "adopt", "train"] if consultation and consultation.due(0) else ["train"]
+    kinds: list[MessageKind] = ["report", "adopt", "train"] if consultation and consultation.due(0) else ["train"]
     with TemporaryDirectory() as folder:
         party, state = Party(client, engine, Path(folder)), ""
         for kind in kinds:

@@ -18,14 +18,14 @@ import torch
 
 from fedvl.config import FederationConfig
 from fedvl.data import survey
-from fedvl.deployment.audit_log import Log
-from fedvl.deployment.messages import Header, Kind, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.audit_log import AuditLog
+from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors, unpack_tensors
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import Counts, misstated
 from fedvl.evaluation.counts import shapes as shapes_of_counts
 from fedvl.federation.checks import (
-    MOST_REPORTED,
+    MAX_REPORTED,
     Refusal,
     Report,
     SpoiledSumError,
@@ -34,10 +34,17 @@ from fedvl.federation.checks import (
     sum_of_reports,
     unsound,
 )
-from fedvl.federation.fixed_point import count_numbers, decode_reports, decode_updates, from_whole, no_update, unflat
+from fedvl.federation.fixed_point import (
+    count_numbers,
+    decode_reports,
+    decode_updates,
+    from_whole,
+    no_update,
+    unflat_statistics,
+)
 from fedvl.federation.local import Summed
 from fedvl.federation.stacks import Trained
-from fedvl.federation.statistics import Statistics, added
+from fedvl.federation.statistics import Statistics, sum_of_statistics
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Shapes
 from fedvl.runs.contents import Status
@@ -47,7 +54,7 @@ STATE = "state"
 WAITING = "waiting for clients"  # a phase of a run: clients are not connected
 PAUSE_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
-MOST_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
+MAX_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
 NOTICE_SECONDS = 60.0  # at most, to learn that the run is over and test the model; who is gone is not waited for
 
 
@@ -82,13 +89,13 @@ class RemoteEngine:
         notify: Callable[[Status], None] = lambda status: None,
         notes: Path | None = None,
         certificates: Mapping[int, str] | None = None,
-        log: Log | None = None,
+        log: AuditLog | None = None,
         names: Sequence[str] = (),
     ) -> None:
         self.transport, self.method, self.config, self.clients = transport, method, config, clients
         self.identity, self.device, self.notify = identity, device, notify
         self.quorum = max(config.quorum, config.least_clients if config.secure_sum else 0)
-        self.log = log or Log()
+        self.log = log or AuditLog()
         self.names = names
         self.sums = SecureSums(
             self._exchange,
@@ -152,11 +159,11 @@ class RemoteEngine:
         if self.config.secure_sum:
             total, states, sent = self.sums.sum("train", round_index, cohort, shared, count_numbers(shapes))
             self.sums.judge(list(states), None)
-            return Statistics(placed(unflat(from_whole(total), shapes), self.device), list(states), sent)
+            return Statistics(placed(unflat_statistics(from_whole(total), shapes), self.device), list(states), sent)
         answers = self._exchange("train", round_index, dict.fromkeys(cohort, pack_tensors(shared)))
         each = {client: answer.tensors for client, answer in answers.items()}
         noise = self.method.task.noise
-        found, refusals = added(each, shapes, self.device, noise and noise.clip)
+        found, refusals = sum_of_statistics(each, shapes, self.device, noise and noise.clip)
         for client, reason in refusals:
             self._refuse(client, reason)
         # the server knows single sums without noise anyway; they give the value of each coalition of clients
@@ -198,7 +205,7 @@ class RemoteEngine:
         try:
             total, states, _ = self.sums.sum("report", round_index, range(self.clients), shared, count_numbers(shapes))
             tensors = {name: tensor.to(self.device) for name, tensor in decode_reports(total, shapes).items()}
-            beyond = any(bool((tensor.abs() > MOST_REPORTED).any()) for tensor in tensors.values())
+            beyond = any(bool((tensor.abs() > MAX_REPORTED).any()) for tensor in tensors.values())
             self.sums.judge(list(states), "The sum of the reports is out of range." if beyond else None)
         except SpoiledSumError:  # clients go on with what they adopted before
             return [], self.refused()
@@ -246,7 +253,10 @@ class RemoteEngine:
         round_index = self.config.rounds + number
         if self.config.secure_sum:
             total, states, _ = self.sums.sum(kind, round_index, range(self.clients), request, count_numbers(shapes))
-            tables = {name: table.round().long().numpy() for name, table in unflat(from_whole(total), shapes).items()}
+            tables = {
+                name: table.round().long().numpy()
+                for name, table in unflat_statistics(from_whole(total), shapes).items()
+            }
             self.reporters = list(states)
             problem = problem_of(tables)
             self.sums.judge(list(states), problem and f"The sum of the counts cannot be used: {problem}.")
@@ -287,7 +297,7 @@ class RemoteEngine:
     def _states_of_others(self, client: int) -> set[str]:
         return {read_name(held[STATE]) for other, held in self.private.items() if other != client}
 
-    def _request(self, kind: Kind, round_index: int, client: int, sum_attempt: int) -> Header:
+    def _request(self, kind: MessageKind, round_index: int, client: int, sum_attempt: int) -> Header:
         private = self.private.get(client)
         return Header(
             run=self.identity.run,
@@ -302,7 +312,7 @@ class RemoteEngine:
 
     def _exchange(
         self,
-        kind: Kind,
+        kind: MessageKind,
         round_index: int,
         payloads: Mapping[int, bytes],
         *,
@@ -415,13 +425,13 @@ class RemoteEngine:
 
     def _refuse(self, client: int, reason: str) -> None:
         """Note a refusal in characters that a terminal can show, since it may quote the client."""
-        if sum(problem.client == client for problem in self.problems) >= MOST_NOTED:
+        if sum(problem.client == client for problem in self.problems) >= MAX_NOTED:
             return
         noted = refusal(client, "".join(character if character.isprintable() else "?" for character in reason))
         self.problems.append(noted)
         self.log.append("refused", run=self.identity.run, **noted._asdict())
 
-    def _show(self, kind: Kind, round_index: int, waiting: list[int]) -> None:
+    def _show(self, kind: MessageKind, round_index: int, waiting: list[int]) -> None:
         self.notify(
             Status(
                 phase=kind,

@@ -14,15 +14,15 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from fedvl.config import Experiment
-from fedvl.deployment.files import FederationFile, Frozen, Name, PartyFile
+from fedvl.deployment.files import FederationFile, Frozen, ParticipantName, PartyFile
 from fedvl.deployment.keys import authority_fingerprint, certified_key, public_key_of, signed_by
-from fedvl.deployment.state import log_of, read_party, state_of
+from fedvl.deployment.state import log_of, read_party, state_folder
 from fedvl.errors import FedVLError
 from fedvl.files import read_file, write_whole
 from fedvl.runs.folder import PARTY
 
 FILE, PENDING = "roster.json", "roster.pending.json"
-MOST_BYTES = 2**24
+MAX_ROSTER_BYTES = 2**24
 # An operator who chooses keys for two rosters looks for a collision: 160 bits make that 2^80 attempts.
 FINGERPRINT_BYTES, GROUP = 20, 4
 
@@ -31,7 +31,7 @@ class Listed(Frozen):
     """An admitted client."""
 
     number: Annotated[int, Field(ge=0)]
-    name: Name
+    name: ParticipantName
     public_key: Annotated[str, Field(max_length=1000)]
     certificate: Annotated[str, Field(max_length=4000)]
 
@@ -65,7 +65,7 @@ def write_roster(path: Path, roster: Roster) -> None:
 def read_roster(path: Path) -> Roster:
     """Read a roster that somebody else may have written."""
     try:
-        return Roster.model_validate_json(read_file(path, MOST_BYTES))
+        return Roster.model_validate_json(read_file(path, MAX_ROSTER_BYTES))
     except (OSError, ValidationError) as error:
         raise FedVLError(
             f"{path} is not a roster; ask the operator for the file of fedvl federation roster."
@@ -79,12 +79,12 @@ def import_roster(folder: Path, path: Path) -> Roster:
     """Check a received roster, and keep it until it is approved."""
     roster = read_roster(path)
     check_roster(folder, read_party(folder), roster)
-    write_roster(state_of(folder) / PENDING, roster)
+    write_roster(state_folder(folder) / PENDING, roster)
     return roster
 
 
 def pending_roster(folder: Path) -> Roster | None:
-    path = state_of(folder) / PENDING
+    path = state_folder(folder) / PENDING
     return read_roster(path) if path.exists() else None
 
 
@@ -92,12 +92,12 @@ def pin_roster(folder: Path, roster: Roster) -> None:
     """Trust the keys of a roster in secure aggregation, and no others."""
     check_roster(folder, read_party(folder), roster)
     log_of(folder).append("roster", fingerprint=roster.fingerprint)
-    write_roster(state_of(folder) / FILE, roster)
-    (state_of(folder) / PENDING).unlink(missing_ok=True)
+    write_roster(state_folder(folder) / FILE, roster)
+    (state_folder(folder) / PENDING).unlink(missing_ok=True)
 
 
 def pinned_roster(folder: Path) -> Roster:
-    path = state_of(folder) / FILE
+    path = state_folder(folder) / FILE
     if not path.exists():
         raise FedVLError(
             f"Secure aggregation needs a pinned roster: get roster.json from the operator, run fedvl federation roster "
@@ -132,7 +132,7 @@ def check_roster(folder: Path, party: PartyFile, roster: Roster) -> None:
         if len({getattr(member, what) for member in roster.members}) < len(roster.members):
             raise FedVLError(f"Two clients of the roster have the same {what.replace('_', ' ')}; ask the operator.")
     own = [member.public_key for member in roster.members if member.number == party.number]
-    if own != [public_key_of(state_of(folder) / "key")]:
+    if own != [public_key_of(state_folder(folder) / "key")]:
         raise FedVLError(
             f"The roster does not hold the key of this client ({party.name}); send the operator your request, and ask for "
             "the roster after fedvl federation admit."

@@ -38,8 +38,8 @@ from fedvl.deployment.masking import (
     masked,
     pair_key,
     seal,
+    shares_needed,
     split,
-    threshold,
     unseal,
 )
 from fedvl.deployment.messages import Header
@@ -58,22 +58,22 @@ MASKED, CONTEXT, SURVIVORS, SIGNERS, SIGNATURES, SHARES, FALSE = (
     "false",
 )
 PROTOCOL = (ROSTER, OFFERS)  # in a request beside the tensors that the client works on
-MOST_JSON_BYTES = 2**22
+MAX_JSON_BYTES = 2**22
 HASH_BYTES, SIGNATURE_BYTES = 32, 64
 
-Client = Annotated[int, Field(ge=0, lt=2**31)]
-Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+ClientNumber = Annotated[int, Field(ge=0, lt=2**31)]
+HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Digest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-Item = TypeVar("Item", bound=Frozen)
+Parsed = TypeVar("Parsed", bound=Frozen)
 
 
 class Entry(Frozen):
     """A client's public keys for one run, signed with its party's key."""
 
-    client: Client
-    key: Key  # X25519: encrypts shares for the client
-    verify: Key  # Ed25519: verifies what the client signs in a round
+    client: ClientNumber
+    key: HexKey  # X25519: encrypts shares for the client
+    verify: HexKey  # Ed25519: verifies what the client signs in a round
     signature: Annotated[str, Field(max_length=200)]
     certificate: Annotated[str, Field(max_length=4000)] = ""  # of the party's key; the server adds it
 
@@ -81,10 +81,10 @@ class Entry(Frozen):
 class Offer(Frozen):
     """A client's public key for the pairwise masks of one attempt, signed with its run key."""
 
-    client: Client
-    key: Key
+    client: ClientNumber
+    key: HexKey
     adopted: Digest  # SHA-256 of the last settlement that the client adopted before training
-    signature: Signature
+    signature: HexSignature
 
 
 class SumId(NamedTuple):
@@ -112,11 +112,11 @@ class Attempt(Frozen):
 
     attempt: int
     roster: tuple[Entry, ...]
-    key: Key  # private key of the pairwise masks
-    seed: Key  # of the self mask
+    key: HexKey  # private key of the pairwise masks
+    seed: HexKey  # of the self mask
     offers: tuple[Offer, ...] = ()
     context: Digest = ""
-    survivors: tuple[Client, ...] = ()
+    survivors: tuple[ClientNumber, ...] = ()
     revealed: bool = False
 
 
@@ -168,7 +168,7 @@ def public_key(private: X25519PrivateKey | Ed25519PrivateKey) -> str:
 # --- the client
 
 
-class Member:
+class SumMember:
     """One client in the secure aggregation of one run."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Member:
         if before and before.attempt >= step.attempt:
             raise FedVLError(f"Attempt {step.attempt} at round {step.round + 1} is over for this client.")
         entries = self._checked(read_items(roster, Entry))
-        needed = threshold(len(entries), self.share)
+        needed = shares_needed(len(entries), self.share)
         self._check_enough(len(entries))
         private, seed = X25519PrivateKey.generate(), secrets.token_bytes(SECRET_BYTES)
         holders = [entry.client for entry in entries]
@@ -251,7 +251,7 @@ class Member:
             raise FedVLError("The survivor list is not one of the clients that this client masked its numbers for.")
         if state.survivors and survivors != state.survivors:
             raise FedVLError(f"This client has signed another survivor list in round {step.round + 1}.")
-        self._check_enough(len(survivors), threshold(len(state.roster), self.share))
+        self._check_enough(len(survivors), shares_needed(len(state.roster), self.share))
         self._write(step, state.model_copy(update={"survivors": survivors}))
         return {SIGNATURES: rows([self.signing.sign(self._signed(step, state.context, survivors))], SIGNATURE_BYTES)}
 
@@ -315,7 +315,7 @@ class Member:
         private = X25519PrivateKey.from_private_bytes(bytes.fromhex(state.key))
         if clients != sorted(set(clients)) or own is None or own.key != public_key(private):
             raise FedVLError("The mask keys of the secure sum do not list this client with its own key, once.")
-        self._check_enough(len(offers), threshold(len(state.roster), self.share))
+        self._check_enough(len(offers), shares_needed(len(state.roster), self.share))
         if len({offer.key for offer in offers}) < len(offers):
             raise FedVLError("Two clients of a secure sum have the same mask key.")
         for offer in offers:
@@ -341,7 +341,7 @@ class Member:
             for signer, signature in zip(signers, as_bytes(signatures), strict=True)
             if signer in keys and verified(keys[signer], content, signature)
         ]
-        needed = threshold(len(state.roster), self.share)
+        needed = shares_needed(len(state.roster), self.share)
         if len(valid) < needed:
             raise FedVLError(
                 f"{len(valid)} of {needed} necessary clients signed this survivor list for the tensors that this client "
@@ -372,7 +372,7 @@ class Member:
 
     def _read(self, step: SumId) -> Attempt | None:
         path = self._path(step)
-        return Attempt.model_validate_json(read_file(path, MOST_JSON_BYTES)) if path.is_file() else None
+        return Attempt.model_validate_json(read_file(path, MAX_JSON_BYTES)) if path.is_file() else None
 
     def _write(self, step: SumId, state: Attempt) -> None:
         write_whole(self._path(step), state.model_dump_json().encode(), 0o600)
@@ -417,9 +417,9 @@ def as_tensor(items: Sequence[Frozen]) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def read_items(tensor: torch.Tensor | None, item: type[Item]) -> tuple[Item, ...]:
+def read_items(tensor: torch.Tensor | None, item: type[Parsed]) -> tuple[Parsed, ...]:
     """Read entries or offers that somebody else may have written."""
-    if tensor is None or tensor.dtype != torch.uint8 or tensor.dim() != 1 or len(tensor) > MOST_JSON_BYTES:
+    if tensor is None or tensor.dtype != torch.uint8 or tensor.dim() != 1 or len(tensor) > MAX_JSON_BYTES:
         raise FedVLError(f"Malformed list of {item.__name__.lower()} records in a secure sum.")
     try:
         return TypeAdapter(tuple[item, ...]).validate_json(tensor.cpu().numpy().tobytes())  # type: ignore[valid-type]

@@ -12,7 +12,7 @@ from typing import IO
 
 import torch
 
-from fedvl.deployment.audit_log import FILE, Log, who_took_part
+from fedvl.deployment.audit_log import LOG_FILE, AuditLog, who_took_part
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import FederationFile, experiment_id
 from fedvl.deployment.keys import days_left
@@ -30,7 +30,7 @@ from fedvl.runs.preparation import Prepared, prepare
 RETURN_SECONDS = 60.0  # for parties to come, whatever the deadline: a SuperNode returns within 30 to a new SuperLink
 
 
-def describe_federation(folder: Path) -> Federation:
+def federation_summary(folder: Path) -> Federation:
     """Say which federation runs an experiment, and the name that its messages carry."""
     return Federation(federation=str(folder.absolute()), run=secrets.token_hex(16))
 
@@ -76,7 +76,7 @@ def connected(folder: RunFolder, display: Display, notes: str = "sums.json") -> 
         prepared = prepare_server(folder, display)
         tried.method, tried.samples = prepared.method, prepared.test.samples
         identity = Identity(folder.federation.run, experiment_id(experiment, prepared.method.task.encoder))
-        log = Log(place / FILE)
+        log = AuditLog(place / LOG_FILE)
         log.append("run", run=identity.run, experiment=identity.experiment)
         names = [member.name for member in federation.parties]
         shown = Status(
@@ -117,7 +117,7 @@ def wait_for_all(engine: RemoteEngine, federation: FederationFile) -> None:
     wait_for_parties(engine, list(engine.names), federation.admitted, seconds, engine.quorum)
 
 
-def note_rounds(log: Log, run: str, folder: RunFolder) -> None:
+def note_rounds(log: AuditLog, run: str, folder: RunFolder) -> None:
     """Write the committed rounds into the log that it lacks: who was refused, what was spent."""
     noted = {entry["round"] for entry in log.entries("round") if entry["run"] == run}
     for record in folder.rounds:

@@ -22,8 +22,8 @@ from fedvl.deployment.audit_log import own_rounds, read_log
 from fedvl.deployment.client import Client
 from fedvl.deployment.files import Frozen
 from fedvl.deployment.keys import authority_fingerprint, fingerprint, public_key_of
-from fedvl.deployment.membership import KEY, approve_experiment, join
-from fedvl.deployment.policy import FILE as POLICY
+from fedvl.deployment.membership import KEY, approve_experiment, make_join_request
+from fedvl.deployment.policy import POLICY_FILE as POLICY
 from fedvl.deployment.policy import (
     decisions,
     decline,
@@ -33,7 +33,7 @@ from fedvl.deployment.policy import (
     write_policy,
 )
 from fedvl.deployment.roster import (
-    MOST_BYTES,
+    MAX_ROSTER_BYTES,
     PENDING,
     Roster,
     check_roster,
@@ -43,7 +43,7 @@ from fedvl.deployment.roster import (
     pinned_roster,
     write_roster,
 )
-from fedvl.deployment.state import adopt_state, log_of, open_state, read_party, request_path, state_of
+from fedvl.deployment.state import adopt_state, log_of, open_state, read_party, request_path, state_folder
 from fedvl.display import Display, visible
 from fedvl.errors import FedVLError
 from fedvl.evaluation.figures import Estimate
@@ -61,7 +61,7 @@ FILES = {
 ENTRIES = 200  # of the log, that the page shows
 SAID = 100  # lines of the work
 PAUSE_SECONDS = 0.2
-MOST_POLICY, MOST_REASON = 100_000, 300  # characters
+MAX_POLICY, MAX_REASON = 100_000, 300  # characters
 
 
 class Leaves(Frozen):
@@ -288,18 +288,18 @@ class Site:
         if given.get("moved"):
             adopt_state(self.folder)
         else:
-            join(self.folder, bool(given.get("renew")))
+            make_join_request(self.folder, bool(given.get("renew")))
 
     def _import_roster(self, given: dict[str, Any]) -> None:
         open_state(self.folder)
         try:
-            roster = Roster.model_validate_json(text_of(given, "content", MOST_BYTES))
+            roster = Roster.model_validate_json(text_of(given, "content", MAX_ROSTER_BYTES))
         except ValidationError as error:
             raise FedVLError(
                 "This is not a roster; ask the operator for the file of fedvl federation roster."
             ) from error
         check_roster(self.folder, self.file, roster)
-        write_roster(state_of(self.folder) / PENDING, roster)
+        write_roster(state_folder(self.folder) / PENDING, roster)
 
     def _pin(self, given: dict[str, Any]) -> None:
         pending = pending_roster(self.folder)
@@ -316,7 +316,7 @@ class Site:
         raise FedVLError("This experiment has changed since it was shown; read it again.")
 
     def _approve(self, given: dict[str, Any]) -> None:
-        write_policy(state_of(self.folder))
+        write_policy(state_folder(self.folder))
         experiment = self._chosen(given)
         if needed_roster(self.folder, experiment) != given.get("roster", ""):
             raise FedVLError("The roster has changed since it was shown; compare its fingerprint again.")
@@ -324,10 +324,10 @@ class Site:
 
     def _refuse(self, given: dict[str, Any]) -> None:
         self._chosen(given)
-        decline(log_of(self.folder), str(given["identity"]), text_of(given, "reason", MOST_REASON))
+        decline(log_of(self.folder), str(given["identity"]), text_of(given, "reason", MAX_REASON))
 
     def _write_policy(self, given: dict[str, Any]) -> None:
-        replace_policy(open_state(self.folder), text_of(given, "content", MOST_POLICY) + "\n")
+        replace_policy(open_state(self.folder), text_of(given, "content", MAX_POLICY) + "\n")
 
     def _stop(self, given: dict[str, Any]) -> None:
         if self.client is not None:
@@ -336,7 +336,7 @@ class Site:
     # --- what the page shows
 
     def state(self) -> State:
-        state = state_of(self.folder)
+        state = state_folder(self.folder)
         joined, problem = state.exists(), ""
         if joined:
             try:
@@ -396,10 +396,10 @@ class Site:
         roster, problem, reason = "", "", ""
         decision: Literal["open", "approved", "refused"] = "open"
         try:
-            roster = needed_roster(self.folder, experiment) if state_of(self.folder).exists() else ""
+            roster = needed_roster(self.folder, experiment) if state_folder(self.folder).exists() else ""
         except FedVLError as error:
             problem = str(error)
-        if state_of(self.folder).exists():
+        if state_folder(self.folder).exists():
             made = decisions(log_of(self.folder)).get(identity)
             if made is not None and made.reason:
                 decision, reason = "refused", made.reason
@@ -428,7 +428,7 @@ class Site:
         found = []
         entries = [entry for entry in read_log(self.folder).chain.entries if entry.get("kind") == "begun"]
         for entry in reversed(entries):
-            folder = RunFolder(state_of(self.folder) / "runs" / entry["run"])
+            folder = RunFolder(state_folder(self.folder) / "runs" / entry["run"])
             finished = folder.finished
             experiment = next(
                 (

@@ -15,9 +15,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from fedvl.deployment.audit_log import FILE as LOG_FILE
-from fedvl.deployment.audit_log import Log
-from fedvl.deployment.files import Frozen, PartyFile, read_file
+from fedvl.deployment.audit_log import LOG_FILE as LOG_FILE
+from fedvl.deployment.audit_log import AuditLog
+from fedvl.deployment.files import Frozen, PartyFile, read_model
 from fedvl.deployment.keys import read_private, write_private
 from fedvl.errors import FedVLError
 from fedvl.runs.folder import PARTY, STATE
@@ -36,13 +36,13 @@ class Origin(Frozen):
     identity: str
 
 
-def state_of(folder: Path) -> Path:
+def state_folder(folder: Path) -> Path:
     return folder / STATE
 
 
-def log_of(folder: Path) -> Log:
+def log_of(folder: Path) -> AuditLog:
     """Return the log of a client's folder, or of a federation's folder at the server."""
-    return Log((state_of(folder) if (folder / PARTY).exists() else folder) / LOG_FILE)
+    return AuditLog((state_folder(folder) if (folder / PARTY).exists() else folder) / LOG_FILE)
 
 
 def request_path(folder: Path, name: str) -> Path:
@@ -50,7 +50,7 @@ def request_path(folder: Path, name: str) -> Path:
 
 
 def read_party(folder: Path) -> PartyFile:
-    return read_file(folder / PARTY, PartyFile, "give the folder that the server's operator handed you.")
+    return read_model(folder / PARTY, PartyFile, "give the folder that the server's operator handed you.")
 
 
 # --- the folder that was handed over
@@ -89,7 +89,7 @@ def is_folder(path: Path) -> bool:
 
 def make_state(folder: Path) -> Path:
     """Make the state folder of a client; refuse a folder that has one, or anything unexpected."""
-    state = state_of(folder)
+    state = state_folder(folder)
     if os.path.lexists(state):
         raise FedVLError(
             f"{state} exists, and a folder that an operator hands over has none: if you joined before, --renew makes another "
@@ -104,7 +104,7 @@ def make_state(folder: Path) -> Path:
 def open_state(folder: Path) -> Path:
     """Return the state folder; refuse one not made here, and unexpected files beside it."""
     check_handed(folder, STATE, request_path(folder, read_party(folder).name).name)
-    state = state_of(folder)
+    state = state_folder(folder)
     if not os.path.lexists(state):
         raise FedVLError(f"This client has not joined yet; run fedvl federation join {folder}.")
     check_private(state)
@@ -119,7 +119,7 @@ def open_state(folder: Path) -> Path:
 def adopt_state(folder: Path) -> None:
     """Take a state folder for one of this machine, after a person has confirmed it."""
     check_handed(folder, STATE, request_path(folder, read_party(folder).name).name)
-    state = state_of(folder)
+    state = state_folder(folder)
     check_private(state)
     (state / ORIGIN).unlink(missing_ok=True)
     write_origin(state)
@@ -156,7 +156,7 @@ def identity_of(state: Path) -> str:
 # --- secrets
 
 
-def make_secret(log: Log, state: Path, name: str, content: bytes) -> None:
+def make_secret(log: AuditLog, state: Path, name: str, content: bytes) -> None:
     """Write a secret whole, after its hash is in the log."""
     log.append("secret", file=name, sha256=hashlib.sha256(content).hexdigest())
     fresh = state / f"{name}.new"
@@ -165,7 +165,7 @@ def make_secret(log: Log, state: Path, name: str, content: bytes) -> None:
     os.replace(fresh, state / name)
 
 
-def check_secret(log: Log, state: Path, name: str) -> None:
+def check_secret(log: AuditLog, state: Path, name: str) -> None:
     """Refuse a secret whose hash is not in the log."""
     if hashlib.sha256(read_private(state / name)).hexdigest() not in logged(log, name):
         raise FedVLError(
@@ -174,7 +174,7 @@ def check_secret(log: Log, state: Path, name: str) -> None:
         )
 
 
-def logged(log: Log, name: str) -> set[str]:
+def logged(log: AuditLog, name: str) -> set[str]:
     """Return the hashes that the log has of a secret: of the present one, and of earlier ones."""
     return {entry["sha256"] for entry in log.entries("secret") if entry["file"] == name}
 
@@ -182,7 +182,7 @@ def logged(log: Log, name: str) -> set[str]:
 # --- runs
 
 
-def begun(log: Log, run: str, experiment: str) -> bool:
+def begun(log: AuditLog, run: str, experiment: str) -> bool:
     """Return whether the log has a run; refuse one that began with another experiment."""
     found = [entry["experiment"] for entry in log.entries("begun") if entry["run"] == run]
     if found and found[0] != experiment:
@@ -190,7 +190,7 @@ def begun(log: Log, run: str, experiment: str) -> bool:
     return bool(found)
 
 
-def begin_run(log: Log, state: Path, run: str, experiment: str) -> Path:
+def begin_run(log: AuditLog, state: Path, run: str, experiment: str) -> Path:
     """Return the folder of a run of one experiment; refuse one that the log does not have."""
     folder, names = state / RUNS / run, [f"{RUNS}/{run}/{name}" for name in SECRETS]
     if not begun(log, run, experiment):
@@ -209,7 +209,7 @@ def begin_run(log: Log, state: Path, run: str, experiment: str) -> Path:
     return folder
 
 
-def log_secrets(log: Log, state: Path, run: str) -> None:
+def log_secrets(log: AuditLog, state: Path, run: str) -> None:
     """Write the hashes of a run's secrets into the log, before anything made with them leaves."""
     for name in (f"{RUNS}/{run}/{name}" for name in SECRETS):
         if os.path.lexists(state / name) and not logged(log, name):

@@ -12,7 +12,7 @@ from fedvl.deployment.masking import (
     commitment,
     join_shares,
     pair_key,
-    threshold,
+    shares_needed,
     unmask,
 )
 from fedvl.deployment.secure_sum import (
@@ -68,7 +68,7 @@ class Collected:
         self.roster = tuple(sorted(roster, key=lambda entry: entry.client))
         self.holders = [entry.client for entry in self.roster]
         self.entries = {entry.client: entry for entry in self.roster}
-        self.threshold = threshold(len(self.roster), share)
+        self.threshold = shares_needed(len(self.roster), share)
         self.offers: dict[int, Offer] = {}
         self.dealt: dict[int, Tensors] = {}  # sealed shares and their commitments
         self.masked: dict[int, torch.Tensor] = {}

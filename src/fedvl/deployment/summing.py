@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 
 from fedvl.config import FederationConfig
-from fedvl.deployment.audit_log import Log
+from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.files import Frozen
-from fedvl.deployment.masking import threshold
-from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, Header, Kind, Summed, pack_tensors
+from fedvl.deployment.masking import shares_needed
+from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, Header, MessageKind, SummedKind, pack_tensors
 from fedvl.deployment.secure_sum import ROSTER, Entry, SumId, read_items
 from fedvl.deployment.sum_server import Collected
 from fedvl.errors import FedVLError
@@ -20,7 +20,7 @@ from fedvl.federation.checks import SpoiledSumError
 from fedvl.files import read_file, write_whole
 from fedvl.tensors import Tensors, count_bytes, load, save
 
-MOST_NOTE_BYTES = 2**20
+MAX_NOTE_BYTES = 2**20
 
 
 class Received(NamedTuple):
@@ -32,7 +32,7 @@ class Exchange(Protocol):
     """Send requests of one kind, and return the answers that came before the deadline."""
 
     def __call__(
-        self, kind: Kind, round_index: int, payloads: Mapping[int, bytes], *, enough: int, sum_attempt: int
+        self, kind: MessageKind, round_index: int, payloads: Mapping[int, bytes], *, enough: int, sum_attempt: int
     ) -> dict[int, Received]: ...
 
 
@@ -98,7 +98,7 @@ class SecureSums:
         experiment: str,
         certificates: Mapping[int, str],
         notes: Path | None,
-        log: Log,
+        log: AuditLog,
         refuse: Callable[[int, str], None],
         name: Callable[[int], str],
     ) -> None:
@@ -112,9 +112,9 @@ class SecureSums:
 
     def least(self, clients: int) -> int:
         """Return the fewest clients of a sum over a roster of so many."""
-        return max(self.config.least_clients, threshold(clients, self.config.sum_threshold))
+        return max(self.config.least_clients, shares_needed(clients, self.config.sum_threshold))
 
-    def sum(self, kind: Summed, round_index: int, cohort: Sequence[int], shared: Tensors, length: int) -> Sum:
+    def sum(self, kind: SummedKind, round_index: int, cohort: Sequence[int], shared: Tensors, length: int) -> Sum:
         """Return the sum over a cohort; raise SpoiledSumError if it cannot be read."""
         collected, masked, sent = self._resumed(kind, round_index, shared, length)
         missing: list[int] = []
@@ -134,7 +134,7 @@ class SecureSums:
     # --- an attempt
 
     def _collect(
-        self, kind: Summed, round_index: int, cohort: Sequence[int], shared: Tensors, length: int
+        self, kind: SummedKind, round_index: int, cohort: Sequence[int], shared: Tensors, length: int
     ) -> tuple[Collected | None, dict[int, Received], int, list[int]]:
         """Try to get masked numbers and a signed survivor list; return who was missing."""
         wanted = [c for c in cohort if c not in self.note.excluded and c not in self.note.search.left_out]
@@ -145,7 +145,7 @@ class SecureSums:
         collected = Collected(self.run, step, list(roster.values()), self.config.sum_threshold)
         needed = self.least(len(roster))
 
-        def ask(message: Kind, payload: bytes, clients: Sequence[int]) -> dict[int, Received]:
+        def ask(message: MessageKind, payload: bytes, clients: Sequence[int]) -> dict[int, Received]:
             return self.exchange(
                 message, round_index, dict.fromkeys(clients, payload), enough=needed, sum_attempt=step.attempt
             )
@@ -255,7 +255,7 @@ class SecureSums:
 
     # --- memory
 
-    def _begin(self, kind: Summed, round_index: int) -> SumId:
+    def _begin(self, kind: SummedKind, round_index: int) -> SumId:
         """Count an attempt before anything of it is sent."""
         same = (self.note.kind, self.note.round) == (kind, round_index)
         attempt = self.note.attempt + 1 if same else 1
@@ -277,7 +277,7 @@ class SecureSums:
         )
 
     def _resumed(
-        self, kind: Summed, round_index: int, shared: Tensors, length: int
+        self, kind: SummedKind, round_index: int, shared: Tensors, length: int
     ) -> tuple[Collected | None, dict[int, Received], int]:
         """Return the sum that was being opened when the server was killed, if any."""
         note = self.note
@@ -306,7 +306,7 @@ class SecureSums:
         if self.notes is None or not self.notes.is_file():
             return Note()
         try:
-            return Note.model_validate_json(read_file(self.notes, MOST_NOTE_BYTES))
+            return Note.model_validate_json(read_file(self.notes, MAX_NOTE_BYTES))
         except ValidationError as error:
             raise FedVLError(f"{self.notes} is damaged; restore it from a copy, or start a new run.") from error
 

@@ -11,12 +11,12 @@ from threading import Event, Thread
 from fedvl.deployment.connection import UnreachableError, reach, read_authorities
 from fedvl.deployment.link import Process, flower
 from fedvl.deployment.membership import KEY
-from fedvl.deployment.state import state_of
+from fedvl.deployment.state import state_folder
 from fedvl.errors import FedVLError
 from fedvl.files import write_whole
 
-PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
-SHORT_SECONDS, MOST_SHORT = 60.0, 10  # give up after this many lives in a row, each shorter than this
+PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 40.0  # before a SuperNode that ended is started again
+SHORT_SECONDS, MAX_SHORT = 60.0, 10  # give up after this many lives in a row, each shorter than this
 WATCH_SECONDS = 8.0  # between looks at the server; with the time of one look, a person hears of a problem within 15
 AUTHORITIES = "authorities.crt"
 
@@ -69,10 +69,10 @@ class Supervised:
     ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
-        authorities, key = folder / "ca.crt", state_of(folder) / KEY
+        authorities, key = folder / "ca.crt", state_folder(folder) / KEY
         if bundle is not None:
             both = read_authorities(authorities) + read_authorities(bundle)
-            authorities = state_of(folder) / AUTHORITIES
+            authorities = state_folder(folder) / AUTHORITIES
             write_whole(authorities, both.encode())
         self.options = [
             *("--superlink", server, "--port", str(port), "--isolation", "process"),
@@ -86,7 +86,7 @@ class Supervised:
 
     def _start(self) -> None:
         limits = flower().node_settings(self.most_bytes)
-        self.process = Process("supernode", self.options, state_of(self.folder) / "flower", **limits)
+        self.process = Process("supernode", self.options, state_folder(self.folder) / "flower", **limits)
         self.began = time.monotonic()
 
     def connected(self) -> None:
@@ -99,10 +99,10 @@ class Supervised:
             raise self.watch.lasting
         if self.process.ended and time.monotonic() >= self.not_before:
             self.short_lives = self.short_lives + 1 if time.monotonic() - self.began < SHORT_SECONDS else 0
-            if self.short_lives >= MOST_SHORT:
+            if self.short_lives >= MAX_SHORT:
                 raise FedVLError(f"It cannot stay connected. {self.process.log} has the details.")
             self._start()
-            self.not_before = self.began + min(PAUSE_SECONDS * 2**self.short_lives, LONGEST_PAUSE_SECONDS)
+            self.not_before = self.began + min(PAUSE_SECONDS * 2**self.short_lives, MAX_PAUSE_SECONDS)
         return True
 
     def stop(self) -> None:

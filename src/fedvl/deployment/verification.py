@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvl.deployment.audit_log import Checked, Entry, read_log
+from fedvl.deployment.audit_log import CheckedLog, LogEntry, read_log
 from fedvl.errors import FedVLError
 
 SENT = ("sent", "refused")  # a refusal is a message too
-RESTARTS = ("run", "started")  # of a server, which names the run, and of a client
+RESTART_KINDS = ("run", "started")  # of a server, which names the run, and of a client
 MESSAGE = {"kind": str, "time": str, "run": str, "message": str, "sha256": str, "attempt": int, "client": int}
 
 ATTEMPT = ("run", "round", "message", "attempt")  # at a secure sum
@@ -18,17 +18,17 @@ ATTEMPT = ("run", "round", "message", "attempt")  # at a secure sum
 class Traffic(NamedTuple):
     """The messages from one side to another, as both logs have them."""
 
-    sender: Checked
-    receiver: Checked
+    sender: CheckedLog
+    receiver: CheckedLog
     sent: int
     received: int
     matched: int
-    in_flight: list[Entry]  # the last of a run before a side was stopped, or at the end of its log
-    lost: list[Entry]  # requests that never arrived, and that nobody answered
+    in_flight: list[LogEntry]  # the last of a run before a side was stopped, or at the end of its log
+    lost: list[LogEntry]  # requests that never arrived, and that nobody answered
 
 
 class Verified(NamedTuple):
-    logs: list[Checked]
+    logs: list[CheckedLog]
     traffic: list[Traffic]
 
 
@@ -44,7 +44,7 @@ def verify(folders: Sequence[Path]) -> Verified:
     return Verified(logs, traffic)
 
 
-def check_heads(server: Checked, client: Checked) -> None:
+def check_heads(server: CheckedLog, client: CheckedLog) -> None:
     """Refuse a log that lacks lines of which the other side was told."""
     of_client = [entry for entry in server.chain.entries if entry.get("client") == client.client]
     for witness, log, entries in ((server, client, of_client), (client, server, client.chain.entries)):
@@ -54,14 +54,14 @@ def check_heads(server: Checked, client: Checked) -> None:
             if head and head not in known:
                 raise FedVLError(
                     f"{log.path} lacks a line that {witness.path} was told of on {entry.get('time')} "
-                    f"({named(entry)}): the log was cut or written anew."
+                    f"({entry_name(entry)}): the log was cut or written anew."
                 )
 
 
 # --- messages
 
 
-def match(server: Checked, client: Checked) -> list[Traffic]:
+def match(server: CheckedLog, client: CheckedLog) -> list[Traffic]:
     """Match every message between a server and a client, in both directions."""
     requests, answers = outgoing(server, client.client), outgoing(client, client.client)
     arrived, came = incoming(client), incoming(server, client.client)
@@ -70,17 +70,17 @@ def match(server: Checked, client: Checked) -> list[Traffic]:
     answered = {asked(entry) for entry in came}
     last_requests = last_of_each_life(server, requests)
     last = last_requests | last_of_each_life(client, answers)
-    unheard, unseen = missing(requests, arrived), missing(answers, came)
+    unheard, unseen = missing_entries(requests, arrived), missing_entries(answers, came)
     for entry in unheard:
         if asked(entry) in answered:
             raise FedVLError(
-                f"{server.path} has an answer to a message ({named(entry)}) that {client.path} never received: one of the logs "
+                f"{server.path} has an answer to a message ({entry_name(entry)}) that {client.path} never received: one of the logs "
                 "is not complete."
             )
     for entry in unseen:
         if asked(entry) not in last:
             raise FedVLError(
-                f"{client.path} sent a message on {entry['time']} ({named(entry)}) that {server.path} did not log: it was lost "
+                f"{client.path} sent a message on {entry['time']} ({entry_name(entry)}) that {server.path} did not log: it was lost "
                 "on its way, or the server did not write it down."
             )
     in_flight = [entry for entry in unheard if asked(entry) in last_requests]
@@ -91,32 +91,34 @@ def match(server: Checked, client: Checked) -> list[Traffic]:
     ]
 
 
-def outgoing(log: Checked, client: int | None) -> list[Entry]:
+def outgoing(log: CheckedLog, client: int | None) -> list[LogEntry]:
     return [entry for entry in messages(log) if entry["kind"] in SENT and entry["client"] == client]
 
 
-def incoming(log: Checked, client: int | None = None) -> list[Entry]:
+def incoming(log: CheckedLog, client: int | None = None) -> list[LogEntry]:
     """Return what a side received: of one client, or all of it, for whomever it was meant."""
     return [entry for entry in messages(log) if entry["kind"] == "received" and client in (None, entry["client"])]
 
 
-def messages(log: Checked) -> list[Entry]:
+def messages(log: CheckedLog) -> list[LogEntry]:
     """Return the entries of messages; what somebody else wrote in their place matches nothing."""
     return [
         entry for entry in log.chain.entries if all(isinstance(entry.get(name), kind) for name, kind in MESSAGE.items())
     ]
 
 
-def check_sent(sent: Sequence[Entry], received: Sequence[Entry], sender: Checked, receiver: Checked) -> None:
+def check_sent(
+    sent: Sequence[LogEntry], received: Sequence[LogEntry], sender: CheckedLog, receiver: CheckedLog
+) -> None:
     """Refuse a message that arrived and that its sender did not write down."""
-    for entry in missing(received, sent):
+    for entry in missing_entries(received, sent):
         raise FedVLError(
-            f"{receiver.path} received a message on {entry['time']} ({named(entry)}, SHA-256 {entry['sha256'][:12]}) that "
+            f"{receiver.path} received a message on {entry['time']} ({entry_name(entry)}, SHA-256 {entry['sha256'][:12]}) that "
             f"{sender.path} does not have as sent: {len(received)} were received and {len(sent)} logged."
         )
 
 
-def missing(entries: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
+def missing_entries(entries: Sequence[LogEntry], others: Sequence[LogEntry]) -> list[LogEntry]:
     """Return the entries that have no counterpart of the same SHA-256 among the others."""
     left = Counter(entry["sha256"] for entry in others)
     found = []
@@ -128,30 +130,30 @@ def missing(entries: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
     return found
 
 
-def last_of_each_life(log: Checked, sent: Sequence[Entry]) -> set[tuple[Any, ...]]:
+def last_of_each_life(log: CheckedLog, sent: Sequence[LogEntry]) -> set[tuple[Any, ...]]:
     """Return the last requests of each run before a side was stopped, and at the end."""
     wanted, found, last = {id(entry) for entry in sent}, set(), dict[str, tuple[Any, ...]]()
     for entry in log.chain.entries:
         if id(entry) in wanted:
             last[entry["run"]] = asked(entry)
-        elif entry.get("kind") in RESTARTS:
+        elif entry.get("kind") in RESTART_KINDS:
             found |= {request for run, request in last.items() if entry.get("run", run) == run}
     return found | set(last.values())
 
 
-def asked(entry: Entry) -> tuple[Any, ...]:
+def asked(entry: LogEntry) -> tuple[Any, ...]:
     """Return which request a message is, or answers."""
     return entry["run"], entry["message"], entry["attempt"]
 
 
-def named(entry: Entry) -> str:
+def entry_name(entry: LogEntry) -> str:
     return f"round {entry.get('round')}, {entry.get('message')}"
 
 
 # --- secure aggregation
 
 
-def check_survivors(logs: Sequence[Checked]) -> None:
+def check_survivors(logs: Sequence[CheckedLog]) -> None:
     """Refuse logs that hold different survivor lists for one attempt at a sum."""
     known: dict[tuple[str, ...], tuple[str, Path]] = {}
     for log in logs:
@@ -161,6 +163,6 @@ def check_survivors(logs: Sequence[Checked]) -> None:
                 digest, path = known.setdefault(attempt, (own, log.path))
                 if digest != own:
                     raise FedVLError(
-                        f"{path} and {log.path} hold different survivor lists of the same sum ({named(entry)}): the server "
+                        f"{path} and {log.path} hold different survivor lists of the same sum ({entry_name(entry)}): the server "
                         "named different lists to different clients."
                     )

@@ -11,8 +11,8 @@ from fedvl.evaluation.statistics import Interval, bootstrap_figures
 
 MAX_IMAGES = 2000
 BINS = 15  # of shares, equally wide (Guo et al., 2017)
-RANGE = math.log(1e-3), math.log(1e3)  # of the temperature's logarithm
-GOLDEN = (math.sqrt(5) - 1) / 2
+LOG_TEMPERATURES = math.log(1e-3), math.log(1e3)  # of the temperature's logarithm
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def fit_temperature(scores: Tensor, targets: Tensor) -> float:
@@ -25,9 +25,9 @@ def fit_temperature(scores: Tensor, targets: Tensor) -> float:
     def cost(logarithm: float) -> float:
         return -float((targets * torch.log_softmax(scores / math.exp(logarithm), dim=-1)).sum(-1).mean())
 
-    low, high = RANGE
+    low, high = LOG_TEMPERATURES
     while high - low > 1e-4:
-        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        left, right = high - GOLDEN_RATIO * (high - low), low + GOLDEN_RATIO * (high - low)
         low, high = (low, right) if cost(left) < cost(right) else (left, high)
     return math.exp((low + high) / 2)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples
 
-RESTARTS = 10  # of k-means; the one with the lowest inertia wins
+KMEANS_RESTARTS = 10  # of k-means; the one with the lowest inertia wins
 
 
 def cluster(vectors: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
@@ -25,7 +25,7 @@ def cluster(vectors: NDArray[np.float32], clusters: int) -> NDArray[np.int64]:
         raise FedVLError("The network's features are not finite and cannot be clustered; lower training.learning_rate.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
-        found = KMeans(min(clusters, len(vectors)), n_init=RESTARTS, random_state=0).fit_predict(vectors)
+        found = KMeans(min(clusters, len(vectors)), n_init=KMEANS_RESTARTS, random_state=0).fit_predict(vectors)
     return np.asarray(found, dtype=np.int64)
 
 

@@ -22,7 +22,7 @@ LIMIT, BINS = 16.0, 256  # of log-odds: bins of 1/8 between these limits
 STEP = 2 * LIMIT / BINS
 GROUPS, PARTS = 15, 20  # of the share of the predicted class: bins of the ECE, and parts of each
 MERGED = -1  # in place of a count that is not given by itself
-MOST = 2**31  # images of a site: what claims more is a lie
+MAX_IMAGES = 2**31  # images of a site: what claims more is a lie
 
 
 class Counts(NamedTuple):
@@ -53,7 +53,7 @@ def misstated(tables: Mapping[str, NDArray[np.int64]], classes: int) -> str | No
     if {name: tuple(table.shape) for name, table in tables.items()} != wanted:
         return "its counts have other shapes than those of an evaluation"
     found = Counts(**tables)
-    if any(((table < MERGED) | (table > MOST)).any() for table in found):
+    if any(((table < MERGED) | (table > MAX_IMAGES)).any() for table in found):
         return "its counts are negative or too large"
     if (found.scores[..., -1] == MERGED).any() or (found.calibration[:, -1] == MERGED).any():
         return "the last bin of its counts is not given"

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedvl.tensors import IntArray
 
-SIDE = 72  # pixels of a thumbnail's longer side
+THUMBNAIL_SIDE = 72  # pixels of a thumbnail's longer side
 QUALITY = 70
 
 
@@ -17,12 +17,12 @@ def changed_rows(labels: IntArray, before: IntArray, after: IntArray, count: int
     evaluated = after >= 0
     correct_before, correct_after = before == labels, after == labels
     return {
-        "gained": spread(np.flatnonzero(evaluated & ~correct_before & correct_after), labels, count),
-        "lost": spread(np.flatnonzero(evaluated & correct_before & ~correct_after), labels, count),
+        "gained": spread_over_classes(np.flatnonzero(evaluated & ~correct_before & correct_after), labels, count),
+        "lost": spread_over_classes(np.flatnonzero(evaluated & correct_before & ~correct_after), labels, count),
     }
 
 
-def spread(rows: IntArray, labels: IntArray, count: int) -> list[int]:
+def spread_over_classes(rows: IntArray, labels: IntArray, count: int) -> list[int]:
     """Choose up to ``count`` rows in turn from each class, sorted by class."""
     turns: dict[int, int] = {}
     ranked = []
@@ -37,7 +37,7 @@ def spread(rows: IntArray, labels: IntArray, count: int) -> list[int]:
 def thumbnail(image: Image.Image) -> str:
     """Return a small copy as a data URI of about 2 kB."""
     small = image.copy()
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     data = io.BytesIO()
     small.save(data, "WEBP", quality=QUALITY)
     return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()

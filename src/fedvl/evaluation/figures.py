@@ -10,18 +10,15 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fedvl.evaluation.counts import GROUPS, MERGED, PARTS, Counts, edges, given
 from fedvl.evaluation.statistics import SEED, Interval, Z, delong, mcnemar_of_counts, wilson
 from fedvl.files import Content, Count, Finite, Names
-from fedvl.tensors import IntArray
+from fedvl.tensors import FloatArray, IntArray
 
 DRAWS = 200  # of counts, for the interval of a figure without a formula
 BENEFITS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)  # thresholds near which net benefit is given
-
-Numbers = NDArray[np.float64]
 
 
 class Estimate(Content):
@@ -152,7 +149,7 @@ def figures(counts: Counts, names: Sequence[str], thresholds: Sequence[int]) -> 
         balanced_accuracy=balanced(hits, images) if known else None,
         auroc=mean_of([each.auroc for each in classes]),
         average_precision=mean_of([each.average_precision for each in classes]),
-        ece=calibration_error(counts.calibration) if whole else None,
+        ece=binned_error(counts.calibration) if whole else None,
         calibration=calibration_curve(counts.calibration) if whole else [],
         classes=classes,
     )
@@ -274,10 +271,10 @@ def average_precision(curve: Curve) -> Estimate:
     return Estimate(value=value, low=float(low), high=float(high), binning=binning)
 
 
-def precision_areas(positive: IntArray, negative: IntArray) -> Numbers:
+def precision_areas(positive: IntArray, negative: IntArray) -> FloatArray:
     """Return the average precision of each row of counts, from the highest bin down."""
     hits, alarms = np.cumsum(positive, 1), np.cumsum(negative, 1)
-    areas: Numbers = (positive * hits / np.maximum(1, hits + alarms)).sum(1) / hits[:, -1]
+    areas: FloatArray = (positive * hits / np.maximum(1, hits + alarms)).sum(1) / hits[:, -1]
     return areas
 
 
@@ -303,7 +300,9 @@ def net_benefits(curve: Curve) -> list[NetBenefit]:
 # --- two models
 
 
-def paired_models(other: str, names: Sequence[str], labels: IntArray, first: Numbers, second: Numbers) -> PairedModels:
+def paired_models(
+    other: str, names: Sequence[str], labels: IntArray, first: FloatArray, second: FloatArray
+) -> PairedModels:
     """Compare the shares that two models give on the same images: ``first`` of the other model."""
     right = [scores.argmax(1) == labels for scores in (first, second)]
     gained, lost = int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())
@@ -357,13 +356,13 @@ def calibration_curve(calibration: IntArray) -> list[CalibrationBin]:
     ]
 
 
-def calibration_error(calibration: IntArray) -> Estimate:
+def binned_error(calibration: IntArray) -> Estimate:
     """Return the ECE in points; binning: shares are known to half the width of a part."""
     images = int(calibration.sum())
 
-    def error(tables: IntArray) -> Numbers:
+    def error(tables: IntArray) -> FloatArray:
         surplus = tables[:, 1] - MIDDLES * tables.sum(1)
-        parts: Numbers = 100 * np.abs(surplus.reshape(-1, GROUPS, PARTS).sum(-1)).sum(-1) / images
+        parts: FloatArray = 100 * np.abs(surplus.reshape(-1, GROUPS, PARTS).sum(-1)).sum(-1) / images
         return parts
 
     drawn = np.random.default_rng(SEED).multinomial(images, calibration.ravel() / images, DRAWS)

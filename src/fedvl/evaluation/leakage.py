@@ -24,10 +24,10 @@ from fedvl.methods.cachefl import CacheFL
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
-SIDE = 24  # pixels of the attacked image
+IMAGE_SIDE = 24  # pixels of the attacked image
 STEPS, INNER = 100, 3  # of L-BFGS, and iterations in each
 SHOWN_EVERY = 20
-CHANNELS = 12
+FILTERS = 12
 
 Loss = Callable[[Tensors, Tensor, Tensor], Tensor]  # of the trained tensors, an image (0 to 1) and class probabilities
 
@@ -77,7 +77,7 @@ def invert(
     loss: Loss, trained: Tensors, sent: list[Tensor], classes: int, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor]]:
     """Return the image and label found every SHOWN_EVERY steps, starting with the random guess."""
-    picture = torch.rand(1, 3, SIDE, SIDE, generator=generator).requires_grad_()
+    picture = torch.rand(1, 3, IMAGE_SIDE, IMAGE_SIDE, generator=generator).requires_grad_()
     label = torch.randn(1, classes, generator=generator).requires_grad_()
     optimiser = torch.optim.LBFGS([picture, label], lr=1.0, max_iter=INNER, tolerance_grad=0, tolerance_change=0)
 
@@ -99,10 +99,10 @@ def invert(
 
 def network_start(classes: int, generator: torch.Generator) -> Tensors:
     """Initialise the paper's LeNet with wide weights, so that second derivatives do not vanish."""
-    shapes: dict[str, tuple[int, ...]] = {"head": (classes, CHANNELS * (SIDE // 4) ** 2)}
+    shapes: dict[str, tuple[int, ...]] = {"head": (classes, FILTERS * (IMAGE_SIDE // 4) ** 2)}
     for layer in range(3):
-        shapes[f"conv{layer}"] = (CHANNELS, CHANNELS if layer else 3, 5, 5)
-        shapes[f"bias{layer}"] = (CHANNELS,)
+        shapes[f"conv{layer}"] = (FILTERS, FILTERS if layer else 3, 5, 5)
+        shapes[f"bias{layer}"] = (FILTERS,)
     return {name: torch.rand(shape, generator=generator) - 0.5 for name, shape in shapes.items()}
 
 

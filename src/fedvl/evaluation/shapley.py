@@ -21,7 +21,6 @@ from fedvl.files import Bounds, Content, Count, Finite
 
 Coalition = frozenset[int]
 Game = Callable[[Coalition], float]
-Interval = tuple[float, float]
 MAX_EXACT = 12  # players; 2^12 coalitions
 
 
@@ -93,7 +92,7 @@ def exact(value: Game, players: Sequence[int]) -> tuple[float, ...]:
 
 def sampled(
     value: Game, players: Sequence[int], orders: int, seed: int
-) -> tuple[tuple[float, ...], tuple[Interval, ...]]:
+) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
     """Average marginal values over random orders, each walked in both directions.
 
     The two directions of an order are one observation for the t interval, since they depend on each

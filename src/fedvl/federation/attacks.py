@@ -53,9 +53,9 @@ class Attack(NamedTuple):
             found = cls(kind, float(share))
         except ValueError:
             found = cls(kind, math.nan)
-        if kind not in KINDS or not 0 < found.share < 1:
+        if kind not in ATTACK_KINDS or not 0 < found.share < 1:
             raise FedVLError(
-                f"An attack is KIND:SHARE, such as scaled:0.2, not '{text}'; kinds are {', '.join(KINDS)}."
+                f"An attack is KIND:SHARE, such as scaled:0.2, not '{text}'; kinds are {', '.join(ATTACK_KINDS)}."
             )
         return found
 
@@ -92,7 +92,7 @@ def unchanged(moves: Tensor, cohort: int) -> Tensor:
     return moves
 
 
-KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
+ATTACK_KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sign-flip": sign_flip,
     "label-flip": unchanged,
     "scaled": scaled,
@@ -166,7 +166,7 @@ def attacked(attack: Attack, liars: Sequence[int], shared: Tensors, trained: Seq
     for name, tensor in shared.items():
         if tensor.is_floating_point():
             moves = torch.stack([trained[place].update.tensors[name] - tensor for place in liars]).flatten(1)
-            sent = KINDS[attack.kind](moves, len(trained)).reshape(-1, *tensor.shape)
+            sent = ATTACK_KINDS[attack.kind](moves, len(trained)).reshape(-1, *tensor.shape)
             for place, move in zip(liars, sent, strict=True):
                 lies[place][name] = tensor + move
     return replaced(trained, lies)

@@ -16,8 +16,8 @@ from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Roles, Shape, Shapes
 from fedvl.tensors import Tensors
 
-MOST_REASON = 300  # characters
-MOST_REPORTED = 1e9  # so that the sum over any number of clients is a number, and whole numbers stay whole
+MAX_REASON_LENGTH = 300  # characters
+MAX_REPORTED = 1e9  # so that the sum over any number of clients is a number, and whole numbers stay whole
 # A move of this share of the shared tensors is lost in rounding: clients of one class may have no gradient at all,
 # and say nothing of how far others move.
 STILL = 1e-5
@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
 
 def refusal(client: int, reason: str) -> Refusal:
     """A client chooses the names of what it sends: what is written down of them has an end."""
-    return Refusal(client, reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}...")
+    return Refusal(client, reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[:MAX_REASON_LENGTH]}...")
 
 
 class SpoiledSumError(FedVLError):
@@ -76,12 +76,12 @@ def misshapen(tensors: Tensors, shapes: Shapes) -> str | None:
     if tensors.keys() != shapes.keys():
         return f"tensors {', '.join(map(repr, sorted(tensors.keys() ^ shapes.keys())))} are missing or not asked for"
     for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32 or not fits(tensor, shapes[name]):
+        if tensor.dtype != torch.float32 or not fits_shape(tensor, shapes[name]):
             return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not torch.float32 of {shapes[name]}"
         if not bool((torch.isfinite(tensor) & (tensor >= 0)).all()):
             return f"'{name}' holds values that are not finite or below 0"
-        if not bool((tensor <= MOST_REPORTED).all()):
-            return f"'{name}' holds values above {MOST_REPORTED:g}"
+        if not bool((tensor <= MAX_REPORTED).all()):
+            return f"'{name}' holds values above {MAX_REPORTED:g}"
     return None
 
 
@@ -99,14 +99,14 @@ def foreign(received: Tensors, start: Tensors, roles: Roles) -> str | None:
         dtype = torch.float32 if declared is None else declared.dtype
         shape: Shape = roles.given[name] if declared is None else tuple(declared.shape)
         shape = (roles.shared(name).shape or shape) if declared is not None else shape
-        if tensor.dtype != dtype or not fits(tensor, shape):
+        if tensor.dtype != dtype or not fits_shape(tensor, shape):
             return f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}"
         if not bool(torch.isfinite(tensor).all()):
             return f"'{name}' holds values that are not finite"
     return None
 
 
-def fits(tensor: torch.Tensor, shape: Shape) -> bool:
+def fits_shape(tensor: torch.Tensor, shape: Shape) -> bool:
     return len(tensor.shape) == len(shape) and all(
         has in want if isinstance(want, range) else want in (None, has)
         for want, has in zip(shape, tensor.shape, strict=True)
@@ -207,7 +207,7 @@ def ill_formed(update: Update, shared: Tensors, extras: Shapes) -> str | None:
         shape: Shape = extras[name] if expected is None else tuple(expected.shape)
         if sent.dtype != dtype:
             return f"'{name}' is {sent.dtype}, not {dtype}"
-        if not fits(sent, shape):
+        if not fits_shape(sent, shape):
             return f"'{name}' has shape {tuple(sent.shape)}, not {shape}"
     return None
 

@@ -10,15 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvl.federation.stacks import Column, Folded, Rows, Stack
 from fedvl.methods.roles import Roles
-from fedvl.tensors import Tensors
+from fedvl.tensors import IntArray, Tensors
 
-Integers = NDArray[np.int64]
-Places = Integers  # client, samples it trains on, number of its stack, row in it: one column each
+Places = IntArray  # client, samples it trains on, number of its stack, row in it: one column each
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 
@@ -85,7 +83,7 @@ def places_of(
 
 
 def stacked_private(
-    numbers: Integers, rows: Integers, stacks: Sequence[Stack], per_sample: Collection[str], largest: int
+    numbers: IntArray, rows: IntArray, stacks: Sequence[Stack], per_sample: Collection[str], largest: int
 ) -> Tensors:
     """Stack private tensors; pad those with a row per sample to one more than the largest."""
     stacked: Tensors = {}
@@ -102,7 +100,7 @@ def stacked_private(
     return stacked
 
 
-def alike(known: Tensor, column: Tensor) -> bool:
+def same_form(known: Tensor, column: Tensor) -> bool:
     return known.shape[1:] == column.shape[1:] and known.dtype == column.dtype
 
 
@@ -118,7 +116,7 @@ def add_columns(
             continue
         if known is None and isinstance(column, Tensor):
             known = whole[name] = column.new_empty(count, *column.shape[1:])
-        if isinstance(known, Tensor) and isinstance(column, Tensor) and alike(known, column):
+        if isinstance(known, Tensor) and isinstance(column, Tensor) and same_form(known, column):
             first, last = int(rows[0]), int(rows[-1])
             in_a_row = last - first == len(rows) - 1 and bool((rows.diff() == 1).all())
             known[slice(first, last + 1) if in_a_row else rows.to(column.device)] = column

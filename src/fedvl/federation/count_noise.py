@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Step
-from fedvl.federation.fixed_point import count_numbers, unflat
+from fedvl.federation.fixed_point import count_numbers, unflat_statistics
 from fedvl.methods.base import Method
 from fedvl.tensors import Tensors
 
-SHARE = 0.25  # of what the rounds' updates spend, beside it, on counts
+SHARE_FOR_COUNTS = 0.25  # of what the rounds' updates spend, beside it, on counts
 FRACTION = 2**16  # a variance is a whole number of parts of this size
-BLOCK = 1024  # bytes that are drawn together
+BYTES_AT_ONCE = 1024  # bytes that are drawn together
 
 
 class Bits:
@@ -36,7 +36,7 @@ class Bits:
 
     def take(self, count: int) -> bytes:
         if self.used + count > len(self.block):
-            self.block = hashlib.shake_256(f"{self.name}\x1f{self.blocks}".encode()).digest(max(BLOCK, count))
+            self.block = hashlib.shake_256(f"{self.name}\x1f{self.blocks}".encode()).digest(max(BYTES_AT_ONCE, count))
             self.blocks, self.used = self.blocks + 1, 0
         self.used += count
         return self.block[self.used - count : self.used]
@@ -109,7 +109,7 @@ class CountNoise:
 
     def multiplier(self, sigma: float, rounds: int) -> float:
         """Return the noise multiplier of a report where each update has ``sigma``."""
-        return sigma if self.alone else sigma * math.sqrt(len(self.due) / (SHARE * rounds))
+        return sigma if self.alone else sigma * math.sqrt(len(self.due) / (SHARE_FOR_COUNTS * rounds))
 
     def variance(self, sigma: float) -> float:
         """Return the variance of a share of the noise on each number."""
@@ -122,7 +122,9 @@ class CountNoise:
 
     def added(self, total: Tensors, sigma: float, seed: int, *purpose: str | int) -> Tensors:
         """Add the noise of a server to a sum of reports."""
-        noise = unflat(self.draw(self.numbers, sigma, seed, *purpose), {n: tuple(t.shape) for n, t in total.items()})
+        noise = unflat_statistics(
+            self.draw(self.numbers, sigma, seed, *purpose), {n: tuple(t.shape) for n, t in total.items()}
+        )
         return {name: tensor + noise[name].to(tensor) for name, tensor in total.items()}
 
     def denoised(self, total: Tensor, sigma: float) -> Tensor:

@@ -16,7 +16,7 @@ from fedvl.methods.roles import Shape, Shapes
 from fedvl.tensors import Tensors, count_elements
 
 FRACTION_BITS = 30
-FIGURES = 3  # behind the moves of an update: its weight, its loss, and 1
+SUMMED_FIGURES = 3  # behind the moves of an update: its weight, its loss, and 1
 RANGE_BITS = 62 - FRACTION_BITS  # of the absolute value of a sum
 
 
@@ -49,26 +49,26 @@ def rounding_error(tensors: Mapping[str, Tensor]) -> float:
     return 2.0 ** -(FRACTION_BITS + 1) * math.sqrt(count_elements(dict(tensors)))
 
 
-def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+def flat_statistics(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return all numbers in the order of names."""
     return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)] or [torch.zeros(0)]).cpu()
 
 
-def unflat(numbers: Tensor, shapes: Shapes) -> Tensors:
+def unflat_statistics(numbers: Tensor, shapes: Shapes) -> Tensors:
     """Sort numbers into tensors of these shapes, in the order of names."""
     found, first = {}, 0
     for name in sorted(shapes):
-        shape = fixed(shapes[name])
+        shape = fixed_shape(shapes[name])
         found[name] = numbers[first : first + math.prod(shape)].reshape(shape)
         first += math.prod(shape)
     return found
 
 
 def count_numbers(shapes: Shapes) -> int:
-    return sum(math.prod(fixed(shape)) for shape in shapes.values())
+    return sum(math.prod(fixed_shape(shape)) for shape in shapes.values())
 
 
-def fixed(shape: Shape) -> list[int]:
+def fixed_shape(shape: Shape) -> list[int]:
     """Return a shape without open sizes: sums need equally many numbers from each client."""
     sizes = [size for size in shape if isinstance(size, int)]
     assert len(sizes) == len(shape), "a tensor of any size cannot be summed"
@@ -77,25 +77,25 @@ def fixed(shape: Shape) -> list[int]:
 
 def encode_update(sent: Tensors, received: Tensors, weight: float, loss: float, clients: int) -> Tensor:
     """Return one client's part of the sum: its weighted moves, its weight, its loss and itself."""
-    moves = flat({name: (sent[name].double() - received[name].double()) * weight for name in sent})
+    moves = flat_statistics({name: (sent[name].double() - received[name].double()) * weight for name in sent})
     return to_whole(torch.cat([moves, torch.tensor([weight, loss, 1.0], dtype=torch.float64)]), clients)
 
 
 def no_update(received: Tensors) -> Tensor:
     """Return the part of a client that has nothing to train on, which nobody need know."""
-    return torch.zeros(count_elements(received) + FIGURES, dtype=torch.long)
+    return torch.zeros(count_elements(received) + SUMMED_FIGURES, dtype=torch.long)
 
 
 def with_same_figures(part: Tensor, clients: int) -> Tensor:
     """Return a client's part with the figures of any other: weight 1, no loss, and 1."""
-    return torch.cat([part[:-FIGURES], to_whole(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), clients)])
+    return torch.cat([part[:-SUMMED_FIGURES], to_whole(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), clients)])
 
 
 def decode_updates(total: Tensor, received: Tensors) -> SumOfUpdates:
     numbers = from_whole(total)
     shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in received.items()}
-    weight, loss, trained = numbers[-FIGURES:].tolist()
-    return SumOfUpdates(unflat(numbers[:-FIGURES], shapes), weight, loss, trained)
+    weight, loss, trained = numbers[-SUMMED_FIGURES:].tolist()
+    return SumOfUpdates(unflat_statistics(numbers[:-SUMMED_FIGURES], shapes), weight, loss, trained)
 
 
 def moved(received: Tensors, total: SumOfUpdates) -> Tensors:
@@ -113,7 +113,7 @@ def moved(received: Tensors, total: SumOfUpdates) -> Tensors:
 
 def encode_report(report: Tensors, clients: int) -> Tensor:
     """Return one client's part of a sum of reports."""
-    return to_whole(flat(report), clients)
+    return to_whole(flat_statistics(report), clients)
 
 
 def no_report(shapes: Shapes) -> Tensor:
@@ -121,10 +121,10 @@ def no_report(shapes: Shapes) -> Tensor:
 
 
 def decode_reports(total: Tensor, shapes: Shapes) -> Tensors:
-    return {name: tensor.float() for name, tensor in unflat(from_whole(total), shapes).items()}
+    return {name: tensor.float() for name, tensor in unflat_statistics(from_whole(total), shapes).items()}
 
 
-def sum_of(parts: Iterable[Tensor], least: int) -> Tensor:
+def sum_of_parts(parts: Iterable[Tensor], least: int) -> Tensor:
     """Add up whole numbers one by one; refuse a sum of too few clients."""
     count, total = 0, torch.zeros((), dtype=torch.long)
     for part in parts:

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedvl.errors import FedVLError
 
-MOST_GRAPHS = 64  # shapes that are captured; each keeps a copy of its inputs
-STALE = 4 * MOST_GRAPHS  # calls after which a shape that did not come again makes room for others
+MAX_GRAPHS = 64  # shapes that are captured; each keeps a copy of its inputs
+STALE = 4 * MAX_GRAPHS  # calls after which a shape that did not come again makes room for others
 LEAST_FREE = 0.25  # of a GPU's memory; with less, all graphs make room, which others may need for their captures
 
 
@@ -66,10 +66,10 @@ class Replayed:
     def known(self, shapes: object) -> bool:
         """Note that these shapes came, if there is room; return whether they had come before."""
         came = shapes in self.graphs
-        if not came and len(self.graphs) >= MOST_GRAPHS:
+        if not came and len(self.graphs) >= MAX_GRAPHS:
             for old in [each for each, call in self.used.items() if self.calls - call > STALE]:
                 del self.graphs[old], self.used[old]
-        if came or len(self.graphs) < MOST_GRAPHS:
+        if came or len(self.graphs) < MAX_GRAPHS:
             self.graphs.setdefault(shapes, None)
             self.used[shapes] = self.calls
         return came

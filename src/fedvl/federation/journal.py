@@ -23,8 +23,8 @@ from fedvl.files import MAX_JSON, fitting, no_link, parse_json, read_file, write
 from fedvl.tensors import ByClient, Tensors, load, save, unflatten
 from fedvl.version import __version__
 
-FORMAT = 1
-MOST_FILES = 16  # that the tensors of a round are read from
+JOURNAL_FORMAT = 1
+MAX_ROUND_FILES = 16  # that the tensors of a round are read from
 
 
 class Journal:
@@ -52,7 +52,7 @@ class Journal:
     def can_add(self, round_number: int) -> bool:
         """Whether a round may write what changed alone: not if it would need too many files."""
         before = self._files(round_number - 1) if round_number > 1 else []
-        return 0 < len(before) < MOST_FILES
+        return 0 < len(before) < MAX_ROUND_FILES
 
     def _files(self, round_number: int) -> list[int]:
         """Return the rounds whose files hold the tensors of a round, itself the last."""
@@ -129,7 +129,7 @@ class Journal:
         return found
 
     def _stamp(self, round_number: int) -> dict[str, str | int]:
-        return {"format": FORMAT, "experiment": self.experiment, "round": round_number}
+        return {"format": JOURNAL_FORMAT, "experiment": self.experiment, "round": round_number}
 
     def _tensors(self, round_number: int) -> Path:
         return no_link(self.folder / f"{round_number:06d}.safetensors")
@@ -182,7 +182,7 @@ def chosen_round(tensors: Tensors) -> Tensors:
     return older or tensors
 
 
-class State(NamedTuple):
+class RoundState(NamedTuple):
     """What the journal holds of a round."""
 
     shared: Tensors
@@ -191,11 +191,11 @@ class State(NamedTuple):
     server: Tensors
 
 
-def read_state(tensors: Tensors, device: torch.device | str) -> State:
+def read_state(tensors: Tensors, device: torch.device | str) -> RoundState:
     """Sort the tensors of a round by owner, and place them."""
     owners: dict[str, Tensors] = {"shared": {}, "server": {}, "kept": {}, "": {}}
     for key, tensor in tensors.items():
         owner, name = key.split("/", 1)
         known = owner in owners
         owners[owner if known else ""][name if known else key] = tensor.to(device)
-    return State(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]), owners["server"])
+    return RoundState(owners["shared"], unflatten(owners["kept"]), unflatten(owners[""]), owners["server"])

@@ -13,17 +13,17 @@ from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_r
 from fedvl.federation.chunks import LABELS, Chunk, Done, add_columns, share_out
 from fedvl.federation.count_noise import check_report, count_noise
 from fedvl.federation.fixed_point import (
-    FIGURES,
+    SUMMED_FIGURES,
     decode_reports,
     encode_report,
     encode_update,
-    flat,
+    flat_statistics,
     from_whole,
     no_report,
     no_update,
-    sum_of,
+    sum_of_parts,
     to_whole,
-    unflat,
+    unflat_statistics,
     with_same_figures,
 )
 from fedvl.federation.privacy import ClientPrivacy
@@ -39,7 +39,7 @@ from fedvl.federation.stacks import (
     order_of_mean,
     stacks_of,
 )
-from fedvl.federation.statistics import Statistics, added, clipped, statistics_over
+from fedvl.federation.statistics import Statistics, clipped_statistics, statistics_over, sum_of_statistics
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy
 from fedvl.federation.steps import first, first_batch
 from fedvl.federation.training import ChunkTraining
@@ -47,7 +47,7 @@ from fedvl.methods.base import Batch, Method, Samples
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements, placed
 
-MOST_FIRST = 4096  # clients whose first private tensors are made in one kernel
+MAX_FIRST = 4096  # clients whose first private tensors are made in one kernel
 
 
 class Summed(NamedTuple):
@@ -195,7 +195,7 @@ class LocalEngine(ChunkTraining):
         """Train as :meth:`train` does; return the sum that a server learns, and what stays here."""
         trained = {result.update.client: result for result in self.train(round_index, cohort, shared)}
         parts = [self.part_of_sum(round_index, client, shared, trained.get(client)) for client in cohort]
-        total = sum_of(parts, self.federation.least_clients)
+        total = sum_of_parts(parts, self.federation.least_clients)
         return Summed(total, list(cohort), list(trained.values()), sum(part.nbytes for part in parts))
 
     def part_of_sum(self, round_index: int, client: int, shared: Tensors, trained: Trained | None) -> Tensor:
@@ -209,7 +209,7 @@ class LocalEngine(ChunkTraining):
         # who has nothing to train on adds its share too, and the same figures: noise covers the moves alone
         least, numbers = self.federation.least_clients, count_elements(shared)
         noise = self.shared_noise.share(numbers, least, self.private_seed, round_index, client)
-        return with_same_figures(part, everybody) + pad(to_whole(noise, everybody), (0, FIGURES))
+        return with_same_figures(part, everybody) + pad(to_whole(noise, everybody), (0, SUMMED_FIGURES))
 
     def sum_statistics(self, round_index: int, cohort: Sequence[int], shared: Tensors) -> Statistics:
         """Return the sums of the clients' statistics, or those that are known already.
@@ -226,13 +226,13 @@ class LocalEngine(ChunkTraining):
                 self.part_of_statistics(round_index, client, self.statistics_of(round_index, client, shared))
                 for client in cohort
             )
-            total = sum_of(parts, self.federation.least_clients)
-            sums = placed(unflat(from_whole(total), role.statistics_shapes), device)
+            total = sum_of_parts(parts, self.federation.least_clients)
+            sums = placed(unflat_statistics(from_whole(total), role.statistics_shapes), device)
             return Statistics(sums, list(cohort), len(cohort) * total.nbytes)
         clients = list(filter(self.rows.counts.__getitem__, cohort))
         if self.federation.one_by_one or noise:
             each = {client: self.sent_statistics(round_index, client, shared) for client in clients}
-            return added(each, role.statistics_shapes, device, noise.clip if noise else None)[0]
+            return sum_of_statistics(each, role.statistics_shapes, device, noise.clip if noise else None)[0]
         rows = torch.cat([self.rows.samples[:0], *map(self.rows.__getitem__, clients)]).sort().values
         found = statistics_over(self.method, self.data, rows, shared)
         return Statistics(found, clients, len(clients) * count_bytes(found))
@@ -259,8 +259,10 @@ class LocalEngine(ChunkTraining):
     def part_of_statistics(self, round_index: int, client: int, statistics: Tensors) -> Tensor:
         """Return one client's part of a secure sum of statistics, with its share of the noise."""
         if noise := self.statistics_noise:
-            statistics = noise.noised(clipped(statistics, noise.clip), self.private_seed, round_index, client)
-        return to_whole(flat(statistics), self.method.task.clients)
+            statistics = noise.noised(
+                clipped_statistics(statistics, noise.clip), self.private_seed, round_index, client
+            )
+        return to_whole(flat_statistics(statistics), self.method.task.clients)
 
     def report(self, round_index: int, shared: Tensors) -> tuple[list[Report], list[Refusal]]:
         """Collect the reports of all clients that have data, or their sum if that is enough."""
@@ -270,7 +272,7 @@ class LocalEngine(ChunkTraining):
         if good and self.federation.secure_sum:
             sent = {report.client: report.tensors for report in good}
             parts = [self.part_of_report(round_index, client, sent.get(client)) for client in range(self.clients)]
-            total = sum_of(parts, self.federation.least_clients)
+            total = sum_of_parts(parts, self.federation.least_clients)
             return [Report(None, decode_reports(total, consultation.report_shapes))], refusals
         return [sum_of_reports(good)] if good and consultation.summed else good, refusals
 
@@ -363,7 +365,7 @@ class LocalEngine(ChunkTraining):
 
         parts = []
         with torch.no_grad():
-            for some in torch.split(numbers, MOST_FIRST):
+            for some in torch.split(numbers, MAX_FIRST):
                 samples = self.data.take(self.rows.padded(some, size))
                 parts.append(torch.func.vmap(make)(samples.inputs, samples.labels))
         return {name: torch.cat([part[name] for part in parts]) for name in firsts}

@@ -16,7 +16,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.federation.steps import mixed_products
-from fedvl.federation.training import MOST_CHUNK, working_set
+from fedvl.federation.training import MAX_CHUNK, working_set
 from fedvl.methods.base import Batch, Method
 from fedvl.seeding import derived_seed, keys_of
 from fedvl.tensors import Tensors
@@ -98,7 +98,7 @@ def clients_at_once(engine: LocalEngine, samples: int) -> int:
     """Return how many clients one pass has: their inputs and scores must fit."""
     inputs = sum(tensor[:1].nbytes for tensor in engine.data.inputs.values())
     taken = samples * (inputs + 16 * len(engine.method.task.class_names))
-    return max(1, min(working_set(engine.data.labels.device) // taken, 16 * MOST_CHUNK))
+    return max(1, min(working_set(engine.data.labels.device) // taken, 16 * MAX_CHUNK))
 
 
 def refuse_others(engine: LocalEngine, shared: Tensors) -> None:

@@ -91,7 +91,7 @@ def directions(features: Tensor, count: int) -> Tensor:
     return found[:count].T
 
 
-def clipped(sent: Tensors, received: Tensors, clip: float) -> Tensors:
+def clipped_move(sent: Tensors, received: Tensors, clip: float) -> Tensors:
     """Shorten a move that is longer than ``clip``; one that is not stays as it is, to the bit."""
     moves = {name: sent[name].double() - received[name].double() for name in sent}
     norm = length(moves)
@@ -242,7 +242,7 @@ class ClientPrivacy:
         sent = [self._within(update.tensors, shared) for update in updates]
         moves = [{name: tensors[name] - shared[name] for name in shared} for tensors in sent]
         clip = self.clip_of(round_index, records, [length(move) for move in moves])
-        cut = [clipped(tensors, shared, clip) for tensors in sent]
+        cut = [clipped_move(tensors, shared, clip) for tensors in sent]
         mean = weighted_mean([shared, *cut], [self.expected - len(cut), *(1.0 for _ in cut)])
         return self.add_noise(round_index, mean, clip), clip
 

@@ -7,7 +7,7 @@ import torch
 from fedvl.federation.stacks import Stack
 from fedvl.tensors import Tensors
 
-MOST_ROWS = 2**40  # of a store
+MAX_ROWS = 2**40  # of a store
 
 
 class PrivateTensors(MutableMapping[int, Tensors]):
@@ -24,7 +24,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         return found
 
     def __getitem__(self, client: int) -> Tensors:
-        number, row = divmod(self._places[client], MOST_ROWS)
+        number, row = divmod(self._places[client], MAX_ROWS)
         return {name: tensor[row].clone() for name, tensor in self._numbered[number].tensors.items()}
 
     def __setitem__(self, client: int, tensors: Tensors) -> None:
@@ -36,7 +36,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
 
     def _leave(self, client: int) -> None:
         """Free the row of a client that comes back with tensors of other shapes."""
-        number, row = divmod(self._places.pop(client), MOST_ROWS)
+        number, row = divmod(self._places.pop(client), MAX_ROWS)
         self._numbered[number].free.append(row)
 
     def __iter__(self) -> Iterator[int]:
@@ -64,7 +64,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         # as a set: what was restored from a journal comes in another order
         shapes = frozenset((name, tensor.shape[1:], tensor.dtype) for name, tensor in stack.tensors.items())
         store = self._stores.setdefault(shapes, Store())
-        first = self._numbered.index(store) * MOST_ROWS
+        first = self._numbered.index(store) * MAX_ROWS
         if self._changed is not None:
             self._changed.update(stack.clients)
         for client in self._elsewhere(stack.clients, first):
@@ -78,7 +78,7 @@ class PrivateTensors(MutableMapping[int, Tensors]):
     def _elsewhere(self, clients: Iterable[int], first: int) -> list[int]:
         """Return the clients that have tensors of other shapes."""
         places = ((client, self._places.get(client, first)) for client in clients)
-        return [client for client, place in places if not first <= place < first + MOST_ROWS]
+        return [client for client, place in places if not first <= place < first + MAX_ROWS]
 
     def stacks(self, clients: Sequence[int]) -> Iterator[Stack]:
         """Return the tensors of clients, stacked by their shapes; who has none is left out."""
@@ -87,9 +87,9 @@ class PrivateTensors(MutableMapping[int, Tensors]):
         places = torch.tensor([self._places.get(client, -1) for client in clients], dtype=torch.long)
         members = torch.tensor(clients, dtype=torch.long)
         for number, store in enumerate(self._stores.values()):
-            here = places.div(MOST_ROWS, rounding_mode="floor") == number
+            here = places.div(MAX_ROWS, rounding_mode="floor") == number
             if bool(here.any()):
-                rows = places[here] % MOST_ROWS
+                rows = places[here] % MAX_ROWS
                 tensors = {name: tensor[rows.to(tensor.device)] for name, tensor in store.tensors.items()}
                 yield Stack(members[here].tolist(), tensors)
 

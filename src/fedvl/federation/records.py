@@ -7,13 +7,13 @@ from pydantic import Field
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
 from fedvl.files import Content, Count, Hash, Number
 
-Round = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
+RoundNumber = Annotated[int, Field(ge=1, le=MAX_ROUNDS)]
 Unit = Literal["client", "record"]  # that differential privacy protects
-Client = Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
+ClientIndex = Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
 
 
 class Refused(Content):
-    client: Client
+    client: ClientIndex
     """Number of the client."""
     reason: str
     """Why its update was refused."""
@@ -32,7 +32,7 @@ class Beside(Content):
     """The reason."""
 
 
-class Group(Content):
+class UnitColumn(Content):
     """A column that says whose an image is, and the most images that one has at a client."""
 
     column: str
@@ -56,7 +56,7 @@ class Budget(Content):
     """Unit in words: client, image, or a column that says whose images are."""
     simulated: bool | None = None
     """Whether the noise follows from the seed, which is published; older runs do not say."""
-    group: Group | None = None
+    group: UnitColumn | None = None
     """Images of one person, if the unit is the image."""
     released: Annotated[list[Beside], Field(max_length=100)] = []
     """What leaves beside the noisy sums, or is withheld."""
@@ -68,9 +68,9 @@ class Budget(Content):
     """Noise multiplier of a round."""
     counts: Annotated[float, Field(ge=0)] | None = None
     """Noise multiplier of clients' reports before a round."""
-    planned: Round | None = None
+    planned: RoundNumber | None = None
     """Rounds for which the noise was chosen."""
-    round: Round | None = None
+    round: RoundNumber | None = None
     """Round of an entry of a client's ledger, where `of` is the kind of message."""
 
     @property
@@ -84,11 +84,11 @@ class Budget(Content):
 class RoundFigures(Content):
     """Some keys of the record of a round, in the order in which they are written."""
 
-    round: Round | None = None
+    round: RoundNumber | None = None
     """Number of the round, from 1."""
-    cohort: list[Client] = []
+    cohort: list[ClientIndex] = []
     """Clients that were asked."""
-    dropped: list[Client] = []
+    dropped: list[ClientIndex] = []
     """Clients of these that did not answer."""
     refused: list[Refused] = []
     """Updates that were refused, and why."""
@@ -123,7 +123,7 @@ class RoundFigures(Content):
 class Record(RoundFigures):
     """A line of metrics.jsonl, and the record of a round in the journal."""
 
-    round: Round
+    round: RoundNumber
     """Number of the round, from 1."""
 
 
@@ -132,8 +132,8 @@ class Manifest(Content):
 
     format: int | None = None
     experiment: str = ""
-    round: Round | None = None
+    round: RoundNumber | None = None
     tensors_sha256: Hash
     fedvl_version: str = ""
-    earlier: list[Round] = []
+    earlier: list[RoundNumber] = []
     record: Record

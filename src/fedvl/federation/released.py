@@ -6,22 +6,22 @@ from fedvl.config import BY_CLIENT, Experiment
 from fedvl.methods.base import Method
 from fedvl.methods.roles import Private
 
-State = Literal["covered", "withheld", "not covered"]
+Coverage = Literal["covered", "withheld", "not covered"]
 
-TESTED = (
+OF_TESTS = (
     *("accuracy", "weighted_accuracy", "per_client_accuracy", "per_client_test_images", "worst_*", "client_deviation"),
     *("macro_*", "ece", "ece_interval", "confusion", "per_class_recall", "right", "per_round", "record.accuracy"),
     *("conditions", "embedding.*", "base_to_new", "base_to_new_right.*", "datasets", "backdoor_*", "round_to_target"),
 )
-HELD = (
+OF_HOLDINGS = (
     *("partition_counts", "partition_note", "*per_client_mix_accuracy", "long_tail.*", "class_lists"),
     *("skipped_images", "notes"),
 )
-SEEN = (
+OF_ANSWERS = (
     *("record.cohort", "record.dropped", "record.refused", "refused_updates", "record.declared", "record.bytes_*"),
     *("bytes_*", "parties", "answers"),
 )
-COSTS = ("local_flops", "flops_to_target", "chunk")
+OF_COSTS = ("local_flops", "flops_to_target", "chunk")
 
 
 class Released(NamedTuple):
@@ -29,7 +29,7 @@ class Released(NamedTuple):
 
     name: str
     keys: tuple[str, ...]  # patterns of its fields in result.json and, after "record.", in metrics.jsonl
-    state: State
+    state: Coverage
     why: str
 
 
@@ -62,18 +62,18 @@ def released(method: Method, experiment: Experiment, simulated: bool) -> list[Re
     record, protocol = experiment.privacy.unit == "record", experiment.evaluation.protocol
     if method.role.statistics:
         why = "About how many there are is public: the choice of the released sums follows from it."
-        found.append(Released("numbers of images", COSTS, "not covered", why))
+        found.append(Released("numbers of images", OF_COSTS, "not covered", why))
     elif record:
         moves = ("record.usual_move", "record.drift*")
         found.append(Released("moves of clients", moves, "covered", "Clients add noise before they send anything."))
         why = "They are public: weights, steps and noise follow from them."
-        found.append(Released("numbers of images", COSTS, "not covered", why))
+        found.append(Released("numbers of images", OF_COSTS, "not covered", why))
     elif simulated:
         why = "A simulation knows the largest client's."
-        found.append(Released("numbers of images", COSTS, "not covered", why))
+        found.append(Released("numbers of images", OF_COSTS, "not covered", why))
     if simulated:
         why = "A simulation knows what each client holds; a server does not."
-        found.append(Released("class counts, names of images", HELD, "not covered", why))
+        found.append(Released("class counts, names of images", OF_HOLDINGS, "not covered", why))
     if keeps(method):
         why = "The server sees a salted hash of them, and so whether a client has some."
         why = "A simulation writes them into journal/." if simulated else why
@@ -93,15 +93,17 @@ def who_takes_part(experiment: Experiment, simulated: bool) -> Released:
     seen = "The server sees which clients answer"
     seen += "" if simulated else ", when, and with how many bytes"
     idle = "" if experiment.federation.secure_sum else "; one without images does not answer"
-    return Released("who takes part", SEEN, "not covered", f"{seen}{idle}.")
+    return Released("who takes part", OF_ANSWERS, "not covered", f"{seen}{idle}.")
 
 
 def figures_of_test(method: Method, experiment: Experiment) -> Released:
     by_client = experiment.evaluation.protocol in BY_CLIENT
     noisy = experiment.privacy.unit == "record" and not method.role.statistics  # tensors that clients keep
     if by_client and keeps(method) and not noisy:
-        return Released("test figures", TESTED, "not covered", "Tensors that clients keep have no noise, and answer.")
-    return Released("test figures", TESTED, "covered", "They follow from the model and images that nobody trained on.")
+        return Released("test figures", OF_TESTS, "not covered", "Tensors that clients keep have no noise, and answer.")
+    return Released(
+        "test figures", OF_TESTS, "covered", "They follow from the model and images that nobody trained on."
+    )
 
 
 def keeps(method: Method) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SHARE = 0.2  # of the clients that a rule withstands: those that it trims, or does not choose
-STEPS = 10  # of Weiszfeld's iteration, as Pillutla et al. use few
+SHARE_OF_LIARS = 0.2  # of the clients that a rule withstands: those that it trims, or does not choose
+WEISZFELD_STEPS = 10  # of Weiszfeld's iteration, as Pillutla et al. use few
 CLIPPINGS = 3  # of centred clipping in a round
 SMALLEST = 1e-6  # distance, so that a move at the median itself can be divided by
 
@@ -30,13 +30,13 @@ def median(moves: Tensor, weights: Tensor) -> Tensor:
 
 def trimmed(moves: Tensor, weights: Tensor) -> Tensor:
     """Leave out the largest and smallest fifth of each number (Yin et al., 2018)."""
-    cut = int(SHARE * len(moves))
+    cut = int(SHARE_OF_LIARS * len(moves))
     return moves.sort(0).values[cut : len(moves) - cut].mean(0)
 
 
 def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
     """Average the moves that are nearest to their neighbours (Blanchard et al., 2017)."""
-    hostile = int(SHARE * len(moves))
+    hostile = int(SHARE_OF_LIARS * len(moves))
     nearest = max(1, len(moves) - hostile - 2)
     distances = torch.stack([(moves - one).square().sum(1) for one in moves]).sort(1).values[:, 1 : nearest + 1].sum(1)
     chosen = distances.argsort(stable=True)[: len(moves) - hostile]
@@ -46,7 +46,7 @@ def multi_krum(moves: Tensor, weights: Tensor) -> Tensor:
 def geometric_median(moves: Tensor, weights: Tensor) -> Tensor:
     """Minimise the weighted sum of distances, by Weiszfeld's iteration (Pillutla et al., 2022)."""
     centre = median(moves, weights)
-    for _ in range(STEPS):
+    for _ in range(WEISZFELD_STEPS):
         nearness = weights / (moves - centre).norm(dim=1).clamp(min=SMALLEST)
         centre = mean(moves, nearness)
     return centre

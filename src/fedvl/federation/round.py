@@ -24,7 +24,7 @@ from fedvl.federation.checks import (
     unsound,
 )
 from fedvl.federation.fixed_point import decode_updates, moved
-from fedvl.federation.journal import BEST, SERVER, Journal, State, best_round, chosen_round, read_state
+from fedvl.federation.journal import BEST, SERVER, Journal, RoundState, best_round, chosen_round, read_state
 from fedvl.federation.local import LocalEngine, Summed
 from fedvl.federation.merging import drift, last_updates, merge, moves_of
 from fedvl.federation.one_step import mean_step
@@ -79,7 +79,7 @@ class Engine(Protocol):
         """Return the operations of a client's round; None where it is not known."""
 
 
-class Exchange(NamedTuple):
+class Consulted(NamedTuple):
     """What went over the wire before a round, besides the shared tensors."""
 
     consulted: int = 0  # clients
@@ -99,7 +99,7 @@ class Gathered(NamedTuple):
     usual: float  # move of a client, up to this round
 
 
-class Outcome(NamedTuple):
+class RoundOutcome(NamedTuple):
     """What a round comes to, before it is evaluated and committed."""
 
     cohort: list[int]
@@ -186,7 +186,7 @@ class Federation:
         before = [record.privacy for record in self.records if record.privacy]
         return self.privacy.spend(before, self.engine.sizes)
 
-    def _outcome(self, round_index: int) -> "Outcome":
+    def _outcome(self, round_index: int) -> "RoundOutcome":
         if self.method.role.statistics:
             return self._solve(round_index)
         if self.config.secure_sum:
@@ -195,7 +195,7 @@ class Federation:
             found = self._step_together(round_index) if self.config.one_step else self._merge_each(round_index)
         return self._stepped(round_index, found) if found.share else found._replace(server=self.server)
 
-    def _stepped(self, round_index: int, found: "Outcome") -> "Outcome":
+    def _stepped(self, round_index: int, found: "RoundOutcome") -> "RoundOutcome":
         """Take the method's step on the mean."""
         before = {**self.shared, **self.server}
         stepped = self.method.step(before, Mean(found.merged, found.share))
@@ -214,13 +214,13 @@ class Federation:
         shared, server = self.method.role.split({**before, **stepped})
         return found._replace(merged=shared, server=server)
 
-    def _step_together(self, round_index: int) -> "Outcome":
+    def _step_together(self, round_index: int) -> "RoundOutcome":
         """Take the mean of the clients' single steps, without any of them by itself."""
         if not isinstance(self.engine, LocalEngine):
             raise FedVLError("federation.one_step is for simulations in one process; leave it out.")
         cohort, answering = self._choose(round_index, 0)
         found = mean_step(self.engine, round_index, answering, self.shared)
-        return Outcome(
+        return RoundOutcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(found.clients)),
             counted=Answers(),
@@ -234,7 +234,7 @@ class Federation:
             figures=RoundFigures(),
         )
 
-    def _solve(self, round_index: int) -> "Outcome":
+    def _solve(self, round_index: int) -> "RoundOutcome":
         """Solve for the shared tensors, given the sums of the clients' statistics."""
         refusals: list[Refusal] = []
         noise = self.privacy if isinstance(self.privacy, StatisticsPrivacy) else None
@@ -258,7 +258,7 @@ class Federation:
                     f"{name!r} is not."
                 )
         self.engine.personalise(solved)
-        return Outcome(
+        return RoundOutcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(found.clients)),
             counted=Answers(),
@@ -273,7 +273,7 @@ class Federation:
             server=found.total,
         )
 
-    def _commit(self, number: int, found: "Outcome", record: Record) -> None:
+    def _commit(self, number: int, found: "RoundOutcome", record: Record) -> None:
         """Write the round down, with the tensors of the best one so far.
 
         Where rounds are validated all is written, since the best may be any; else what changed.
@@ -303,14 +303,14 @@ class Federation:
         best = best_round(self.records)
         return bool(self.config.patience and best and len(self.records) - best >= self.config.patience)
 
-    def _merge_each(self, round_index: int) -> "Outcome":
+    def _merge_each(self, round_index: int) -> "RoundOutcome":
         """Check the update of each client, and merge those that are sound."""
         cohort, trained, good, refusals, handed, usual = self._gather(round_index)
         counted = trained.counted(good)
         merged, noise = self._merged(round_index, good)
         # in one process sizes are known, and nobody declares anything
         declared = {} if self.engine.sizes else {str(r.update.client): r.examples for r in counted if self._is_new(r)}
-        return Outcome(
+        return RoundOutcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(trained.clients)),
             counted=counted,
@@ -343,7 +343,7 @@ class Federation:
         merged, clip = self.privacy.merge(round_index, self.shared, good, self.records)
         return merged, RoundFigures(clip=clip)
 
-    def _sum_up(self, round_index: int) -> "Outcome":
+    def _sum_up(self, round_index: int) -> "RoundOutcome":
         """Take the sum of the clients' moves, of which no single one is known."""
         cohort, answering = self._choose(round_index, 0)
         try:
@@ -359,7 +359,7 @@ class Federation:
             # the clients have added the noise, in all directions
             moves = self.privacy.subspace.project(total.moves) if self.privacy.subspace else total.moves
             total = total._replace(weight=self.privacy.expected, moves=moves)
-        return Outcome(
+        return RoundOutcome(
             cohort=cohort,
             dropped=sorted(set(cohort) - set(summed.clients)),
             counted=Answers.of(summed.trained),
@@ -373,9 +373,9 @@ class Federation:
             figures=RoundFigures(),
         )
 
-    def _void(self, cohort: list[int], problem: str) -> "Outcome":
+    def _void(self, cohort: list[int], problem: str) -> "RoundOutcome":
         """Return a round without any update: its clients open one sum, which cannot be used."""
-        return Outcome(
+        return RoundOutcome(
             cohort=cohort,
             dropped=cohort,
             counted=Answers(),
@@ -401,14 +401,14 @@ class Federation:
             self._learn(record)
         self._place(read_state(newest, self.device))
 
-    def _place(self, state: State) -> None:
+    def _place(self, state: RoundState) -> None:
         """Go on from this state."""
         self.shared, self.server, self.last = state.shared, state.server, state.last
         if self.root is not None and self.engine.clients in state.private:
             self.root.private[0] = state.private.pop(self.engine.clients)
         self.engine.private.update(state.private)
 
-    def _everything(self, found: "Outcome", clients: Iterable[int] | None) -> Tensors:
+    def _everything(self, found: "RoundOutcome", clients: Iterable[int] | None) -> Tensors:
         """Name state: shared/NAME, server/NAME, kept/CLIENT/NAME and CLIENT/NAME (private)."""
         named = {f"shared/{name}": tensor for name, tensor in found.merged.items()}
         named |= {f"{SERVER}{name}": tensor for name, tensor in found.server.items()}
@@ -418,14 +418,14 @@ class Federation:
         private = self.engine.private
         return named | flatten({client: private[client] for client in (private if clients is None else clients)})
 
-    def _consult(self, round_index: int) -> Exchange:
+    def _consult(self, round_index: int) -> Consulted:
         """Hold the method's exchange with all clients; it counts only if the round is committed."""
         consultation = self.method.consultation()
         if not (consultation and consultation.due(round_index)):
-            return Exchange()
+            return Consulted()
         reports, refusals = self.engine.report(round_index, self.shared)
         if not reports:
-            return Exchange(refusals=refusals)
+            return Consulted(refusals=refusals)
         total = sum_of_reports(reports).tensors
         if isinstance(self.privacy, ClientPrivacy):
             if not (self.config.secure_sum or isinstance(self.engine, LocalEngine)):
@@ -440,7 +440,7 @@ class Federation:
         self.engine.adopt(settlements)
         clients, answers = self.engine.clients, list(settlements.values())
         copies = 1 if apart else clients
-        return Exchange(
+        return Consulted(
             clients, clients * count_bytes(total), copies * sum(count_bytes(answer) for answer in answers), refusals
         )
 

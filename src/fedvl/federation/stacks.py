@@ -30,7 +30,7 @@ class Folded:
 
 
 Column = Tensor | list[Tensor]  # a row for each client, or a tensor for each where shapes differ
-Item = TypeVar("Item")
+Cell = TypeVar("Cell")
 
 
 def columns_of(items: Sequence[Tensors]) -> dict[str, Column]:
@@ -78,17 +78,17 @@ def rows_at(tensor: Tensor, places: Sequence[int]) -> Tensor:
     return tensor[torch.tensor(places, dtype=torch.long, device=tensor.device)]
 
 
-class Cut(Sequence[Item]):
+class Cut(Sequence[Cell]):
     """A sequence whose items are cut out of stacked tensors when they are asked for."""
 
     @abstractmethod
-    def one(self, place: int) -> Item: ...
+    def one(self, place: int) -> Cell: ...
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, place: int) -> Cell: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Item]: ...
-    def __getitem__(self, place: int | slice) -> Item | list[Item]:
+    def __getitem__(self, place: slice) -> list[Cell]: ...
+    def __getitem__(self, place: int | slice) -> Cell | list[Cell]:
         return [self.one(each) for each in range(len(self))[place]] if isinstance(place, slice) else self.one(place)
 
 

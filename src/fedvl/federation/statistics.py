@@ -7,12 +7,12 @@ from torch import Tensor
 
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, length, refusal
-from fedvl.federation.fixed_point import fixed
+from fedvl.federation.fixed_point import fixed_shape
 from fedvl.methods.base import Method, Samples
 from fedvl.methods.roles import Shapes
 from fedvl.tensors import ByClient, Tensors
 
-BLOCK = 2**14  # samples whose statistics are computed together
+SAMPLES_AT_ONCE = 2**14  # samples whose statistics are computed together
 
 
 class Statistics(NamedTuple):
@@ -28,7 +28,7 @@ def statistics_over(method: Method, data: Samples, rows: Tensor, shared: Tensors
     """Return the statistics of these rows of the data, block by block."""
     total = no_statistics(method.role.statistics_shapes, data.labels.device)
     with torch.no_grad():
-        for part in torch.split(rows, BLOCK):
+        for part in torch.split(rows, SAMPLES_AT_ONCE):
             found = method.statistics(shared, data.take(part))
             if problem := unfit(found, method.role.statistics_shapes):
                 raise FedVLError(f"{type(method).__name__}.statistics is not what its roles declare: {problem}.")
@@ -37,7 +37,7 @@ def statistics_over(method: Method, data: Samples, rows: Tensor, shared: Tensors
 
 
 def no_statistics(shapes: Shapes, device: torch.device | str = "cpu") -> Tensors:
-    return {name: torch.zeros(fixed(shape), dtype=torch.float64, device=device) for name, shape in shapes.items()}
+    return {name: torch.zeros(fixed_shape(shape), dtype=torch.float64, device=device) for name, shape in shapes.items()}
 
 
 def unfit(tensors: Tensors, shapes: Shapes) -> str | None:
@@ -52,7 +52,7 @@ def unfit(tensors: Tensors, shapes: Shapes) -> str | None:
     return None
 
 
-def added(
+def sum_of_statistics(
     each: dict[int, Tensors], shapes: Shapes, device: torch.device | str, clip: float | None = None
 ) -> tuple[Statistics, list[Refusal]]:
     """Add up the clipped statistics of clients, in their order; refuse those that do not fit."""
@@ -62,13 +62,13 @@ def added(
             refusals.append(refusal(client, problem))
             continue
         clients.append(client)
-        counted = clipped(each[client], clip)
+        counted = clipped_statistics(each[client], clip)
         total = {name: tensor + counted[name] for name, tensor in total.items()}
         sent += sum(tensor.nbytes for tensor in each[client].values())
     return Statistics(total, clients, sent), refusals
 
 
-def clipped(statistics: Tensors, clip: float | None) -> Tensors:
+def clipped_statistics(statistics: Tensors, clip: float | None) -> Tensors:
     """Shorten statistics whose norm over all tensors exceeds ``clip``."""
     norm = length(statistics)
     if clip is None or norm <= clip:

@@ -24,7 +24,7 @@ from fedvl.tensors import Tensors
 SAMPLING = "every client in every exchange"
 
 
-def shares_of(federation: FederationConfig) -> int:
+def noise_shares(federation: FederationConfig) -> int:
     """Return how many clients add the whole noise together."""
     return federation.least_clients if federation.secure_sum else 1
 
@@ -34,7 +34,7 @@ def sum_noise(experiment: Experiment, images: int) -> SumNoise:
     privacy, federation = experiment.privacy, experiment.federation
     clients = experiment.data.clients - len(experiment.absent)
     by_clients = federation.secure_sum or privacy.unit == "record"
-    added = clients / shares_of(federation) if by_clients else 1.0
+    added = clients / noise_shares(federation) if by_clients else 1.0
     sigma = sigma_for(privacy.epsilon, 1.0, federation.rounds, privacy.delta)
     clip = (privacy.clip or images / clients) if privacy.unit == "client" else None
     return SumNoise(sigma * math.sqrt(added), images, clip)
@@ -98,7 +98,7 @@ def statistics_privacy(
     assert noise is not None, "preparation sets it"
     sensitivity = noise.clip or sensitivity_of(method.role.statistics.values())
     by_server = privacy.unit == "client" and not federation.secure_sum
-    return StatisticsPrivacy(privacy, federation.rounds, shares_of(federation), sensitivity, by_server, seed)
+    return StatisticsPrivacy(privacy, federation.rounds, noise_shares(federation), sensitivity, by_server, seed)
 
 
 def sensitivity_of(statistics: Iterable[Statistic]) -> float:

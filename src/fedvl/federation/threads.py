@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SMALL_STEP = 20_000_000  # floating-point operations; about half a millisecond of one core
 
 Train = TypeVar("Train", bound=Callable[..., Any])
-Item = TypeVar("Item")
+Job = TypeVar("Job")
 Found = TypeVar("Found")
 
 
@@ -52,7 +52,7 @@ def with_fitting_threads(train: Train) -> Train:
     return cast("Train", fitted)
 
 
-def side_by_side(work: Callable[[Item], Found], items: Iterable[Item], threads: int) -> Iterator[Found]:
+def side_by_side(work: Callable[[Job], Found], items: Iterable[Job], threads: int) -> Iterator[Found]:
     """Do work on items on several threads, each with one of torch's; yield results in turn."""
     waiting = deque[Future[Found]]()
     with on_threads(1), ThreadPoolExecutor(threads) as pool:  # torch's threads begin with what is set here

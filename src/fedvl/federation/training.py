@@ -14,7 +14,7 @@ from fedvl.federation.chunks import LABELS, Chunk, Done
 from fedvl.federation.fixed_point import rounding_error
 from fedvl.federation.optimisers import Optimiser
 from fedvl.federation.orders import Orders, draw_orders, draw_private_orders, rates_of_steps
-from fedvl.federation.privacy import RecordPrivacy, clipped
+from fedvl.federation.privacy import RecordPrivacy, clipped_move
 from fedvl.federation.stacks import Column, Rows, Stack, columns_of, stacks_of
 from fedvl.federation.steps import GradientStep, gradient_step, prefix
 from fedvl.federation.threads import side_by_side, with_fitting_threads
@@ -28,7 +28,7 @@ COPIES = 6  # of what a client trains: as it began, as it is, gradient, momentum
 LIGHT_INPUTS = frozenset(
     {"features", "embeddings", "candidates", "class_list", UNIT}
 )  # with which a step holds little else
-LEAST_CHUNK, MOST_CHUNK = 10, 4096
+LEAST_CHUNK, MAX_CHUNK = 10, 4096
 
 
 class ChunkTraining:
@@ -92,7 +92,7 @@ class ChunkTraining:
         numbers = sum(math.prod(draw.shape) for draw in self.method.noise().values())
         inputs = sum(tensor[:1].nbytes for tensor in self.data.inputs.values()) * max(self.rows.counts, default=0)
         taken = COPIES * (count_bytes(self.start) + 4 * numbers) + 2 * inputs
-        return max(LEAST_CHUNK, min(working_set(self.data.labels.device) // max(taken, 1), MOST_CHUNK))
+        return max(LEAST_CHUNK, min(working_set(self.data.labels.device) // max(taken, 1), MAX_CHUNK))
 
     @property
     def _light(self) -> bool:
@@ -214,7 +214,7 @@ class ChunkTraining:
             assert same, "a secure sum has no tensors for single clients"
             clip = self.privacy.clip - rounding_error(received)
             each = [{name: column[row] for name, column in sent.items()} for row in range(len(clients))]
-            sent = columns_of([clipped(one, received, clip) for one in each])
+            sent = columns_of([clipped_move(one, received, clip) for one in each])
         return Done(clients, sent, kept, losses)
 
     def _ended(self, client: int, row: int, tensors: Tensors, received: Tensors) -> Tensors:

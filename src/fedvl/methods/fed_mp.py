@@ -138,7 +138,7 @@ class FedMP(Method):
     def start(self, generator: torch.Generator) -> Tensors:
         texts = self.task.text_embeddings
         gate = gate_start(texts.shape[1], generator)
-        return gate | (query_sums.start(gate, texts, self.options.query_directions) if self.tilts else {})
+        return gate | (query_sums.first_places(gate, texts, self.options.query_directions) if self.tilts else {})
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         """Draw a residual for each class that the client has; other rows are never used."""
@@ -198,7 +198,7 @@ class FedMP(Method):
 
     def adapted(self, tensors: Tensors, inputs: Tensors) -> Tensor:
         """Return z' / |z'| (eq. 3), by the gate merged for this task where it is of sums."""
-        gate = query_sums.tailored(tensors, self.task.text_features.mean(0)) if self.tilts else tensors
+        gate = query_sums.tailored_to_query(tensors, self.task.text_features.mean(0)) if self.tilts else tensors
         return normalize(gated(gate, inputs["embeddings"]), dim=-1)
 
     def predict(self, tensors: Tensors, inputs: Tensors) -> Tensor:
@@ -210,15 +210,15 @@ class FedMP(Method):
         if not self.options.prototypes:
             return super().answer(tensors, session, inputs)
         texts = self.task.text_features
-        session = session or prototypes.begin(texts)
-        prototypes.check(session, texts)
+        session = session or prototypes.begin_session(texts)
+        prototypes.check_session(session, texts)
         images = self.adapted(tensors, inputs)
-        combined = self.scale * prototypes.scores(
+        combined = self.scale * prototypes.prototype_scores(
             images, texts, session, self.options.empty, self.options.unit_centroids
         )
         by_text = self.scale * images @ texts.T
         verdict = prototypes.judge(
             by_text if self.options.pseudo_labels == "text" else combined, self.options.uncertainty
         )
-        session = prototypes.admit(session, images, verdict)
+        session = prototypes.admit_prototypes(session, images, verdict)
         return Answer(combined, session, verdict.entropy, torch.where(verdict.admitted, verdict.labels, -1))

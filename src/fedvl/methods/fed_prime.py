@@ -43,9 +43,18 @@ from torch.nn.functional import logsigmoid, normalize
 
 from fedvl.config import Settings
 from fedvl.methods.base import Batch, Mean, Samples, Task, Update
-from fedvl.methods.parts.fused import RELEASED_STEPS, SETTING, FusedMethod, FusedOptions, Seen, classify, embed, read
+from fedvl.methods.parts.fused import (
+    RELEASED_STEPS,
+    SETTING,
+    EmbeddedSamples,
+    FusedMethod,
+    FusedOptions,
+    classify,
+    embed,
+    read_prompts,
+)
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.matching import align, group, nearest
+from fedvl.methods.parts.matching import align, group_prompts, nearest
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
@@ -169,7 +178,7 @@ class FedPrime(FusedMethod):
 
     # --- the local step
 
-    def choose(self, tensors: Tensors, name: str, seen: Seen, mask: Tensor) -> Choice:
+    def choose(self, tensors: Tensors, name: str, seen: EmbeddedSamples, mask: Tensor) -> Choice:
         """Return the top k of a pool per sample; with batch selection, rows of mask 1 vote."""
         pool, projection = tensors[name], (self.frozen | tensors)[f"projection.{name}"]
         widest = seen.tokens.masked_fill(~seen.mask[..., None], float("-inf")).amax(1)
@@ -183,14 +192,14 @@ class FedPrime(FusedMethod):
             taken = (most[:, None] == numbers).to(cosines).expand(len(cosines), -1, -1)
         return Choice(cosines, taken)
 
-    def choose_all(self, tensors: Tensors, seen: Seen, mask: Tensor) -> dict[str, Choice]:
+    def choose_all(self, tensors: Tensors, seen: EmbeddedSamples, mask: Tensor) -> dict[str, Choice]:
         return {name: self.choose(tensors, name, seen, mask) for name in self.pools if name in tensors}
 
-    def state(self, tensors: Tensors, seen: Seen, choices: dict[str, Choice]) -> Tensor:
+    def state(self, tensors: Tensors, seen: EmbeddedSamples, choices: dict[str, Choice]) -> Tensor:
         """Return the pooled state of [intra prompts, inter prompts, text, image]."""
         prompts = torch.cat([choice.taken @ tensors[name] for name, choice in choices.items()], 1)
         position = prompts.shape[1] if self.options.pooled == "text" else 0
-        return read(self.task.fused, tensors, seen, prompts[None], position)
+        return read_prompts(self.task.fused, tensors, seen, prompts[None], position)
 
     def objective(self, tensors: Tensors, batch: Batch) -> tuple[Tensor, Tensors]:
         """Return the task loss + lambda R of every pool, and the new uses of the inter prompts."""
@@ -248,6 +257,6 @@ class FedPrime(FusedMethod):
         if not any(len(pool) for pool in pools):
             return shared
         drawn = torch_generator(self.task.seed, "alignment")
-        aligned = group(pools) if self.options.alignment == "cosine" else align(pools, drawn)
+        aligned = group_prompts(pools) if self.options.alignment == "cosine" else align(pools, drawn)
         kept = aligned.sizes.argsort(descending=True, stable=True)[: self.options.most_prompts].sort().values
         return {"inter": aligned.centroids[kept], "uses": aligned.sizes[kept]}

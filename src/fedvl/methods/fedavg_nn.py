@@ -21,7 +21,7 @@ from fedvl.methods.roles import Private, Role, Shared
 from fedvl.models.resnet import forward, head_scores, initial
 from fedvl.tensors import Tensors, load
 
-HEAD = ("fc.weight", "fc.bias")
+LAST_LAYER = ("fc.weight", "fc.bias")
 NOT_MINE = -1e9  # score of a class that the client has no image of: its head has no such output
 
 
@@ -47,7 +47,7 @@ class FedAvgNN(Method):
 
     def roles(self) -> dict[str, Role]:
         """Give clients heads of their own where they have classes of their own."""
-        heads: dict[str, Role] = dict.fromkeys(HEAD, Private(trained=True, lasts=False)) if self.clusters else {}
+        heads: dict[str, Role] = dict.fromkeys(LAST_LAYER, Private(trained=True, lasts=False)) if self.clusters else {}
         running: dict[str, Role] = dict.fromkeys(("*running_mean", "*running_var"), Shared(trained=False))
         return {**heads, "mine": Private(lasts=False), **running}
 
@@ -64,13 +64,15 @@ class FedAvgNN(Method):
         tensors = initial(self.options.depth, len(self.task.class_names), generator, self.options.width)
         if self.options.weights is not None:
             tensors |= read_weights(Path(self.options.weights), tensors)
-        return {name: self._placed(tensor) for name, tensor in tensors.items() if not (self.clusters and name in HEAD)}
+        return {
+            name: self._placed(tensor) for name, tensor in tensors.items() if not (self.clusters and name in LAST_LAYER)
+        }
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         if not self.clusters:
             return {}
         classes = len(self.task.class_names)
-        head = zip(HEAD, linear_layer(self.feature_width, classes, generator), strict=True)
+        head = zip(LAST_LAYER, linear_layer(self.feature_width, classes, generator), strict=True)
         mine = torch.zeros(classes, device=samples.labels.device).index_fill(0, torch.unique(samples.labels), 1.0)
         return {"mine": mine, **{name: self._placed(tensor) for name, tensor in head}}
 
@@ -110,7 +112,7 @@ class FedAvgNN(Method):
 def read_weights(path: Path, network: Tensors) -> Tensors:
     """Return the network's tensors from a file, without the head."""
     found = load(path)
-    wanted = {name: tensor for name, tensor in network.items() if name not in HEAD}
+    wanted = {name: tensor for name, tensor in network.items() if name not in LAST_LAYER}
     for name, tensor in wanted.items():
         if name not in found:
             raise FedVLError(f"{path} has no tensor '{name}'; give a ResNet of this depth under torchvision's names.")

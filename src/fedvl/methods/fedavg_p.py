@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fedvl.methods.base import Task
 from fedvl.methods.parts.fused import (
+    HEAD_DEVIATION,
     RELEASED_STEPS,
     SETTING,
-    SPREAD,
     FusedMethod,
     FusedOptions,
     embed,
-    read,
+    read_prompts,
     with_epsilon,
 )
 from fedvl.methods.roles import Role, Shared
@@ -59,7 +59,7 @@ class FedAvgP(FusedMethod):
 
     def draw(self, kind: int, generator: torch.Generator) -> Tensor:
         if self.options.initial == "normal":
-            return SPREAD * torch.randn(self.shape, generator=generator)
+            return HEAD_DEVIATION * torch.randn(self.shape, generator=generator)
         ones = torch.zeros(self.shape)
         ones[:, kind % self.shape[1]] = 1.0
         return ones
@@ -70,4 +70,4 @@ class FedAvgP(FusedMethod):
         of_kinds = torch.stack([tensors[f"prompts.{name}"] for name in KINDS], 1)  # layers x kinds x P x width
         prompts = of_kinds[:, kind]
         layers, tokens, _ = self.shape
-        return read(self.encoder, tensors, embed(self.encoder, inputs), prompts, layers * tokens)
+        return read_prompts(self.encoder, tensors, embed(self.encoder, inputs), prompts, layers * tokens)

@@ -28,7 +28,7 @@ from fedvl.seeding import Draw, Integers
 from fedvl.tensors import Tensors
 
 DISCRIMINATOR = ("domain.0.weight", "domain.0.bias", "domain.1.weight", "domain.1.bias")
-HIDDEN = 100  # width of the discriminator, Ganin and Lempitsky's
+DISCRIMINATOR_WIDTH = 100  # width of the discriminator, Ganin and Lempitsky's
 
 
 class FedKAOptions(NetworkOptions):
@@ -75,7 +75,10 @@ class FedKA(FedAvgNN):
         return {**super().start(generator), "steps": self._placed(torch.zeros(()))}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
-        layers = linear_layer(self.feature_width, HIDDEN, generator), linear_layer(HIDDEN, 1, generator)
+        layers = (
+            linear_layer(self.feature_width, DISCRIMINATOR_WIDTH, generator),
+            linear_layer(DISCRIMINATOR_WIDTH, 1, generator),
+        )
         discriminator = zip(DISCRIMINATOR, (self._placed(part) for layer in layers for part in layer), strict=True)
         return {**super().join(samples, generator), **dict(discriminator)}
 

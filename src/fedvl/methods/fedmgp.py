@@ -32,7 +32,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION, ClassTexts
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import Draw, Uniform
 from fedvl.tensors import Tensors
@@ -117,7 +117,7 @@ class FedMGP(Method):
         shape = (self.options.visual_tokens, self.task.clip.vision_width)
         text = [self.texts.start(generator) for _ in range(count)]
         noise = torch.randn(count, *text[0].shape, generator=generator) * (NOISE if self.options.words else 0)
-        visual = SPREAD * torch.randn(count, *shape, generator=generator)
+        visual = CONTEXT_DEVIATION * torch.randn(count, *shape, generator=generator)
         found = {"text": torch.stack(text) + noise.to(text[0]), "visual": visual}
         return {kind: found[kind].to(self.task.text_embeddings) for kind in self.kinds}
 
@@ -174,7 +174,7 @@ class FedMGP(Method):
         """Return the mean cosine between groups, or a distance; 0 for a single group."""
         if len(texts) == 1:
             return texts.new_zeros(())
-        compare = apart if self.options.diversity == "l1" else alike
+        compare = distance_of_groups if self.options.diversity == "l1" else mean_cosine
         found = [compare(texts).mean()]
         if "visual" in self.kinds:
             found.append(masked_mean(compare(images), mask))
@@ -185,13 +185,13 @@ class FedMGP(Method):
         return self.scores(*self.features(tensors, inputs)).mean(0)
 
 
-def alike(vectors: Tensor) -> Tensor:
+def mean_cosine(vectors: Tensor) -> Tensor:
     """Return the mean cosine of each row's unit vectors in two groups (groups x rows x d)."""
     count = len(vectors)
     return (vectors.sum(0).square().sum(-1) - count) / (count * (count - 1))  # all pairs but a group with itself
 
 
-def apart(vectors: Tensor) -> Tensor:
+def distance_of_groups(vectors: Tensor) -> Tensor:
     """Return the mean |f_i - f_j| over pairs of groups i < j and components, for each row."""
     first, second = torch.triu_indices(len(vectors), len(vectors), 1)
     return (vectors[first] - vectors[second]).abs().mean((0, -1))

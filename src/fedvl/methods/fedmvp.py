@@ -35,15 +35,15 @@ from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.fedtpg import unit_texts
 from fedvl.methods.parts.adapters import linear_layer
 from fedvl.methods.parts.cosines import cosine_scores, full_precision
-from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
+from fedvl.methods.parts.cross_attention import HEADS, block, block_start, normalised
 from fedvl.methods.parts.losses import label_loss, masked_mean
-from fedvl.methods.parts.prompts import SPREAD
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION
 from fedvl.methods.roles import Private, Role
 from fedvl.seeding import Draw, Uniform
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 128, "schedule": "cosine"}
-PAIRS = ("query", "key", "value")
+PROJECTIONS = ("query", "key", "value")
 
 
 class FedMVPOptions(Options):
@@ -95,9 +95,9 @@ class FedMVP(Method):
         width, rank = self.task.clip.vision_width, self.options.rank
         weight, bias = linear_layer(self.sentences.shape[1], width, generator)
         tensors = {"lift.weight": weight, "lift.bias": bias, **block_start(width, width, generator)}
-        for name in PAIRS:
-            tensors[f"pair.{name}.left"] = SPREAD * torch.randn(width, rank, generator=generator)
-            tensors[f"pair.{name}.right"] = SPREAD * torch.randn(rank, width, generator=generator)
+        for name in PROJECTIONS:
+            tensors[f"pair.{name}.left"] = CONTEXT_DEVIATION * torch.randn(width, rank, generator=generator)
+            tensors[f"pair.{name}.right"] = CONTEXT_DEVIATION * torch.randn(rank, width, generator=generator)
         return {name: tensor.to(self.sentences) for name, tensor in tensors.items()}
 
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
@@ -122,12 +122,12 @@ class FedMVP(Method):
         texts = linear(self.sentences, tensors["lift.weight"], tensors["lift.bias"])
         query, key, value = (
             x + x @ tensors[f"pair.{name}.left"] @ tensors[f"pair.{name}.right"]
-            for name, x in zip(PAIRS, (patches, texts, texts), strict=True)
+            for name, x in zip(PROJECTIONS, (patches, texts, texts), strict=True)
         )
         present = None
         if "own_classes" in tensors:
             present = ((self.shares > 0) & tensors["own_classes"][:, None]).any(0)  # sentences of its classes
-        found = block(tensors, query, norm(tensors, "names", key), value, present)
+        found = block(tensors, query, normalised(tensors, "names", key), value, present)
         return adaptive_avg_pool1d(found.mT, self.options.prompts).mT
 
     def features(self, tensors: Tensors, inputs: Tensors) -> Tensor:

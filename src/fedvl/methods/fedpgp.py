@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 from fedvl.methods.base import Batch, Samples, Task
 from fedvl.methods.parts.cosines import cosine_scores
 from fedvl.methods.parts.losses import label_loss
-from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION, ClassTexts
 from fedvl.methods.promptfl import PromptFL, PromptOptions
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
@@ -72,7 +72,7 @@ class FedPGP(PromptFL):
     def join(self, samples: Samples, generator: torch.Generator) -> Tensors:
         tokens, rank, width = self.texts.context, self.options.rank, self.task.clip.text_width
         shapes = {"left": (tokens, rank), "right": (rank, width)}
-        drawn = {name: SPREAD * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        drawn = {name: CONTEXT_DEVIATION * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         return {name: tensor.to(self.task.text_embeddings) for name, tensor in drawn.items()}
 
     def own_context(self, tensors: Tensors) -> Tensor:

@@ -31,7 +31,7 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
 from fedvl.methods.parts import pseudo_labels
 from fedvl.methods.parts.cosines import cosine_scores
-from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION, ClassTexts
 from fedvl.methods.parts.selection import Selection
 from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
@@ -140,7 +140,7 @@ class FedPP(Method):
         tensors: Tensors = {}
         if self.options.visual_prompts:
             shape = (self.layers, self.options.visual_tokens, self.task.clip.vision_width)
-            drawn = SPREAD * torch.randn(shape, generator=generator)
+            drawn = CONTEXT_DEVIATION * torch.randn(shape, generator=generator)
             tensors["visual"] = drawn.to(self.task.text_embeddings)
         if self.averages_contexts:
             tensors["context"] = self.texts.start(generator)

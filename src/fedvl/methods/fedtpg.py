@@ -18,9 +18,9 @@ from torch.nn.functional import normalize
 
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Batch, Method, Options, Samples, Task
-from fedvl.methods.parts.cross_attention import HEADS, block, block_start, norm
+from fedvl.methods.parts.cross_attention import HEADS, block, block_start, normalised
 from fedvl.methods.parts.losses import label_loss
-from fedvl.methods.parts.prompts import SPREAD, ClassTexts
+from fedvl.methods.parts.prompts import CONTEXT_DEVIATION, ClassTexts
 from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
@@ -62,7 +62,7 @@ class FedTPG(Method):
 
     def start(self, generator: torch.Generator) -> Tensors:
         width = self.task.clip.text_width
-        queries = SPREAD * torch.randn(self.options.context, width, generator=generator)
+        queries = CONTEXT_DEVIATION * torch.randn(self.options.context, width, generator=generator)
         tensors = {"queries": queries, **block_start(width, self.names.shape[1], generator)}
         return {name: tensor.to(self.names.device) for name, tensor in tensors.items()}
 
@@ -75,7 +75,7 @@ class FedTPG(Method):
 
     def generated(self, tensors: Tensors, present: Tensor | None = None) -> Tensor:
         """Return the context (P x width) for the class names, or for those that are ``present``."""
-        names = norm(tensors, "names", self.names)
+        names = normalised(tensors, "names", self.names)
         return block(tensors, tensors["queries"], names, names, present)
 
     def loss(self, tensors: Tensors, batch: Batch) -> Tensor:

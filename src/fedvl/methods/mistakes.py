@@ -19,7 +19,7 @@ from fedvl.methods.base import HOOKS, Method, Samples
 from fedvl.methods.roles import Private, Server, Shared
 
 # How PyTorch puts a breach of each of the three rules, and what to do instead.
-RULES = {
+RULE_SENTENCES = {
     "rule 1 (write nothing in place): make a new tensor": (
         "in-place operation",
         "inplace arithmetic",
@@ -33,7 +33,7 @@ RULES = {
     "rule 3 (take random numbers from noise): draw them in noise and read batch.noise": ("randomness error mode",),
 }
 LOSS = "loss must return one number that depends on the tensors of start through operations with gradients"
-MOST_REASON = 200  # characters
+MAX_ERROR_LENGTH = 200  # characters
 
 
 @dataclass
@@ -65,10 +65,10 @@ def explained(name: str) -> Iterator[Tried]:
 
 def mistake(error: Exception, file: Path, method: Method | None, samples: Samples | None, packaged: bool) -> str | None:
     """Return the author's own line and the rule that it breaks, or the hook that is wrong."""
-    reason = (str(error).strip() or "no reason given").splitlines()[0][:MOST_REASON].rstrip(".")
+    reason = (str(error).strip() or "no reason given").splitlines()[0][:MAX_ERROR_LENGTH].rstrip(".")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if same_file(frame.filename, file)]
     where = f"{file.name}, line {frames[-1].lineno}, in {frames[-1].name}: `{frames[-1].line}`" if frames else file.name
-    for rule, signs in RULES.items():
+    for rule, signs in RULE_SENTENCES.items():
         if frames and any(sign in str(error) for sign in signs):
             return f"{where} breaks {rule}."
     # what a hook returned may fail later, in code that is not the author's
@@ -89,7 +89,7 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
     try:
         shared = method.start(torch.Generator())
         if not isinstance(shared, dict) or not all(isinstance(tensor, Tensor) for tensor in shared.values()):
-            return f"start must return a dictionary of tensors by name, and returns {named(shared)}"
+            return f"start must return a dictionary of tensors by name, and returns {shown_value(shared)}"
         for name, tensor in method.role.split(shared)[0].items():
             if method.role.shared(name).trained and not tensor.is_floating_point():
                 return f"start returns {name!r} as {tensor.dtype}, which needs the role Shared(trained=False)"
@@ -99,7 +99,7 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
         return str(error).splitlines()[0] if isinstance(error, TypeError) and "defines no" in str(error) else None
     wanted = (len(few), len(method.task.class_names))
     if not isinstance(scores, Tensor) or scores.shape != wanted:
-        return f"predict must return one row of {wanted[1]} scores for each image, and returns {named(scores)}"
+        return f"predict must return one row of {wanted[1]} scores for each image, and returns {shown_value(scores)}"
     return None
 
 
@@ -123,7 +123,7 @@ def check_names(name: str, method: Method, samples: Samples) -> None:
             )
 
 
-def named(value: object) -> str:
+def shown_value(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return "nothing" if value is None else f"a {type(value).__name__}"

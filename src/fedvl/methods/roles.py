@@ -84,7 +84,7 @@ class Remembered:
 
 
 Role = Shared | Private | Sent | Statistic | Given | Server | Remembered
-Kind = TypeVar("Kind", Shared, Private, Server)
+AnyRole = TypeVar("AnyRole", Shared, Private, Server)
 
 
 class Roles:
@@ -154,7 +154,7 @@ class Roles:
     def statistics_shapes(self) -> Shapes:
         return {name: role.shape for name, role in self.statistics.items()}
 
-    def _find(self, name: str, kind: type[Kind]) -> Kind | None:
+    def _find(self, name: str, kind: type[AnyRole]) -> AnyRole | None:
         """Return the declared role of this kind: of the name, or of the first pattern that fits."""
         own = self.declared.get(name)
         if isinstance(own, kind):

@@ -11,7 +11,7 @@ from fedvl.display import Console
 from fedvl.methods import load_method, method_summaries
 from fedvl.methods.base import Method
 
-LABELS = {
+LABEL_SENTENCES = {
     "one": "one label for each image",
     "candidates": "one or several candidate labels for each image",
     "none": "images without labels",
@@ -35,7 +35,10 @@ def list_methods() -> None:
 def facts(method: type[Method]) -> dict[str, str]:
     """Return what a method trains on and what it can be queried about, by heading."""
     trained = method.start is not Method.start
-    return {"Trains on": LABELS[method.labels] if trained else "nothing", "Predicts": CLASSES[method.vocabulary]}
+    return {
+        "Trains on": LABEL_SENTENCES[method.labels] if trained else "nothing",
+        "Predicts": CLASSES[method.vocabulary],
+    }
 
 
 def show_method(name: str) -> None:

@@ -79,8 +79,8 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[Tensor, int]:
-        flat = flatten(info.batch_size, in_dims, tensors)
-        return unflatten(info.batch_size, Fused.apply(*flat)), 0  # type: ignore[no-untyped-call]
+        flat = clients_into_batch(info.batch_size, in_dims, tensors)
+        return clients_out_of_batch(info.batch_size, Fused.apply(*flat)), 0  # type: ignore[no-untyped-call]
 
 
 class FusedBackward(torch.autograd.Function):
@@ -105,12 +105,14 @@ class FusedBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor | None) -> tuple[tuple[Tensor, ...], Any]:
-        flat = flatten(info.batch_size, in_dims, tensors)
+        flat = clients_into_batch(info.batch_size, in_dims, tensors)
         found = FusedBackward.apply(*flat)  # type: ignore[no-untyped-call]
-        return tuple(unflatten(info.batch_size, each) for each in found), (0, 0, 0)
+        return tuple(clients_out_of_batch(info.batch_size, each) for each in found), (0, 0, 0)
 
 
-def flatten(clients: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+def clients_into_batch(
+    clients: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor | None, ...]
+) -> list[Tensor | None]:
     """Make clients part of the batch of all tensors; the last is the mask, which may have none."""
     *mixed, visible = [
         tensor if tensor is None or dim is None else tensor.movedim(dim, 0)
@@ -129,5 +131,5 @@ def flatten(clients: int, in_dims: tuple[int | None, ...], tensors: tuple[Tensor
     return [*flat, each.expand(clients, count, *each.shape[2:]).flatten(0, 1)]
 
 
-def unflatten(clients: int, tensor: Tensor) -> Tensor:
+def clients_out_of_batch(clients: int, tensor: Tensor) -> Tensor:
     return tensor.reshape(clients, -1, *tensor.shape[1:])

@@ -30,11 +30,11 @@ from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
-SCALE = ".scale"  # an int8 tensor has one scale per row under its name with this suffix (tools/quantise.py)
+SCALE_SUFFIX = ".scale"  # an int8 tensor has one scale per row under its name with this suffix (tools/quantise.py)
 CONVERTER = "SFconvertbot"  # the account of Hugging Face's own safetensors converter
 OPEN_CLIP_WEIGHTS, OPEN_CLIP_CONFIG = "open_clip_model.safetensors", "open_clip_config.json"
 
-MAX_WIDTH, MOST_TOKENS = 2**16, 2**16  # of a tower, and of a text
+MAX_WIDTH, MAX_TOKENS = 2**16, 2**16  # of a tower, and of a text
 MODEL_TYPES = ("clip", "siglip", "vilt")  # of Hugging Face's config.json; SigLIP2 of a fixed resolution is a siglip
 
 Encoder = TypeVar("Encoder", bound=FrozenEncoder)
@@ -176,7 +176,7 @@ def _open_clip(path: Path, name: str) -> DualEncoder:
     try:
         source = _dequantised(read_tensors(path))
         if bert:
-            length = numbers.whole(text_tower.get("context_length", 77), "context_length", MOST_TOKENS)
+            length = numbers.whole(text_tower.get("context_length", 77), "context_length", MAX_TOKENS)
             tensors = convert.bert_clip_from_open_clip(source, length)
             shape: ClipShape = convert.bert_clip_shape(tensors)
         else:
@@ -235,7 +235,7 @@ def _check_side(preprocessing: Preprocessing, shape: ClipShape) -> None:
     """Refuse images of another size than the image tower has positions for."""
     if preprocessing.crop != shape.vision.image_size:
         key = "size" if isinstance(preprocessing, Squashing) else "crop_size"
-        raise numbers.refused(key, preprocessing.crop, f"{shape.vision.image_size}, as its weights are")
+        raise numbers.refused_number(key, preprocessing.crop, f"{shape.vision.image_size}, as its weights are")
 
 
 def _fitting(tokenizer: TextTokenizer, vocabulary: int) -> TextTokenizer:
@@ -280,10 +280,10 @@ def _dequantised(tensors: Tensors) -> Tensors:
 
     Tensors of other kinds are unchanged.
     """
-    full = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    full = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE_SUFFIX)}
     for name, tensor in full.items():
         if tensor.dtype == torch.int8:
-            full[name] = tensor.float() * tensors[name + SCALE].view(-1, *[1] * (tensor.dim() - 1))
+            full[name] = tensor.float() * tensors[name + SCALE_SUFFIX].view(-1, *[1] * (tensor.dim() - 1))
     return full
 
 

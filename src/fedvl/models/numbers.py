@@ -11,7 +11,7 @@ MAX_SIDE = 4096  # pixels of an image that an encoder reads
 CHANNELS = 3
 
 
-def refused(key: str, value: Any, expected: str) -> FedVLError:
+def refused_number(key: str, value: Any, expected: str) -> FedVLError:
     return FedVLError(
         f"The model's {key} is {SHORTENED.repr(value)}, but it must be {expected}: fetch the model again."
     )
@@ -20,14 +20,14 @@ def refused(key: str, value: Any, expected: str) -> FedVLError:
 def whole(value: Any, key: str, most: int) -> int:
     """Return a whole number from 1 to ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise refused(key, value, f"a whole number from 1 to {most:,}")
+        raise refused_number(key, value, f"a whole number from 1 to {most:,}")
     return value
 
 
 def real(value: Any, key: str, above: float, most: float) -> float:
     """Return a number above a limit, up to another."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= most:
-        raise refused(key, value, f"a number above {above:g}, up to {most:g}")
+        raise refused_number(key, value, f"a number above {above:g}, up to {most:g}")
     return float(value)
 
 
@@ -35,7 +35,7 @@ def heads(config: Mapping[str, Any], width: int, key: str = "num_attention_heads
     """Return the number of attention heads, which divides the width of a tower."""
     value = config.get(key, max(width // 64, 1))
     if width % whole(value, key, width):
-        raise refused(key, value, f"a divisor of the width {width}")
+        raise refused_number(key, value, f"a divisor of the width {width}")
     return int(value)
 
 
@@ -47,7 +47,9 @@ def side(config: Mapping[str, Any], key: str, default: int) -> int:
     return whole(default if value is None else value, key, MAX_SIDE)
 
 
-def by_channel(config: Mapping[str, Any], key: str, default: tuple[float, ...], positive: bool) -> tuple[float, ...]:
+def colour_numbers(
+    config: Mapping[str, Any], key: str, default: tuple[float, ...], positive: bool
+) -> tuple[float, ...]:
     """Return one finite number for each colour."""
     values = config.get(key, default)
     known = isinstance(values, list | tuple) and len(values) == CHANNELS
@@ -55,5 +57,5 @@ def by_channel(config: Mapping[str, Any], key: str, default: tuple[float, ...], 
         isinstance(each, int | float) and isfinite(each) and abs(each) <= 255 and (each > 0 or not positive)
         for each in values
     ):
-        raise refused(key, values, f"{CHANNELS} {'positive ' if positive else ''}numbers up to 255")
+        raise refused_number(key, values, f"{CHANNELS} {'positive ' if positive else ''}numbers up to 255")
     return tuple(map(float, values))

@@ -41,8 +41,8 @@ class Preprocessing:
             shorter=numbers.side(config, "size", image_size),
             crop=numbers.side(config, "crop_size", image_size) if crop else 0,
             divisor=numbers.side(config, "size_divisor", 32),
-            mean=numbers.by_channel(config, "image_mean", own[0], positive=False),
-            std=numbers.by_channel(config, "image_std", own[1], positive=True),
+            mean=numbers.colour_numbers(config, "image_mean", own[0], positive=False),
+            std=numbers.colour_numbers(config, "image_std", own[1], positive=True),
         )
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -93,12 +93,12 @@ class Squashing(Preprocessing):
         side = numbers.side(config, "size", image_size)
         resample = config.get("resample", Image.Resampling.BICUBIC.value)
         if resample not in list(Image.Resampling):
-            raise numbers.refused("resample", resample, "one of Pillow's filters, 0 to 5")
+            raise numbers.refused_number("resample", resample, "one of Pillow's filters, 0 to 5")
         return cls(
             shorter=side,
             crop=side,
-            mean=numbers.by_channel(config, "image_mean", (0.5,) * 3, positive=False),
-            std=numbers.by_channel(config, "image_std", (0.5,) * 3, positive=True),
+            mean=numbers.colour_numbers(config, "image_mean", (0.5,) * 3, positive=False),
+            std=numbers.colour_numbers(config, "image_std", (0.5,) * 3, positive=True),
             resample=Image.Resampling(resample).value,
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedvl.models.attention import attend, multiply
 
-QUICK = 1.702  # of OpenAI's approximation of GELU
+QUICK_GELU = 1.702  # of OpenAI's approximation of GELU
 Adapter = Callable[[Tensor], Tensor]
 # Changes of a block's projections ("q", "k", "v", "o") of low rank: A (r x width) and B (width x r), added as x A^T B^T
 Deltas = Mapping[str, tuple[Tensor, Tensor]]
@@ -70,7 +70,7 @@ def cast(
     return kept[kind]
 
 
-class Linear(nn.Linear):
+class CastLinear(nn.Linear):
     factors = (1.0, 1.0)  # on weight and bias where they are cast
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
-        self.out_proj = Linear(width, width)
+        self.out_proj = CastLinear(width, width)
 
     def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """Split n x T x (parts * width) into `parts` tensors of n x heads x T x head width."""
@@ -126,10 +126,10 @@ class Mlp(nn.Module):
         super().__init__()
         self.quick = shape.activation == "quick_gelu"
         self.approximate = "tanh" if shape.activation == "gelu_pytorch_tanh" else "none"
-        self.c_fc = Linear(shape.width, shape.hidden)
-        self.c_proj = Linear(shape.hidden, shape.width)
+        self.c_fc = CastLinear(shape.width, shape.hidden)
+        self.c_proj = CastLinear(shape.hidden, shape.width)
         if self.quick:
-            self.c_fc.factors, self.c_proj.factors = (QUICK, QUICK), (1 / QUICK, 1.0)
+            self.c_fc.factors, self.c_proj.factors = (QUICK_GELU, QUICK_GELU), (1 / QUICK_GELU, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.c_proj(self.activate(self.c_fc(x)))
@@ -138,7 +138,7 @@ class Mlp(nn.Module):
     def activate(self, x: Tensor) -> Tensor:
         if not self.quick:
             return F.gelu(x, approximate=self.approximate)
-        return F.silu(x) if torch.is_autocast_enabled(x.device.type) else x * torch.sigmoid(QUICK * x)
+        return F.silu(x) if torch.is_autocast_enabled(x.device.type) else x * torch.sigmoid(QUICK_GELU * x)
 
 
 class Block(nn.Module):

@@ -29,7 +29,7 @@ from fedvl.report.tables import MISSING, Cell, cell_of, moment, points, spread
 
 OF_NO_PAPER = ("bench/", "privacy/")  # recipes of many papers, or of a remedy
 FEWEST_AXES = 3  # a radar with fewer is drawn as bars
-MOST_BARS = 40
+MAX_BARS = 40
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -282,7 +282,7 @@ def _beside_table(grid: Comparison) -> list[PageFigure]:
     """Draw bars for a comparison unless there are too many; a paper's table needs no figure."""
     if grid.recipe:
         return []
-    return [*(bars_by_column(grid) if len(grid.cells) <= MOST_BARS else []), *over_rounds(grid)]
+    return [*(bars_by_column(grid) if len(grid.cells) <= MAX_BARS else []), *over_rounds(grid)]
 
 
 def over_rounds(grid: Comparison) -> list[PageFigure]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedvl.data.check import Bar, DataCheck
-from fedvl.data.faults import KINDS
+from fedvl.data.check import DataCheck, PropertyCount
+from fedvl.data.faults import FAULT_KINDS
 from fedvl.report.page import write_page
 
 NAMED = 5  # files that the terminal names
@@ -72,10 +72,10 @@ def write_check_page(found: DataCheck, path: Path) -> Path:
 def passed(found: DataCheck) -> list[str]:
     """Return what was sought and not found."""
     kinds = {fault.kind for fault in found.faults}.union(found.not_sought)
-    return [kind.title for name, kind in KINDS.items() if name not in kinds]
+    return [kind.title for name, kind in FAULT_KINDS.items() if name not in kinds]
 
 
-def shares(bars: Sequence[Bar]) -> list[Share]:
+def shares(bars: Sequence[PropertyCount]) -> list[Share]:
     """Return the bars from the first to the last with images."""
     filled = [place for place, bar in enumerate(bars) if bar.images]
     shown = bars[filled[0] : filled[-1] + 1] if filled else []

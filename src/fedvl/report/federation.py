@@ -4,7 +4,7 @@ from datetime import datetime
 
 from fedvl.federation.records import Record
 from fedvl.report.charts.comparing import Bar, bar_chart
-from fedvl.report.charts.partition import LARGEST_BUBBLES
+from fedvl.report.charts.partition import MAX_BUBBLES
 from fedvl.report.tables import MISSING, Cell, Values, cell_of, human_bytes
 from fedvl.runs.contents import PartyBytes, Result
 from fedvl.runs.folder import RunFolder
@@ -74,7 +74,7 @@ def own_classes(result: Result, widths: tuple[int, ...]) -> list[str]:
     """Draw a party's training images of each class; nothing of unlabelled or too many classes."""
     counts = (result.partition_counts or [[]])[0]
     names = result.partition_class_names or result.class_names
-    if not result.party or not any(counts) or len(counts) > LARGEST_BUBBLES:
+    if not result.party or not any(counts) or len(counts) > MAX_BUBBLES:
         return []
     bars = [Bar(name, count, 0) for name, count in zip(names, counts, strict=False)]
     return [bar_chart([("", bars)], width, "{:,.0f}".format, "") for width in widths]

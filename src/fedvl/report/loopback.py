@@ -15,7 +15,7 @@ from fedvl.files import parse_json
 
 THIS_MACHINE = "127.0.0.1"
 PATIENCE_SECONDS = 10.0  # for a request to arrive
-MOST_GIVEN = 2**24  # bytes of a request: a roster is the largest thing that is given
+MAX_GIVEN = 2**24  # bytes of a request: a roster is the largest thing that is given
 # A page loads nothing from elsewhere and makes no markup of text; no other site may frame or embed any of it.
 HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; "
@@ -93,8 +93,8 @@ def local_page(
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
-            if not length.isdecimal() or len(length) > 9 or int(length) > MOST_GIVEN:
-                self._refuse(413, f"Send the length of the request; it has {MOST_GIVEN:,} bytes at most.")
+            if not length.isdecimal() or len(length) > 9 or int(length) > MAX_GIVEN:
+                self._refuse(413, f"Send the length of the request; it has {MAX_GIVEN:,} bytes at most.")
                 return
             if self.headers.get_content_type() != "application/json":
                 self._refuse(415, "Send JSON.")

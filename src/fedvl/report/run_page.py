@@ -52,7 +52,7 @@ PAIRS = 15
 NAMED = 10  # parties, whose names stand below the title
 ROUND_HEADS = ("round", "accuracy", "loss", "clients", "dropped", "refused", "up", "down", "time")
 SIGNIFICANT = 0.05
-MOST_EXPECTED = 40  # clients whose expected accuracy is drawn; result.json has all
+MAX_EXPECTED = 40  # clients whose expected accuracy is drawn; result.json has all
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 
 
@@ -237,7 +237,7 @@ def _classes(result: Result) -> Values:
     }
     if len(recalls) > LONG_RECALL_TABLE:
         found["recall_ends"] = [recalls[:ENDS], recalls[-ENDS:]]
-    if confusion and len(confusion) <= classes.LARGEST_MATRIX:
+    if confusion and len(confusion) <= classes.MAX_MATRIX:
         found["confusion"] = drawn(classes.confusion_chart(np.asarray(confusion, dtype=np.int64), names))
     elif confusion:
         found["pairs"] = [
@@ -255,7 +255,7 @@ def _classes(result: Result) -> Values:
 
 def partition_captions(clients: int, class_count: int, note: str | None) -> list[str]:
     captions = ["The area of a bubble is the number of training samples."]
-    if max(clients, class_count) > partition.LARGEST_BUBBLES:
+    if max(clients, class_count) > partition.MAX_BUBBLES:
         captions = ["A stronger colour means more training samples."]
         if (group := partition.group_size(clients)) > 1:
             captions.append(f"Each column sums {group} neighbouring clients.")
@@ -300,7 +300,7 @@ def _protocol(result: Result) -> Values:
         else (result.per_client_mix_accuracy, result.zero_shot_per_client_mix_accuracy)
     )
     own, before = own or [], before or []
-    if not tested and (result.party or len(own) > MOST_EXPECTED):
+    if not tested and (result.party or len(own) > MAX_EXPECTED):
         own, before = [], []
     references = before if len(before) == len(own) and result.method != "zero-shot" else [None] * len(own)
     counts = result.per_client_test_images

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fedvl.config import MAX_CLIENTS, MAX_ROUNDS
 from fedvl.evaluation.contents import Condition, LongTail, Right, SetFigure, SetsRight
-from fedvl.federation.records import Budget, Client, Round
+from fedvl.federation.records import Budget, ClientIndex, RoundNumber
 from fedvl.files import Bounds, Content, Count, Finite, Hash, Names, Number, Scalar, same_lengths, square
 
 Path_ = Annotated[str, Field(pattern=r"^[^\x00]+$")]
@@ -87,9 +87,9 @@ class PartyBytes(Content):
 class Answer(Content):
     """When a client's answer came in a round of a run between machines (UTC)."""
 
-    round: Round
+    round: RoundNumber
     """Number of the round."""
-    client: Client
+    client: ClientIndex
     """Number of the client."""
     time: str
     """Time of its answer (UTC)."""
@@ -157,7 +157,7 @@ class Figures(Content):
     """per_client_accuracy of the pretrained model, in percent."""
     zero_shot_per_class_recall: list[Number | None] = []
     """per_class_recall of the pretrained model, in percent."""
-    best_round: Round | None = None
+    best_round: RoundNumber | None = None
     """Round with the highest validation accuracy; its model is kept."""
     validation_accuracy: Number | None = None
     """Accuracy of that round on validation images, in percent."""
@@ -179,7 +179,7 @@ class Figures(Content):
     """ece of the pretrained model, in points."""
     zero_shot_ece_interval: Bounds | None = None
     """95 % interval of zero_shot_ece, in points."""
-    round_to_target: Round | None = None
+    round_to_target: RoundNumber | None = None
     """First round that reached evaluation.target_accuracy; null if none did."""
     bytes_to_target: Count | None = None
     """Bytes up and down until then."""
@@ -346,8 +346,8 @@ class Status(Content):
     """status.json of a run between machines."""
 
     parties: Names = []
-    connected: list[Client] = []
-    waiting_for: list[Client] = []
+    connected: list[ClientIndex] = []
+    waiting_for: list[ClientIndex] = []
     last_seen: dict[str, Finite] = {}
     certificate_days: int | None = None
     test_images: Count | None = None  # of the server
@@ -360,7 +360,7 @@ class Federation(Content):
 
     federation: Path_
     run: str
-    told: list[Client] = []  # that the run is over
+    told: list[ClientIndex] = []  # that the run is over
 
 
 class Measured(Content):
@@ -383,7 +383,7 @@ class Joint(Content):
 class Withdrawal(Content):
     """A client that withdrew from a run, the run without it, and how far the two differ."""
 
-    client: Client
+    client: ClientIndex
     party: str | None
     run: Measured
     without: Measured

@@ -18,7 +18,6 @@ from fedvl.evaluation.counts import count, edges
 from fedvl.evaluation.figures import (
     Evaluation,
     Figures,
-    Numbers,
     PairedModels,
     choose_thresholds,
     figures,
@@ -31,7 +30,7 @@ from fedvl.files import Content, Finite, read_json, validated, write_whole
 from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import Prepared, prepare
-from fedvl.tensors import ByClient, IntArray, Tensors
+from fedvl.tensors import ByClient, FloatArray, IntArray, Tensors
 from fedvl.version import __version__
 
 FILE, THRESHOLDS = "evaluation.json", "thresholds.json"
@@ -123,7 +122,7 @@ def evaluation_of(
 
 
 def compare_with(
-    folder: RunFolder, other: RunFolder, dataset: str | None, labels: IntArray, shares: Numbers, display: Display
+    folder: RunFolder, other: RunFolder, dataset: str | None, labels: IntArray, shares: FloatArray, display: Display
 ) -> PairedModels:
     """Compare the model with that of another run, on the same images."""
     if folder.result.class_names != other.result.class_names:
@@ -135,7 +134,7 @@ def compare_with(
     return paired_models(other.path.resolve().name, folder.result.class_names, labels, theirs, shares)
 
 
-def scores_on(folder: RunFolder, dataset: str | None, display: Display) -> tuple[IntArray, Numbers]:
+def scores_on(folder: RunFolder, dataset: str | None, display: Display) -> tuple[IntArray, FloatArray]:
     """Return labels and shares of a run's own test images, or of others."""
     if dataset is not None:
         prepared = prepare_others(folder, dataset, display)
@@ -158,7 +157,7 @@ def facts_of(folder: RunFolder, result: Result) -> dict[str, Any]:
     }
 
 
-def shares_of(prepared: Prepared, tensors: Tensors, last: ByClient, folder: RunFolder) -> tuple[IntArray, Numbers]:
+def shares_of(prepared: Prepared, tensors: Tensors, last: ByClient, folder: RunFolder) -> tuple[IntArray, FloatArray]:
     """Return labels of labelled test images, and the shares that a run's model gives classes."""
     method = prepared.queried
     if method.clusters:

@@ -12,7 +12,7 @@ from fedvl.display import Display, Silent, when_slow
 from fedvl.errors import FedVLError
 from fedvl.evaluation.judge import Judge, Judged
 from fedvl.federation.attacks import Attack, AttackedEngine, poisoned
-from fedvl.federation.checks import fits
+from fedvl.federation.checks import fits_shape
 from fedvl.federation.count_noise import CountNoise, count_noise
 from fedvl.federation.journal import Journal
 from fedvl.federation.local import LocalEngine
@@ -208,7 +208,7 @@ def check_restored(federation: Federation, start: Tensors, folder: RunFolder) ->
     fine = names == start.keys() and all(0 <= client < federation.engine.clients for client in owners)
     for tensors in (federation.shared, federation.server, *federation.last.values()):
         for name, tensor in tensors.items():
-            fine = fine and name in shapes and fits(tensor, shapes[name]) and bool(tensor.isfinite().all())
+            fine = fine and name in shapes and fits_shape(tensor, shapes[name]) and bool(tensor.isfinite().all())
     if not fine:
         raise FedVLError(
             f"The tensors in {folder.path / 'journal'} are not those of this run's method; restore that folder from a copy, "

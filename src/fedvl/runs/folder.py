@@ -51,11 +51,11 @@ from fedvl.runs.contents import (
 from fedvl.version import __version__
 
 if TYPE_CHECKING:
-    from fedvl.federation.journal import Journal, State
+    from fedvl.federation.journal import Journal, RoundState
     from fedvl.tensors import ByClient, Tensors
 
-MOST_METRICS = 2**28  # bytes of metrics.jsonl
-MOST_LOCK = 100
+MAX_METRICS = 2**28  # bytes of metrics.jsonl
+MAX_LOCK = 100
 PARTY, STATE = "party.json", "state"  # in the folder of a client, whose runs are in state/runs/
 
 
@@ -118,7 +118,7 @@ class RunFolder:
         """Hold the folder against other processes; the lock ends with this one."""
         path = self.file(".lock")
         if path.exists():
-            regular(path, MOST_LOCK)
+            regular(path, MAX_LOCK)
         with open(path, "a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
             try:
@@ -143,7 +143,7 @@ class RunFolder:
     def at_work(self) -> bool:
         """Whether a process of this machine holds the run; asking takes no lock."""
         try:
-            process, _, started = read_file(self.file(".lock"), MOST_LOCK).decode().partition(" ")
+            process, _, started = read_file(self.file(".lock"), MAX_LOCK).decode().partition(" ")
             return running(int(process)) and process_start(int(process)) == started
         except (OSError, ValueError):
             return False
@@ -236,7 +236,7 @@ class RunFolder:
 
         return Journal(self.file("journal"), resume_key(self.experiment))
 
-    def state(self, device: Any = "cpu") -> "State":
+    def state(self, device: Any = "cpu") -> "RoundState":
         """Return the tensors of the last round, with private ones of simulated clients."""
         from fedvl.federation.journal import Journal, chosen_round, read_state
 
@@ -437,7 +437,7 @@ def read_rounds(path: Path) -> tuple[list[Record], int]:
     """Return the records by round, and how many lines were torn."""
     by_round: dict[int, Record] = {}
     unreadable = 0
-    lines = read_file(path, MOST_METRICS).decode(errors="replace").splitlines() if path.exists() else []
+    lines = read_file(path, MAX_METRICS).decode(errors="replace").splitlines() if path.exists() else []
     for line in filter(str.strip, lines):
         try:
             record = parse_json(line)

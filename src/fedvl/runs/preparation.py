@@ -23,7 +23,7 @@ from fedvl.data.additions import owners_of
 from fedvl.data.catalogue import is_own, numbered_groups
 from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
 from fedvl.data.imported import ImportedEncoder, encoding_in
-from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked
+from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked_rows
 from fedvl.data.missing import LabelNoise, conditions_of, with_wrong_labels, without_modalities
 from fedvl.data.partition import few_shot
 from fedvl.data.protocols import (
@@ -48,7 +48,7 @@ from fedvl.federation.statistics_privacy import sum_noise
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Options, Samples, SumNoise, Task
 from fedvl.methods.parts.losses import CLASS_LIST, UNIT
-from fedvl.methods.parts.pseudo_labels import Rule, relabelled
+from fedvl.methods.parts.pseudo_labels import LabelRule, relabelled
 from fedvl.models.clip import DualEncoder
 from fedvl.models.vilt import FusedEncoder
 from fedvl.runs.requirements import (
@@ -172,7 +172,7 @@ class Encoded(NamedTuple):
 
         def taken(form: str) -> Tensor:
             found = [self.read[split].forms[form][part] for split, part in parts.items() if len(part)]
-            return stacked(found, form)[order] if len(found) > 1 else found[0]
+            return stacked_rows(found, form)[order] if len(found) > 1 else found[0]
 
         return {form: taken(form) for form in forms}
 
@@ -462,7 +462,7 @@ def take_training(
     if data.labels != "true":
         texts, scale = method.task.text_features, method.task.clip.logit_scale
         rows = without(rows, left)  # they have no say in the labels of others
-        rule = Rule(data.labels, data.pseudo_shots, data.cpl_alpha, data.cpl_beta)
+        rule = LabelRule(data.labels, data.pseudo_shots, data.cpl_alpha, data.cpl_beta)
         samples, rows = relabelled(samples, rows, forms["features"], texts, scale, rule)
     if method.scope == "pooled":
         rows = [torch.cat(rows).sort().values]

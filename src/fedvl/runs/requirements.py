@@ -16,7 +16,7 @@ from fedvl.methods.base import Method
 from fedvl.tensors import Tensors
 
 RULE_BETWEEN_MACHINES = "centred-clipping"  # the best of those measured in docs/robust.md
-MOST_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
+MAX_CLASSES = 10_000  # results count every pair of classes: 800 MB for each matrix of so many
 
 
 def check_settings(experiment: Experiment, simulated: bool) -> None:
@@ -49,9 +49,9 @@ def check_training(method: Method, experiment: Experiment) -> None:
 
 def check_classes(dataset: Dataset) -> None:
     """Refuse more classes than a result can count pairs of."""
-    if len(dataset.class_names) > MOST_CLASSES:
+    if len(dataset.class_names) > MAX_CLASSES:
         raise FedVLError(
-            f"'{dataset.name}' has {len(dataset.class_names):,} classes, more than {MOST_CLASSES:,}; leave some of them out."
+            f"'{dataset.name}' has {len(dataset.class_names):,} classes, more than {MAX_CLASSES:,}; leave some of them out."
         )
 
 

@@ -19,7 +19,7 @@ from fedvl.federation.attacks import TARGET, triggered
 from fedvl.federation.journal import best_round
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.privacy import spent_on
-from fedvl.federation.records import Beside, Budget, Group, Record
+from fedvl.federation.records import Beside, Budget, Record, UnitColumn
 from fedvl.federation.released import released
 from fedvl.federation.round import Federation
 from fedvl.federation.steps import used_precision
@@ -148,7 +148,7 @@ def privacy_figures(prepared: Prepared, federation: Federation) -> Budget | None
         sampling=spent.sampling,
         of=spent_on(prepared.experiment),
         simulated=simulated,
-        group=Group(column=group.column, largest=group.largest) if group else None,
+        group=UnitColumn(column=group.column, largest=group.largest) if group else None,
         released=[
             Beside(name=item.name, keys=list(item.keys), state=item.state, why=item.why)
             for item in released(prepared.method, prepared.experiment, simulated)

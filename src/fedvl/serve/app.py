@@ -19,7 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from fedvl.data.images import MAX_PIXELS
 from fedvl.errors import FedVLError
 from fedvl.serve.askers import Asker, BusyError, TurnPool
-from fedvl.serve.guard import BUSY, LIMITS, Guard, Limits, address_of, check_token, refuse
+from fedvl.serve.guard import BUSY, LIMITS, Guard, Limits, address_of, check_token, refusal_response
 from fedvl.serve.metrics import Metrics
 from fedvl.serve.model import TrainedModel
 from fedvl.serve.sessions import Session, Sessions, Upload, answers, as_text
@@ -28,7 +28,7 @@ from fedvl.version import __version__
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong in a form is told to its sender
 PAGE = Path(__file__).parent / "page"
-FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
+PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js", "/icon.svg": "icon.svg"}
 UPLOAD = {
     "requestBody": {
         "required": True,
@@ -148,20 +148,22 @@ def make_app(
     async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
         problem = error.errors()[0]
         location = ".".join(str(part) for part in problem["loc"] if part != "body")
-        return refuse(422, f"{location or 'The request'}: {problem['msg']}.".encode(errors="replace").decode())
+        return refusal_response(
+            422, f"{location or 'The request'}: {problem['msg']}.".encode(errors="replace").decode()
+        )
 
     @app.exception_handler(FedVLError)
     async def say(request: Request, error: FedVLError) -> JSONResponse:
-        return refuse(422, str(error))
+        return refusal_response(422, str(error))
 
     @app.exception_handler(BusyError)
     async def busy(request: Request, error: Exception) -> JSONResponse:
         metrics.busy += 1
-        return refuse(503, BUSY, limits.retry_seconds)
+        return refusal_response(503, BUSY, limits.retry_seconds)
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
-        return refuse(500, "The service failed; see its log.")
+        return refusal_response(500, "The service failed; see its log.")
 
     def found(identifier: str) -> Session:
         session = sessions.find(identifier)
@@ -257,7 +259,7 @@ def make_app(
     async def measured() -> str:
         return metrics.text(len(sessions), worker)
 
-    for path, file in FILES.items():
+    for path, file in PAGE_FILES.items():
         app.add_api_route(path, page_file(file), include_in_schema=False)
     app.add_middleware(Guard, token=token, limits=limits)
     app.state.limits, app.state.token = limits, token

@@ -17,8 +17,8 @@ from fedvl.report.loopback import HEADERS
 from fedvl.serve.guard import Limits
 
 BACKLOG = 256  # connections that are accepted at once, before the limit is applied to them
-FILES = 128  # open beside the connections, at most
-LEAST = 16  # connections, however few files the system allows
+SPARE_FILES = 128  # open beside the connections, at most
+MIN_CONNECTIONS = 16  # connections, however few files the system allows
 PROXIES = ["127.0.0.1", "::1"]  # where a proxy may be, which says whose requests it passes on
 
 
@@ -159,14 +159,14 @@ def read_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | Non
     return context
 
 
-def make_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
+def make_query_server(app: FastAPI, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """Return a server of an app of `make_app`, with its limits.
 
     h11 reads the requests even where httptools is installed: it limits the size of their heads.
     Only a service with a token may be behind a proxy, which forwards the addresses of its clients.
     """
     app.state.tls, limits = tls, app.state.limits
-    room = max(may_open(limits.connections + FILES) - FILES, LEAST)
+    room = max(may_open(limits.connections + SPARE_FILES) - SPARE_FILES, MIN_CONNECTIONS)
     app.state.limits = replace(limits, connections=min(limits.connections, room))
     return uvicorn.Server(
         uvicorn.Config(

@@ -26,7 +26,7 @@ from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors, save
 
 PROBES = 64  # random images on which the exported formula must agree with the method
-GATE = """
+GATE_CODE = """
     gate = torch.tanh(z @ head["gate.0.weight"].T + head["gate.0.bias"])
     z = z * torch.softmax(gate @ head["gate.1.weight"].T + head["gate.1.bias"], dim=-1)"""
 README = """# {title}
@@ -94,7 +94,7 @@ def export(run: TrainedModel, folder: Path, names: Sequence[str] | None = None, 
         method=run.name,
         dataset=run.experiment.data.dataset,
         count=len(user.names),
-        gate=GATE if "gate.0.weight" in head else "",
+        gate=GATE_CODE if "gate.0.weight" in head else "",
         memory=MEMORY if user.remembers else "",
     )
     card = lineage(run.folder, user.names, client, hashes, measure(run, head, user.names, client))

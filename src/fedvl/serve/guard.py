@@ -81,7 +81,7 @@ class Guard:
             self.asking.take(address, 1)
         except BusyError:
             await discard(receive, self.limits)
-            await refuse(503, BUSY, self.limits.retry_seconds)(scope, receive, send_strictly)
+            await refusal_response(503, BUSY, self.limits.retry_seconds)(scope, receive, send_strictly)
             return
         body = Body(receive, self._most(scope["path"]), self.limits, self.held, address)
         try:
@@ -95,22 +95,24 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         host, closed = headers.get("host", ""), scope["path"] not in OPEN
         if self.token is None and not is_loopback(hostname(host)):
-            return refuse(421, "This service answers on localhost only; start it with --host and --token for others.")
+            return refusal_response(
+                421, "This service answers on localhost only; start it with --host and --token for others."
+            )
         if any(origin_host(origin) != host for origin in headers.getlist("origin")) or (
             closed and headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         ):
-            return refuse(403, "A page of another site may not use this service.")
+            return refusal_response(403, "A page of another site may not use this service.")
         if self.token is not None and closed and not self._knows_token(headers):
-            return refuse(401, "Give the service's token: Authorization: Bearer TOKEN.")
+            return refusal_response(401, "Give the service's token: Authorization: Bearer TOKEN.")
         lengths = headers.getlist("content-length")
         if len(lengths) > 1 or (lengths and "transfer-encoding" in headers):
-            return refuse(400, "Send one Content-Length, and no Transfer-Encoding beside it.")
+            return refusal_response(400, "Send one Content-Length, and no Transfer-Encoding beside it.")
         if not lengths and scope["method"] in BODILESS and "transfer-encoding" not in headers:
             return None
         if not lengths or not lengths[0].isdecimal():
-            return refuse(411, "Send the length of the request as Content-Length.")
+            return refusal_response(411, "Send the length of the request as Content-Length.")
         most = self._most(scope["path"])
-        return refuse(413, too_large(most)) if len(lengths[0]) > 18 or int(lengths[0]) > most else None
+        return refusal_response(413, too_large(most)) if len(lengths[0]) > 18 or int(lengths[0]) > most else None
 
     def _most(self, path: str) -> int:
         return self.limits.request_bytes if path.endswith("/images") else self.limits.text_bytes
@@ -192,6 +194,6 @@ def too_large(most: int) -> str:
     return f"A request to this address has {most // 1_000_000} MB at most; send less at once."
 
 
-def refuse(status: int, sentence: str, retry_after: float | None = None) -> JSONResponse:
+def refusal_response(status: int, sentence: str, retry_after: float | None = None) -> JSONResponse:
     headers = HEADERS if retry_after is None else {**HEADERS, "retry-after": str(int(retry_after))}
     return JSONResponse({"detail": sentence}, status, headers)

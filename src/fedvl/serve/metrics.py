@@ -7,13 +7,13 @@ from fedvl.report.prometheus import Metric, exposition
 from fedvl.serve.model import Line
 from fedvl.serve.worker import Worker
 
-BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SECONDS_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
     def __init__(self) -> None:
         self.answered = self.refused = self.busy = 0
-        self._waited = [0] * (len(BOUNDS) + 1)
+        self._waited = [0] * (len(SECONDS_BOUNDS) + 1)
         self._seconds = 0.0
 
     def count(self, lines: Sequence[Line], seconds: float) -> None:
@@ -21,7 +21,7 @@ class Metrics:
         refused = sum("refused" in line for line in lines)
         self.refused += refused
         self.answered += len(lines) - refused
-        self._waited[bisect_left(BOUNDS, seconds)] += len(lines)
+        self._waited[bisect_left(SECONDS_BOUNDS, seconds)] += len(lines)
         self._seconds += seconds * len(lines)
 
     def text(self, sessions: int, worker: Worker) -> str:
@@ -42,7 +42,7 @@ class Metrics:
             "# TYPE fedvl_answer_seconds histogram",
         ]
         total = 0
-        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self._waited, strict=True):
+        for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), self._waited, strict=True):
             total += count
             lines.append(f'fedvl_answer_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"fedvl_answer_seconds_sum {self._seconds}", f"fedvl_answer_seconds_count {total}"]

@@ -30,7 +30,7 @@ from fedvl.runs.folder import RunFolder
 from fedvl.serve.images import GivenImages, ImageSource
 from fedvl.tensors import Tensors, pick_device
 
-BATCH = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
+IMAGES_AT_ONCE = 32  # images per batch of a method without memory; for one with a memory it is in the run's settings
 
 ENCODED_TOGETHER = 256
 
@@ -252,7 +252,7 @@ class TrainedModel:
         return [{form: forms[form][row] for form in forms if form in wanted} for row in range(len(embeddings))]
 
     def batch_size(self, user: User) -> int:
-        return self.experiment.evaluation.batch_size if user.remembers else BATCH
+        return self.experiment.evaluation.batch_size if user.remembers else IMAGES_AT_ONCE
 
     def _method(self, names: Sequence[str], protocol: str, templates: Sequence[str] | None = None) -> Method:
         task = Task(

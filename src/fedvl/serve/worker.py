@@ -16,7 +16,7 @@ from fedvl.serve.askers import Asker, Shares, TurnPool, settle
 from fedvl.serve.model import TrainedModel
 from fedvl.tensors import Tensors
 
-BATCH = 64
+MAX_IMAGES_AT_ONCE = 64
 READERS = 3  # threads that decode images, two for one address; each holds one decoded image in full size
 MAX_WAIT = 0.2  # seconds that a decoded image waits for others, in case one is slow to decode
 
@@ -85,7 +85,7 @@ class Worker:
                 refusal = BadImage("the service failed to read it; see its log.")
         with self._changed:
             self._reading.remove(position)
-            while len(self._ready) >= 2 * BATCH and not self._stopped:  # decoded images take memory
+            while len(self._ready) >= 2 * MAX_IMAGES_AT_ONCE and not self._stopped:  # decoded images take memory
                 self._changed.wait()
             self._unread -= 1
             if pixels is not None:
@@ -102,14 +102,16 @@ class Worker:
                 if self._stopped:
                     return
                 self._ready.sort(key=lambda each: each[0])
-                batch, self._ready = self._ready[:BATCH], self._ready[BATCH:]
+                batch, self._ready = self._ready[:MAX_IMAGES_AT_ONCE], self._ready[MAX_IMAGES_AT_ONCE:]
                 self._changed.notify_all()
             self._encode([(image, pixels) for _, image, pixels in batch])
 
     def _has_batch(self) -> bool:
         """Return whether the next batch is decoded; results are returned in order."""
         positions = sorted(position for position, _, _ in self._ready)
-        return len(positions) >= BATCH and all(position > positions[BATCH - 1] for position in self._reading)
+        return len(positions) >= MAX_IMAGES_AT_ONCE and all(
+            position > positions[MAX_IMAGES_AT_ONCE - 1] for position in self._reading
+        )
 
     def _encode(self, batch: Sequence[tuple[Image, Tensor]]) -> None:
         began = time.perf_counter()

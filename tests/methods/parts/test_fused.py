@@ -20,7 +20,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Samples, Task
-from fedvl.methods.parts.fused import classifier_start, classify, embed, read
+from fedvl.methods.parts.fused import classifier_start, classify, embed, read_prompts
 from fedvl.models.checkpoint import load_model
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
@@ -53,7 +53,7 @@ def test_padding_behind_a_text_is_not_seen():
     tensors = classifier_start(ENCODER, 4, torch.Generator().manual_seed(0))
     prompts = torch.randn(1, 25, 3, ENCODER.width, generator=torch.Generator().manual_seed(1))
     longer = {**inputs, "tokens": torch.nn.functional.pad(inputs["tokens"], (0, 2), value=ENCODER.tokenizer.end)}
-    states = [read(ENCODER, tensors, embed(ENCODER, i), prompts, 3) for i in (inputs, longer)]
+    states = [read_prompts(ENCODER, tensors, embed(ENCODER, i), prompts, 3) for i in (inputs, longer)]
     torch.testing.assert_close(*states)
 
 
@@ -63,11 +63,11 @@ def test_the_state_read_is_the_encoders_own_pooled_state_at_that_position():
     prompts = torch.randn(5, 3, ENCODER.width, generator=torch.Generator().manual_seed(1))
     hidden, pooled = ENCODER.encode(inputs["tokens"], ENCODER.normalise(inputs["pixels"]), prompts)
     seen = embed(ENCODER, inputs)
-    torch.testing.assert_close(read(ENCODER, tensors, seen, prompts[None], 3), pooled)
-    torch.testing.assert_close(read(ENCODER, tensors, seen, prompts[None], 0), ENCODER.pool(hidden, 0))
+    torch.testing.assert_close(read_prompts(ENCODER, tensors, seen, prompts[None], 3), pooled)
+    torch.testing.assert_close(read_prompts(ENCODER, tensors, seen, prompts[None], 0), ENCODER.pool(hidden, 0))
     deep = torch.randn(2, 5, 3, ENCODER.width, generator=torch.Generator().manual_seed(2))
     expected = ENCODER.pool(ENCODER.run(seen.tokens, seen.mask, deep), 6)
-    torch.testing.assert_close(read(ENCODER, tensors, seen, deep, 6), expected)
+    torch.testing.assert_close(read_prompts(ENCODER, tensors, seen, deep, 6), expected)
 
 
 def test_the_classifier_is_two_layers_with_norm_and_gelu():

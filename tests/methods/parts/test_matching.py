@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from fedvl.methods.parts.matching import Network, align, fit, group, log_density, nearest, reassign, threshold
+from fedvl.methods.parts.matching import (
+    Network,
+    align,
+    cosine_threshold,
+    fit,
+    group_prompts,
+    log_density,
+    nearest,
+    reassign,
+)
 
 TRUTH = 5
 
@@ -20,7 +29,7 @@ def likelihood(pools):
     return align(pools, torch.Generator().manual_seed(0))
 
 
-both = pytest.mark.parametrize("match", [group, likelihood])
+both = pytest.mark.parametrize("match", [group_prompts, likelihood])
 
 
 def pairs(clusters):
@@ -74,7 +83,7 @@ def test_copies_with_as_much_noise_as_prompts_are_grouped_without_a_wrong_pair(n
     generator = torch.Generator().manual_seed(1)
     truth = 0.02 * torch.randn(20, 320, generator=generator)
     orders = [torch.randperm(20, generator=generator) for _ in range(20)]
-    found = group([truth[o] + 0.02 * noise * torch.randn(20, 320, generator=generator) for o in orders])
+    found = group_prompts([truth[o] + 0.02 * noise * torch.randn(20, 320, generator=generator) for o in orders])
     assert len(found.centroids) == 20
     assert torch.equal(pairs(found.clusters), pairs(orders))
 
@@ -84,16 +93,16 @@ def test_the_most_similar_pair_is_joined_first():
     base = torch.eye(64)
     pool = torch.stack([base[0] + 0.3 * base[1], base[0] + 0.3 * base[2]])
     others = [base[3:5], base[5:7]]
-    found = group([pool, (base[0] + 0.2 * base[2])[None], *others])
+    found = group_prompts([pool, (base[0] + 0.2 * base[2])[None], *others])
     assert found.clusters[1][0] == found.clusters[0][1]
     assert len(found.centroids) == 6
 
 
 def test_the_threshold_is_that_of_random_directions():
-    assert threshold(320) == pytest.approx(0.22, abs=0.003)
+    assert cosine_threshold(320) == pytest.approx(0.22, abs=0.003)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.nn.functional.normalize(torch.randn(1000, 320, generator=generator), dim=-1)
-    above = (drawn @ drawn.T > threshold(320)).triu(1).sum()
+    above = (drawn @ drawn.T > cosine_threshold(320)).triu(1).sum()
     assert above < 50  # of 499,500 pairs
 
 

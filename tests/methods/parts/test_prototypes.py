@@ -18,7 +18,7 @@ def unit(*rows):
 
 
 def test_a_session_begins_without_examples():
-    session = prototypes.begin(TEXTS)
+    session = prototypes.begin_session(TEXTS)
     assert not session["sums"].any()
     assert session["counts"].tolist() == [0, 0, 0]
     assert not prototypes.centroids(session).any()
@@ -39,9 +39,9 @@ def test_scores_by_hand():
     image = unit([3.0, 4.0, 0.0])
     product = 0.6 * 0.8 + 0.8 * 0.4
     for empty in ("levelled", "doubled", "all-or-nothing"):  # no class is empty: all the same
-        raw = prototypes.scores(image, TEXTS, session, empty, unit_centroids=False)
+        raw = prototypes.prototype_scores(image, TEXTS, session, empty, unit_centroids=False)
         torch.testing.assert_close(raw, torch.tensor([[0.6 + product, 0.8 + 0.8, 0.0]]))
-        cosine = prototypes.scores(image, TEXTS, session, empty, unit_centroids=True)
+        cosine = prototypes.prototype_scores(image, TEXTS, session, empty, unit_centroids=True)
         torch.testing.assert_close(cosine, torch.tensor([[0.6 + product / math.sqrt(0.8), 1.6, 0.0]]))
 
 
@@ -56,14 +56,14 @@ def test_a_class_without_examples():
     }
     for empty, scores in expected.items():
         torch.testing.assert_close(
-            prototypes.scores(image, texts, session, empty, unit_centroids=True), torch.tensor([scores])
+            prototypes.prototype_scores(image, texts, session, empty, unit_centroids=True), torch.tensor([scores])
         )
 
 
 @pytest.mark.parametrize("empty", ["levelled", "doubled", "all-or-nothing"])
 def test_with_no_example_at_all_the_text_decides(empty):
     images = unit(*torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).tolist())
-    scores = prototypes.scores(images, TEXTS, prototypes.begin(TEXTS), empty, unit_centroids=True)
+    scores = prototypes.prototype_scores(images, TEXTS, prototypes.begin_session(TEXTS), empty, unit_centroids=True)
     assert torch.equal(scores.argmax(-1), (images @ TEXTS.T).argmax(-1))
 
 
@@ -90,9 +90,9 @@ def test_one_class_is_always_certain():
 
 def test_only_admitted_images_join_and_the_old_session_stays():
     images = unit([1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0])
-    before = prototypes.begin(TEXTS)
+    before = prototypes.begin_session(TEXTS)
     verdict = prototypes.Verdict(torch.tensor([1, 1, 0]), torch.zeros(3), torch.tensor([True, True, False]))
-    after = prototypes.admit(before, images, verdict)
+    after = prototypes.admit_prototypes(before, images, verdict)
     assert after["counts"].tolist() == [0, 2, 0]
     assert after["sums"][1].tolist() == [1, 1, 0]
     assert not before["sums"].any()
@@ -101,9 +101,9 @@ def test_only_admitted_images_join_and_the_old_session_stays():
 
 def test_a_session_of_other_classes_is_refused():
     with pytest.raises(FedVLError, match=r"has shape \(3, 3\), but the query has \(2, 3\).*new session"):
-        prototypes.check(prototypes.begin(TEXTS), TEXTS[:2])
+        prototypes.check_session(prototypes.begin_session(TEXTS), TEXTS[:2])
     with pytest.raises(FedVLError, match="new session"):
-        prototypes.check({"something": TEXTS}, TEXTS)
+        prototypes.check_session({"something": TEXTS}, TEXTS)
 
 
 def naive(batches, texts, scale, uncertainty, pseudo_labels):
@@ -145,11 +145,11 @@ def test_running_centroids_equal_sets_of_all_vectors(size, pseudo_labels):
     texts = normalize(torch.randn(4, 6, generator=generator, dtype=torch.float64), dim=-1)
     labels = torch.randint(4, (60,), generator=generator)
     images = texts[labels] + 0.4 * torch.randn(60, 6, generator=generator, dtype=torch.float64)
-    session, answers = prototypes.begin(texts), []
+    session, answers = prototypes.begin_session(texts), []
     for batch in normalize(images, dim=-1).split(size):
-        scores = prototypes.scores(batch, texts, session, "doubled", unit_centroids=True)
+        scores = prototypes.prototype_scores(batch, texts, session, "doubled", unit_centroids=True)
         logits = 10.0 * (batch @ texts.T if pseudo_labels == "text" else scores)
-        session = prototypes.admit(session, batch, prototypes.judge(logits, 0.5))
+        session = prototypes.admit_prototypes(session, batch, prototypes.judge(logits, 0.5))
         answers.append(scores)
     batches = [batch.tolist() for batch in images.split(size)]
     expected, examples = naive(batches, texts.tolist(), 10.0, 0.5, pseudo_labels)

@@ -9,11 +9,11 @@ from helpers.runs import prepare
 from fedvl.methods.base import Samples
 from fedvl.methods.parts.pseudo_labels import (
     LABELLERS,
-    Rule,
+    LabelRule,
     allocation,
     boards,
     cps,
-    label,
+    label_by_rule,
     label_figures,
     pick,
     probabilities,
@@ -38,18 +38,18 @@ def test_ranks_count_within_each_class_and_the_first_of_equals_wins():
 
 
 def test_zero_shot_labels_everything():
-    assert label(TABLE, Rule("zero-shot", 1)).labels.tolist() == [0, 0, 0, 1, 0]
+    assert label_by_rule(TABLE, LabelRule("zero-shot", 1)).labels.tolist() == [0, 0, 0, 1, 0]
 
 
 def test_upl_takes_the_surest_of_each_likeliest_class():
-    assert label(TABLE, Rule("upl", 2)).labels.tolist() == [-1, 0, 0, 1, -1]
+    assert label_by_rule(TABLE, LabelRule("upl", 2)).labels.tolist() == [-1, 0, 0, 1, -1]
 
 
 def test_fpl_fills_every_board_and_sends_images_on_to_their_next_class():
     # Class 0 has places for images 1 and 2. Image 0 goes on to class 1, beside image 3; image 4 to its second, class 2.
-    assert label(TABLE, Rule("fpl", 2)).labels.tolist() == [1, 0, 0, 1, 2]
+    assert label_by_rule(TABLE, LabelRule("fpl", 2)).labels.tolist() == [1, 0, 0, 1, 2]
     # One place each: 1 takes class 0 and 3 class 1. Of the rest, all refused there, 4 is the likeliest of class 2.
-    assert label(TABLE, Rule("fpl", 1)).labels.tolist() == [-1, 0, -1, 1, 2]
+    assert label_by_rule(TABLE, LabelRule("fpl", 1)).labels.tolist() == [-1, 0, -1, 1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -69,14 +69,14 @@ def test_boards_are_the_greedy_choice_of_pairs(seed):
 def test_cpl_intersects_what_is_likely_for_the_image_and_for_the_class():
     # Largest: .6 .9 .8 .7 .5, whose 0.6 quantile is .7 + .4 (.8 - .7) = .74. Within the image: 0: {0, 1}, 1: {0}, 2: {0},
     # 3: {1, 0}, 4: {0, 2}. The 0.9 quantiles of the columns are .8 + .6 (.1), .3 + .6 (.4) and .1 + .6 (.3) = .86 .54 .28.
-    found = label(TABLE, Rule("cpl", 16))
+    found = label_by_rule(TABLE, LabelRule("cpl", 16))
     assert found.candidates is not None
     assert found.candidates.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
     assert found.labels.tolist() == [-1, 0, -1, 1, 2]
 
 
 def test_cpl_keeps_the_set_of_an_image_that_goes_to_its_second_board():
-    wide = label(torch.tensor([[0.5, 0.5]] * 3), Rule("cpl", 1))
+    wide = label_by_rule(torch.tensor([[0.5, 0.5]] * 3), LabelRule("cpl", 1))
     assert wide.candidates is not None
     assert wide.labels.tolist() == [0, 1, -1]
     assert wide.candidates[:2].tolist() == [[1, 1], [1, 1]]
@@ -112,9 +112,9 @@ def test_a_class_that_nobody_reports_has_an_even_part_of_a_quarter_that_fedcopl_
 @pytest.mark.parametrize("scheme", LABELLERS)
 def test_an_image_without_numbers_is_unlabelled_and_as_if_it_were_absent(scheme):
     broken = torch.cat([TABLE[:2], torch.full((1, 3), torch.nan), TABLE[2:]])
-    found, whole = label(broken, Rule(scheme, 1)), label(TABLE, Rule(scheme, 1))
+    found, whole = label_by_rule(broken, LabelRule(scheme, 1)), label_by_rule(TABLE, LabelRule(scheme, 1))
     assert found.labels.tolist() == [*whole.labels[:2].tolist(), -1, *whole.labels[2:].tolist()]
-    assert label(broken[2:3], Rule(scheme, 1)).labels.tolist() == [-1]
+    assert label_by_rule(broken[2:3], LabelRule(scheme, 1)).labels.tolist() == [-1]
 
 
 def test_an_image_without_numbers_neither_counts_nor_moves_the_medians():
@@ -128,8 +128,8 @@ def test_an_image_without_numbers_neither_counts_nor_moves_the_medians():
 def test_cpls_quantiles_by_hand():
     # Classes until their sum passes the quantile of .6 .9 .8 .7 .5: with alpha 0 that is .5, one class for each image;
     # and of a class only images at or above its quantile: with beta 1 the likeliest alone.
-    few = label(TABLE, Rule("cpl", 16, alpha=0.0, beta=0.0)).candidates
-    sure = label(TABLE, Rule("cpl", 16, alpha=1.0, beta=1.0)).candidates
+    few = label_by_rule(TABLE, LabelRule("cpl", 16, alpha=0.0, beta=0.0)).candidates
+    sure = label_by_rule(TABLE, LabelRule("cpl", 16, alpha=1.0, beta=1.0)).candidates
     assert few is not None
     assert few.sum(-1).tolist() == [1, 1, 1, 1, 2]
     assert sure is not None
@@ -163,7 +163,7 @@ def federation(scheme, truth=0):
     features = torch.nn.functional.normalize(torch.randn(40, 6, generator=generator), dim=-1)
     samples = Samples({"features": features}, torch.full((40,), truth))
     rows = [torch.arange(0, 25), torch.arange(0), torch.arange(25, 39)]  # nobody holds the last
-    return features, texts, rows, relabelled(samples, rows, features, texts, 10.0, Rule(scheme, 4))
+    return features, texts, rows, relabelled(samples, rows, features, texts, 10.0, LabelRule(scheme, 4))
 
 
 @pytest.mark.parametrize("scheme", ["zero-shot", "upl", "fpl", "cpl", "cps"])
@@ -174,7 +174,7 @@ def test_clients_label_their_own_images_alone_and_never_read_the_truth(scheme):
     for before, after in zip(rows, kept, strict=True):
         assert after.tolist() == [row for row in before.tolist() if samples.labels[row] >= 0]
     if scheme in LABELLERS:
-        alone = label(probabilities(features[rows[2]], texts, 10.0), Rule(scheme, 4)).labels
+        alone = label_by_rule(probabilities(features[rows[2]], texts, 10.0), LabelRule(scheme, 4)).labels
         assert torch.equal(samples.labels[rows[2]], alone)
     assert ("candidates" in samples.inputs) == (scheme == "cpl")
     if scheme == "cpl":

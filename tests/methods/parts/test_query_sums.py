@@ -2,7 +2,15 @@
 
 import torch
 
-from fedvl.methods.parts.query_sums import SCALE, directions_of, place_of, settled, start, tailored, times
+from fedvl.methods.parts.query_sums import (
+    PLACE_SCALE,
+    directions_of,
+    first_places,
+    place_of,
+    settled,
+    tailored_to_query,
+    times,
+)
 
 
 def test_directions_are_those_in_which_texts_differ_most():
@@ -22,7 +30,7 @@ def test_a_sum_and_a_query_by_hand():
         place_of(start["directions"], torch.tensor(texts))
         for texts in ([[0.5, 0.1, 9.0]], [[0.0, 1.0, 0.0], [0.6, 0.0, 1.0]])
     ]
-    torch.testing.assert_close(torch.stack(places) / SCALE, torch.tensor([[0.5, 0.1], [0.3, 0.5]]))
+    torch.testing.assert_close(torch.stack(places) / PLACE_SCALE, torch.tensor([[0.5, 0.1], [0.3, 0.5]]))
     products = [times(place, torch.tensor([move])) for place, move in zip(places, (4.0, 2.0), strict=True)]
     torch.testing.assert_close(products[0], torch.tensor([[2.0], [0.4]]))
     mean = {"directions": 7 * torch.ones(2, 3), "place": torch.stack(places).mean(0), "w": torch.tensor([4.0])}
@@ -30,7 +38,7 @@ def test_a_sum_and_a_query_by_hand():
     torch.testing.assert_close(found["tilt.w"], torch.tensor([[1.3 - 0.4 * 3], [0.7 - 0.3 * 3]]))
     assert torch.equal(found["directions"], start["directions"])  # whatever noise did to their mean
     assert not found["place"].any()
-    merged = tailored(found, torch.tensor([0.5, 0.5, 7.0]))
+    merged = tailored_to_query(found, torch.tensor([0.5, 0.5, 7.0]))
     assert merged.keys() == {"w"}
     torch.testing.assert_close(merged["w"], torch.tensor([4.0 + 0.5 * 0.1 - 0.5 * 0.2]))
 
@@ -50,12 +58,12 @@ def test_sums_give_the_exact_ratio_up_to_second_order():
         products = torch.stack([times(place, gate) for place, gate in zip(places, gates, strict=True)]).mean(0)
         before = {"directions": directions, "place": torch.zeros(3), "w": torch.zeros(4), "tilt.w": torch.zeros(3, 4)}
         mean = {"directions": directions, "place": torch.stack(places).mean(0), "w": gates.mean(0), "tilt.w": products}
-        errors.append(float((tailored(settled(before, mean), query)["w"] - weights @ gates).norm()))
+        errors.append(float((tailored_to_query(settled(before, mean), query)["w"] - weights @ gates).norm()))
     assert 3.5 < errors[0] / errors[1] < 4.5
 
 
 def test_sums_begin_at_zero():
-    found = start({"w": torch.ones(2, 3)}, torch.randn(6, 5), 4)
+    found = first_places({"w": torch.ones(2, 3)}, torch.randn(6, 5), 4)
     assert found["directions"].shape == (4, 5)
     assert found["tilt.w"].shape == (4, 2, 3)
     assert not found["tilt.w"].any()

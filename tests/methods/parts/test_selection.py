@@ -5,7 +5,7 @@ import math
 import torch
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 
-from fedvl.methods.parts.selection import balanced
+from fedvl.methods.parts.selection import balanced_labels
 from fedvl.tensors import digest
 
 TABLE = torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.9, 0.05, 0.03, 0.02], [0.8, 0.15, 0.03, 0.02], [0.2, 0.7, 0.08, 0.02]])
@@ -90,9 +90,9 @@ def test_shares_by_hand():
 def test_shares_of_equal_classes_give_a_quarter_of_the_images_whatever_a_clients_size():
     for images in (8, 80):
         counts = torch.full((4,), images // 8)
-        labels = balanced(counts, torch.full((4,), 640.0), 4 * -(-images // 16))
+        labels = balanced_labels(counts, torch.full((4,), 640.0), 4 * -(-images // 16))
         assert labels.tolist() == [-(-images // 16)] * 4
-    rare = balanced(torch.tensor([4, 4, 0, 0]), torch.tensor([960.0, 320.0, 640.0, 640.0]), 8)
+    rare = balanced_labels(torch.tensor([4, 4, 0, 0]), torch.tensor([960.0, 320.0, 640.0, 640.0]), 8)
     assert rare.tolist() == [math.ceil(4 * 640 / 960), 8, 0, 0]  # of the rarer class more, of an absent one none
 
 

@@ -32,8 +32,8 @@ def block_start(width: int, joint: int, generator: torch.Generator) -> Tensors:
 
 def block(tensors: Tensors, queries: Tensor, keys: Tensor, values: Tensor, present: Tensor | None = None) -> Tensor:
     """Return what normalised queries find among the texts that are present, widened and added."""
-    attended = attention(tensors, norm(tensors, "queries", queries), keys, values, present)
-    value, gate = layer(tensors, "wide", norm(tensors, "hidden", attended)).chunk(2, -1)
+    attended = attention(tensors, normalised(tensors, "queries", queries), keys, values, present)
+    value, gate = layer(tensors, "wide", normalised(tensors, "hidden", attended)).chunk(2, -1)
     return attended + layer(tensors, "narrow", value * gelu(gate))
 
 
@@ -49,7 +49,7 @@ def attention(tensors: Tensors, queries: Tensor, keys: Tensor, values: Tensor, p
     return layer(tensors, "mixed", (scores.softmax(-1) @ value).transpose(-3, -2).flatten(-2))
 
 
-def norm(tensors: Tensors, name: str, x: Tensor) -> Tensor:
+def normalised(tensors: Tensors, name: str, x: Tensor) -> Tensor:
     return layer_norm(x, x.shape[-1:], tensors[f"norm.{name}.weight"], tensors[f"norm.{name}.bias"])
 
 

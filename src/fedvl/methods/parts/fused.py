@@ -19,7 +19,7 @@ from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 
 ABSENT_IMAGE = 1.0  # value of a missing image's pixels after normalisation (missing-aware prompts)
-SPREAD = 0.02  # standard deviation of the initial classifier, as in BERT
+HEAD_DEVIATION = 0.02  # standard deviation of the initial classifier, as in BERT
 SETTING: dict[str, Settings] = {  # of the comparison of Fed-PRIME with its baselines
     "data": {"dataset": "emoji-mini", "partition": "iid", "clients": 20, "missing": "both:0.7"},
     "model": {"name": "fedvl-tiny-vilt"},
@@ -34,18 +34,18 @@ class FusedOptions(Options):
     """Factor on the learning rate of prompts; choose it on validation images."""
 
 
-class Seen(NamedTuple):
+class EmbeddedSamples(NamedTuple):
     """Embedded samples, the input of the first layer."""
 
     tokens: Tensor  # text, then image: n x T x width
     mask: Tensor  # n x T: False for padding
 
 
-def embed(encoder: FusedEncoder, inputs: Tensors) -> Seen:
+def embed(encoder: FusedEncoder, inputs: Tensors) -> EmbeddedSamples:
     has_image = inputs["present"][:, 1, None, None, None]
     pixels = torch.where(has_image, encoder.normalise(inputs["pixels"]), ABSENT_IMAGE)
     tokens = torch.cat([encoder.embed_text(inputs["tokens"]), encoder.embed_image(pixels)], 1)
-    return Seen(tokens, torch.cat([encoder.text_mask(inputs["tokens"]), encoder.image_mask(pixels)], 1))
+    return EmbeddedSamples(tokens, torch.cat([encoder.text_mask(inputs["tokens"]), encoder.image_mask(pixels)], 1))
 
 
 def with_epsilon(encoder: FusedEncoder, epsilon: float) -> FusedEncoder:
@@ -64,16 +64,18 @@ def classifier_start(encoder: FusedEncoder, classes: int, generator: torch.Gener
     return {
         "pooler.weight": encoder.pooler.weight.detach().clone(),
         "pooler.bias": encoder.pooler.bias.detach().clone(),
-        "hidden.weight": SPREAD * torch.randn(2 * width, width, generator=generator),
+        "hidden.weight": HEAD_DEVIATION * torch.randn(2 * width, width, generator=generator),
         "hidden.bias": torch.zeros(2 * width),
         "norm.weight": torch.ones(2 * width),
         "norm.bias": torch.zeros(2 * width),
-        "classes.weight": SPREAD * torch.randn(classes, 2 * width, generator=generator),
+        "classes.weight": HEAD_DEVIATION * torch.randn(classes, 2 * width, generator=generator),
         "classes.bias": torch.zeros(classes),
     }
 
 
-def read(encoder: FusedEncoder, tensors: Tensors, seen: Seen, prompts: Tensor, position: int) -> Tensor:
+def read_prompts(
+    encoder: FusedEncoder, tensors: Tensors, seen: EmbeddedSamples, prompts: Tensor, position: int
+) -> Tensor:
     """Return the pooled state (n x width) of a position after ``prompts`` (layers x n x P x width).
 
     The last layer computes that position alone.

@@ -45,7 +45,7 @@ from fedvl.methods.parts.adapters import linear_layer
 from fedvl.tensors import on_threads
 
 SWEEPS, STEPS, RATE = 5, 5, 1e-3  # reassignments; network steps between two of them; Adam's rate
-HIDDEN = 128
+MATCHER_WIDTH = 128
 STRAY = 4.0  # deviations of the cosine of two random directions, whose deviation is 1 / sqrt(d)
 
 
@@ -59,7 +59,7 @@ class Network:
     """A network with one hidden layer, trained by Adam."""
 
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
-        drawn = *linear_layer(inputs, HIDDEN, generator), *linear_layer(HIDDEN, outputs, generator)
+        drawn = *linear_layer(inputs, MATCHER_WIDTH, generator), *linear_layer(MATCHER_WIDTH, outputs, generator)
         self.parameters = [tensor.requires_grad_() for tensor in drawn]
         self.moments = [(torch.zeros_like(tensor), torch.zeros_like(tensor)) for tensor in drawn]
         self.steps = 0
@@ -80,19 +80,19 @@ class Network:
                 tensor.addcdiv_(mean, square.sqrt().add_(1e-8 * correction), value=size)
 
 
-def threshold(width: int) -> float:
+def cosine_threshold(width: int) -> float:
     """Return the cosine above which two vectors count as copies of one."""
     return math.tanh(STRAY / math.sqrt(width))
 
 
 @on_threads(1)  # of tiny operations
-def group(pools: Sequence[Tensor]) -> Alignment:
+def group_prompts(pools: Sequence[Tensor]) -> Alignment:
     """Group ``pools``: each client's prompts, n x d; a client may have none, but not all."""
     order = canonical_order(pools)
     rows = torch.cat([pools[client][own].cpu().float() for client, own in order])
     owners = [client for client, own in order for _ in own]
     cosines = similarities(rows)
-    first, second = (cosines > threshold(rows.shape[1])).triu(1).nonzero(as_tuple=True)
+    first, second = (cosines > cosine_threshold(rows.shape[1])).triu(1).nonzero(as_tuple=True)
     most_similar = cosines[first, second].argsort(descending=True, stable=True)
     cluster, members, clients = list(range(len(rows))), [[row] for row in range(len(rows))], [{o} for o in owners]
     for left, right in zip(first[most_similar].tolist(), second[most_similar].tolist(), strict=True):

@@ -25,13 +25,13 @@ from fedvl.models.attention import mix, multiply
 from fedvl.models.clip import Clip, DualEncoder
 from fedvl.models.transformer import Block, cast, take_rows
 
-SPREAD = 0.02  # standard deviation of a context before training (CoOp)
+CONTEXT_DEVIATION = 0.02  # standard deviation of a context before training (CoOp)
 CLASSES_AT_ONCE = 100
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 
 
-class Chunk(NamedTuple):
+class NameChunk(NamedTuple):
     """Names of similar length."""
 
     tokens: Tensor  # n x (1 + T)
@@ -66,14 +66,14 @@ class ClassTexts:
             order = ends.argsort(stable=True)
             self.places = order.argsort()  # where the features of each class are found again
             cut = [(tokens[rows, : int(ends[rows].max()) + 1], ends[rows]) for rows in torch.split(order, at_once)]
-            self.chunks = [Chunk(part, encoder.embed_tokens(part[:, 1:]), places - 1) for part, places in cut]
+            self.chunks = [NameChunk(part, encoder.embed_tokens(part[:, 1:]), places - 1) for part, places in cut]
 
     def start(self, generator: torch.Generator) -> Tensor:
         """Draw a context (context x width) from N(0, 0.02), or return the words."""
         if len(self.words):
             return self.words.clone()
         drawn = torch.randn(self.context, self.encoder.text_width, generator=generator)
-        return SPREAD * drawn.to(self.first.device)
+        return CONTEXT_DEVIATION * drawn.to(self.first.device)
 
     def features(self, context: Tensor) -> Tensor:
         """Return unit class texts (classes x d) with a ``context`` (P x width) for all classes."""
@@ -88,13 +88,13 @@ class ClassTexts:
         texts = self.features(context)
         return cosine_scores(self.encoder.logit_scale, images, texts.to(images.dtype))
 
-    def read(self, chunk: Chunk, context: Tensor) -> Tensor:
+    def read(self, chunk: NameChunk, context: Tensor) -> Tensor:
         """Return the text embeddings (n x d) of a chunk of names behind start and context."""
         if isinstance(self.encoder, Clip):
             return self.read_behind_prefix(self.encoder, chunk, context)
         return self.encoder.encode_text(chunk.tokens, context)
 
-    def read_behind_prefix(self, encoder: Clip, chunk: Chunk, context: Tensor) -> Tensor:
+    def read_behind_prefix(self, encoder: Clip, chunk: NameChunk, context: Tensor) -> Tensor:
         """Return the same from a causal tower, through which start and context go once."""
         count, length, _ = chunk.words.shape
         before, device = 1 + len(context), chunk.words.device

@@ -27,12 +27,12 @@ class Verdict(NamedTuple):
     admitted: Tensor  # whether it becomes an example of that class
 
 
-def begin(texts: Tensor) -> Tensors:
+def begin_session(texts: Tensor) -> Tensors:
     """Return a session in which Q_c is empty for every class (n = 0)."""
     return {"sums": torch.zeros_like(texts), "counts": texts.new_zeros(len(texts))}
 
 
-def check(session: Tensors, texts: Tensor) -> None:
+def check_session(session: Tensors, texts: Tensor) -> None:
     """Check that a session belongs to this list of classes and to this model."""
     if session.keys() != {"sums", "counts"} or session["sums"].shape != texts.shape:
         found = tuple(session["sums"].shape) if "sums" in session else tuple(session)
@@ -47,7 +47,7 @@ def centroids(session: Tensors) -> Tensor:
     return session["sums"] / session["counts"].clamp(min=1)[:, None]
 
 
-def scores(images: Tensor, texts: Tensor, session: Tensors, empty: Empty, unit_centroids: bool) -> Tensor:
+def prototype_scores(images: Tensor, texts: Tensor, session: Tensors, empty: Empty, unit_centroids: bool) -> Tensor:
     """Return cos(z', p_c) + cos(z', q_c) for unit ``images`` and ``texts`` (eq. 12).
 
     The paper does not say what replaces cos(z', q_c) for a class without examples. "doubled": its
@@ -74,7 +74,7 @@ def judge(logits: Tensor, uncertainty: float) -> Verdict:
     return Verdict(logits.argmax(-1), unsure, unsure <= uncertainty * math.log(logits.shape[-1]))
 
 
-def admit(session: Tensors, images: Tensor, verdict: Verdict) -> Tensors:
+def admit_prototypes(session: Tensors, images: Tensor, verdict: Verdict) -> Tensors:
     """Add admitted unit images to their class's examples (eq. 11, its intersection as a union)."""
     labels, chosen = verdict.labels[verdict.admitted], images[verdict.admitted]
     return {

@@ -32,7 +32,7 @@ Filters = Literal["both", "confidence", "entropy", "none"]
 ROWS_AT_ONCE = 65536
 
 
-class Rule(NamedTuple):
+class LabelRule(NamedTuple):
     """How a client labels alone."""
 
     scheme: str
@@ -46,20 +46,20 @@ class Labelled(NamedTuple):
     candidates: Tensor | None = None  # images x classes, 0 or 1, where there may be several
 
 
-def zero_shot(table: Tensor, rule: Rule) -> Labelled:
+def label_zero_shot(table: Tensor, rule: LabelRule) -> Labelled:
     return Labelled(table.argmax(-1))
 
 
-def upl(table: Tensor, rule: Rule) -> Labelled:
+def upl(table: Tensor, rule: LabelRule) -> Labelled:
     confidence, likeliest = table.max(-1)
     return Labelled(torch.where(rank_within(likeliest, confidence) < rule.shots, likeliest, -1))
 
 
-def fpl(table: Tensor, rule: Rule) -> Labelled:
+def fpl(table: Tensor, rule: LabelRule) -> Labelled:
     return Labelled(boards(table, rule.shots))
 
 
-def cpl(table: Tensor, rule: Rule) -> Labelled:
+def cpl(table: Tensor, rule: LabelRule) -> Labelled:
     """Take the classes likely for an image (intra) whose likeliest images include it (inter)."""
     threshold = torch.quantile(table.max(-1).values, rule.alpha)
     ordered, classes = table.sort(dim=-1, descending=True, stable=True)
@@ -71,10 +71,10 @@ def cpl(table: Tensor, rule: Rule) -> Labelled:
     return Labelled(labels, candidates.float())
 
 
-LABELLERS = {"zero-shot": zero_shot, "upl": upl, "fpl": fpl, "cpl": cpl}
+LABELLERS = {"zero-shot": label_zero_shot, "upl": upl, "fpl": fpl, "cpl": cpl}
 
 
-def label(table: Tensor, rule: Rule) -> Labelled:
+def label_by_rule(table: Tensor, rule: LabelRule) -> Labelled:
     """Label one client's images; a row that has NaN is unlabelled and as if it were absent."""
     known = ~table.isnan().any(-1)
     labels, candidates = table.new_full((len(table),), -1, dtype=torch.long), torch.zeros_like(table)
@@ -190,7 +190,7 @@ def cps(tables: Sequence[Tensor]) -> list[Labelled]:
 
 
 def relabelled(
-    train: Samples, rows: Sequence[Tensor], features: Tensor, texts: Tensor, scale: float, rule: Rule
+    train: Samples, rows: Sequence[Tensor], features: Tensor, texts: Tensor, scale: float, rule: LabelRule
 ) -> tuple[Samples, list[Tensor]]:
     """Return samples with each client's zero-shot pseudo-labels, and the rows that have one.
 
@@ -198,7 +198,7 @@ def relabelled(
     """
     held = [client for client in rows if len(client)]
     tables = [probabilities(features[client], texts, scale) for client in held]
-    found = cps(tables) if rule.scheme == "cps" else [label(table, rule) for table in tables]
+    found = cps(tables) if rule.scheme == "cps" else [label_by_rule(table, rule) for table in tables]
     labels = torch.full_like(train.labels, -1)
     inputs = dict(train.inputs)
     if rule.scheme == "cpl":

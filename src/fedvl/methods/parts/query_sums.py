@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from fedvl.tensors import Tensors
 
 DIRECTIONS, PLACE, TILT = "directions", "place", "tilt."  # shared: r x d, r, and T of each tensor of the gate
-SCALE = 0.01  # of places as they are sent: a small part of the norm that noise is measured by
+PLACE_SCALE = 0.01  # of places as they are sent: a small part of the norm that noise is measured by
 
 
 def directions_of(texts: Tensor, count: int) -> Tensor:
@@ -30,7 +30,7 @@ def directions_of(texts: Tensor, count: int) -> Tensor:
     return found[: max(1, min(count, len(texts) - 1))]
 
 
-def start(gate: Tensors, texts: Tensor, count: int) -> Tensors:
+def first_places(gate: Tensors, texts: Tensor, count: int) -> Tensors:
     """Return the directions, and places and T before the first round."""
     rows = directions_of(texts, count)
     tilts = {f"{TILT}{name}": tensor.new_zeros(len(rows), *tensor.shape) for name, tensor in gate.items()}
@@ -39,12 +39,12 @@ def start(gate: Tensors, texts: Tensor, count: int) -> Tensors:
 
 def place_of(directions: Tensor, texts: Tensor) -> Tensor:
     """Return what a client sends of its place, u_j . m_k, given its unit texts."""
-    return SCALE * (directions @ texts.mean(0))
+    return PLACE_SCALE * (directions @ texts.mean(0))
 
 
 def times(place: Tensor, move: Tensor) -> Tensor:
     """Return the products of a place, as it is sent, and a move."""
-    found: Tensor = torch.tensordot((place / SCALE)[:, None], move[None], 1)
+    found: Tensor = torch.tensordot((place / PLACE_SCALE)[:, None], move[None], 1)
     return found
 
 
@@ -58,7 +58,7 @@ def settled(shared: Tensors, mean: Tensors) -> Tensors:
     return found | {DIRECTIONS: shared[DIRECTIONS], PLACE: torch.zeros_like(shared[PLACE])}
 
 
-def tailored(tensors: Tensors, query: Tensor) -> Tensors:
+def tailored_to_query(tensors: Tensors, query: Tensor) -> Tensors:
     """Return the gate merged for a query with this mean of unit texts."""
     near = tensors[DIRECTIONS] @ query
     tilts = {name.removeprefix(TILT): tilt for name, tilt in tensors.items() if name.startswith(TILT)}

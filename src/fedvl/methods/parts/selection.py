@@ -24,8 +24,8 @@ from fedvl.methods.parts import pseudo_labels
 from fedvl.methods.roles import Private, Role, Shapes
 from fedvl.tensors import Tensors
 
-WHOLE = 256  # parts that the shares of a client have together
-RARE = 4  # times that a client's images of a rare class count more, at most, by noisy totals
+SHARE_PARTS = 256  # parts that the shares of a client have together
+MAX_RARE_WEIGHT = 4  # times that a client's images of a rare class count more, at most, by noisy totals
 
 Predict = Callable[[int, Tensors, Tensors], Tensor]  # round, tensors, inputs -> images x classes, probabilities
 
@@ -44,7 +44,7 @@ class Selection(NamedTuple):
 
     @property
     def sensitivity(self) -> int | None:
-        return WHOLE if self.shares else None
+        return SHARE_PARTS if self.shares else None
 
     @property
     def report_shapes(self) -> Shapes:
@@ -76,12 +76,14 @@ class Selection(NamedTuple):
         """Return the counts of the client's reliable images (eq. 2) and its number of images."""
         table = self.predict(round_index, tensors, samples.inputs)
         if self.scheme != "cps":
-            return {}, {"labels": pseudo_labels.label(table, pseudo_labels.Rule(self.scheme, self.shots)).labels}
+            return {}, {
+                "labels": pseudo_labels.label_by_rule(table, pseudo_labels.LabelRule(self.scheme, self.shots)).labels
+            }
         confidence, likeliest = table.max(-1)
         counts = pseudo_labels.count_classes(likeliest[pseudo_labels.reliable(table, self.filters)], self.classes)
         sent = {"counts": counts.float(), "images": counts.new_tensor([len(samples)]).float()}
         if self.shares:
-            sent = {"counts": torch.floor(counts * WHOLE / counts.sum().clamp(min=1)).float()}
+            sent = {"counts": torch.floor(counts * SHARE_PARTS / counts.sum().clamp(min=1)).float()}
         return sent, {"likeliest": likeliest, "confidence": confidence, "counts": counts}
 
     def settle(self, round_index: int, total: Tensors, own: Tensors | None) -> Tensors:
@@ -90,8 +92,8 @@ class Selection(NamedTuple):
             return {}
         generation = round_index // self.interval
         if self.shares:
-            mean = self.clients * WHOLE / self.classes  # known: each client's shares are WHOLE together
-            totals = (total["counts"] - total["counts"].mean() + mean).clamp(min=mean / RARE)
+            mean = self.clients * SHARE_PARTS / self.classes  # known: each client's shares are WHOLE together
+            totals = (total["counts"] - total["counts"].mean() + mean).clamp(min=mean / MAX_RARE_WEIGHT)
             return {"totals": totals, "generation": totals.new_tensor([generation])}
         totals, images = total["counts"].long(), int(total["images"])
         most = pseudo_labels.quota(self.quota, images, totals, generation)
@@ -109,7 +111,7 @@ class Selection(NamedTuple):
             totals, generation = settlement["totals"], int(settlement["generation"])
             images = len(private["labels"])
             own = self.classes * pseudo_labels.quota(self.quota, images, private["counts"], generation)
-            allocated = balanced(private["counts"], totals, own)
+            allocated = balanced_labels(private["counts"], totals, own)
         else:
             most, unreported = settlement["quota"].long().tolist()
             totals = settlement["totals"].long()
@@ -117,7 +119,7 @@ class Selection(NamedTuple):
         return {"labels": pseudo_labels.pick(private["likeliest"], private["confidence"], allocated)}
 
 
-def balanced(counts: Tensor, totals: Tensor, wanted: int) -> Tensor:
+def balanced_labels(counts: Tensor, totals: Tensor, wanted: int) -> Tensor:
     """Return a client's labels per class, eq. 3: ``wanted`` in all if the totals are equal."""
     weights = totals.mean() / totals * wanted / counts.sum().clamp(min=1)
     return torch.ceil(counts * weights).long()

@@ -31,7 +31,7 @@ from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 
 PIPELINE = "diffusers:"  # prefix of a text-to-image model's folder or hub name
-FILE = "@"  # before the name of a file of class descriptions
+FILE_MARK = "@"  # before the name of a file of class descriptions
 HELD_OUT = "held-out"  # images of the dataset that no client holds, in place of generated ones
 
 
@@ -102,7 +102,7 @@ def _rows_of_classes(labels: Sequence[str], class_names: Sequence[str]) -> list[
 
 def pictures_folder(model: str, prompt: str) -> Path:
     """Return the cache folder of a model's images for a prompt; delete it to generate anew."""
-    text = descriptions_in(prompt) if prompt.startswith(FILE) else prompt
+    text = descriptions_in(prompt) if prompt.startswith(FILE_MARK) else prompt
     known = hashlib.sha256(f"{model}\0{text}".encode()).hexdigest()[:8]
     return default_cache_dir() / "synthetic" / f"{Path(model).name}-{known}"
 
@@ -110,23 +110,23 @@ def pictures_folder(model: str, prompt: str) -> Path:
 def descriptions_in(prompt: str) -> str:
     """Return the text of a file of class descriptions, given as @FILE."""
     try:
-        return Path(prompt.removeprefix(FILE)).expanduser().read_text("utf-8")
+        return Path(prompt.removeprefix(FILE_MARK)).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FedVLError(
-            f"Cannot read class descriptions from {prompt.removeprefix(FILE)}; give a text file with a line "
+            f"Cannot read class descriptions from {prompt.removeprefix(FILE_MARK)}; give a text file with a line "
             "'CLASS: description' for each class."
         ) from error
 
 
 def prompts_of(prompt: str, class_names: Sequence[str]) -> list[str]:
     """Return the prompt of each class: the text around its name, or its line of a file."""
-    if not prompt.startswith(FILE):
+    if not prompt.startswith(FILE_MARK):
         return [prompt.replace("{}", name) for name in class_names]
     lines = (line.partition(":") for line in descriptions_in(prompt).splitlines())
     known = {class_key(name): text.strip() for name, _, text in lines}
     if lacking := [name for name in class_names if not known.get(class_key(name))]:
         raise FedVLError(
-            f"{prompt.removeprefix(FILE)} has no description of class '{lacking[0]}'; add a line '{lacking[0]}: description'."
+            f"{prompt.removeprefix(FILE_MARK)} has no description of class '{lacking[0]}'; add a line '{lacking[0]}: description'."
         )
     return [known[class_key(name)] for name in class_names]
 

@@ -63,9 +63,9 @@ class InOneKernel(torch.autograd.Function):
     def forward(
         kernel: Tensor, log_rows: Tensor, log_columns: Tensor, iterations: int, bounded: bool
     ) -> tuple[Tensor, Tensor]:
-        from fedvl.methods.parts.transport_kernel import scale
+        from fedvl.methods.parts.transport_kernel import scale_plan
 
-        return scale(kernel, log_rows, log_columns, iterations, bounded)
+        return scale_plan(kernel, log_rows, log_columns, iterations, bounded)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-def scale(
+def scale_plan(
     kernel: Tensor, log_rows: Tensor, log_columns: Tensor, iterations: int, bounded: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the logarithms of the factors of rows and of columns."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fedvl.report.svg import coordinate, drawing, element, fitted_names, label
 
-LARGEST_MATRIX = 30  # classes; larger confusion matrices become a table of pairs
+MAX_MATRIX = 30  # classes; larger confusion matrices become a table of pairs
 
 Counts = NDArray[np.int64]
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fedvl.report.svg import LABEL_WIDTH, coordinate, drawing, element, every, fitted_names, label, text_width
 
-LARGEST_BUBBLES = 40  # clients or classes; larger partitions become a heat map
-LARGEST_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are summed
+MAX_BUBBLES = 40  # clients or classes; larger partitions become a heat map
+MAX_AXIS = 200  # columns or rows of a heat map; beyond it neighbours are summed
 LEVELS = 8
 PAGE_WIDTH = 840.0
 WIDEST = 80.0  # column of bubbles
@@ -19,7 +19,7 @@ Counts = NDArray[np.int64]
 
 def partition_chart(counts: Counts, class_names: Sequence[str], width: float = PAGE_WIDTH) -> str:
     """Draw the number of samples per client (columns) and class (rows), for a page so wide."""
-    if max(counts.shape) > LARGEST_BUBBLES:
+    if max(counts.shape) > MAX_BUBBLES:
         return _heat_map(counts, class_names)
     return _bubbles(counts, class_names, width)
 
@@ -65,7 +65,7 @@ def _bubbles(counts: Counts, class_names: Sequence[str], width: float) -> str:
 
 def group_size(count: int) -> int:
     """Return how many neighbours share a column or row of the heat map."""
-    return math.ceil(count / LARGEST_AXIS)
+    return math.ceil(count / MAX_AXIS)
 
 
 def pool(counts: Counts, group: int, axis: int) -> Counts:
