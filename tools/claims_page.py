@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
-from fedvl.comparisons.claims import Figures, Higher, as_shown, quoted, shown
+from fedvl.comparisons.claims import Figures, Higher, as_shown, quoted, shown_figure
 from fedvl.comparisons.grid import read_recipe
 from tools.reproduced_page import ROOT, Model, Table, read_tables
 
@@ -63,7 +63,7 @@ class Above(Higher):
                 apart = self.apart(table, other)
                 known = f", intervals apart in {apart}" if apart is not None else ""
                 texts.append(f"{quoted(other)} in {sum(above)} of {len(above)} ({span}{known})")
-        extent = f" by {shown(self.by)}" if self.by else f" {self.factor:g} times" if self.factor > 1 else ""
+        extent = f" by {shown_figure(self.by)}" if self.by else f" {self.factor:g} times" if self.factor > 1 else ""
         return Finding(holds, f"{quoted(self.higher)} above{extent}: {'; '.join(texts)}." if texts else "")
 
     def apart(self, table: Table, other: str) -> int | None:
@@ -91,7 +91,7 @@ class Within(Model):
         for other in self.of:
             pairs = Higher(higher=self.row, than=[other], among=self.among).pairs(table.figures, other)
             holds += [abs(one - two) <= self.within + 1e-9 for one, two in pairs]
-            texts += [f"{shown(one)} and {shown(two)} ({quoted(other)})" for one, two in pairs]
+            texts += [f"{shown_figure(one)} and {shown_figure(two)} ({quoted(other)})" for one, two in pairs]
         return Finding(holds, f"{quoted(self.row)}: {', '.join(texts)}." if texts else "")
 
 
@@ -110,7 +110,7 @@ class Level(Model):
             values = [as_shown(figures.cells[place]) for place in counted(figures, places)]
             if len(values) > 1:
                 holds.append(max(values) - min(values) <= self.within + 1e-9)
-                texts.append(f"{quoted(row)} is between {shown(min(values))} and {shown(max(values))}")
+                texts.append(f"{quoted(row)} is between {shown_figure(min(values))} and {shown_figure(max(values))}")
         return Finding(holds, f"{'; '.join(texts)}." if texts else "")
 
 
@@ -124,7 +124,7 @@ class Bound(Model):
     def found(self, table: Table) -> Finding:
         figures = table.figures
         values = {place: as_shown(figures.cells[place]) for place in counted(figures, self.cells)}
-        texts = [f"{shown(value)} ({quoted(row)}, {column})" for (row, column), value in values.items()]
+        texts = [f"{shown_figure(value)} ({quoted(row)}, {column})" for (row, column), value in values.items()]
         return Finding([self.above < value < self.below for value in values.values()], f"{'; '.join(texts)}.")
 
 
@@ -170,9 +170,8 @@ class AverageAbove(Model):
             return Finding([], "")
         mine = means.pop(self.average)
         best = max(means, key=lambda row: means[row])
-        text = (
-            f"Averages: {shown(mine)} ({quoted(self.average)}), {shown(means[best])} ({quoted(best)}, the best other)."
-        )
+        ours, theirs = shown_figure(mine), shown_figure(means[best])
+        text = f"Averages: {ours} ({quoted(self.average)}), {theirs} ({quoted(best)}, the best other)."
         return Finding([as_shown(mine) - as_shown(means[best]) >= self.by], text)
 
 
@@ -188,7 +187,8 @@ class Rounds(Model):
         for one in table.series:
             if (one.row, one.column) == (self.curve, self.column):
                 value, best = one.values[self.by_round], max(one.values)
-                text = f"{shown(one.values[0])} at first, {shown(value)} after round {self.by_round}, {shown(best)} at best."
+                first, then, most = map(shown_figure, (one.values[0], value, best))
+                text = f"{first} at first, {then} after round {self.by_round}, {most} at best."
                 return Finding([best - value <= self.within], text)
         return Finding([], "")
 
@@ -237,7 +237,7 @@ def counted(figures: Figures, places: Sequence[tuple[str, str]]) -> list[tuple[s
 
 
 def signed(value: float) -> str:
-    return ("+" if value >= 0 else "\u2212") + shown(abs(value))
+    return ("+" if value >= 0 else "\u2212") + shown_figure(abs(value))
 
 
 def read_claims() -> list[Claim]:

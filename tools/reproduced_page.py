@@ -19,10 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedvl.comparisons.claims import Figures, findings, quoted, shown
+from fedvl.comparisons.claims import Figures, findings, quoted, shown_figure
 from fedvl.comparisons.contents import TunedCell
-from fedvl.comparisons.grid import Grid, Settings, layered, read_recipe, recipe_names
-from fedvl.comparisons.tuning import sentences
+from fedvl.comparisons.grid import Grid, layered, read_recipe, recipe_names
+from fedvl.comparisons.tuning import tuning_sentences
+from fedvl.config import Settings
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduced.md"
@@ -138,7 +139,7 @@ def one_table(name: str, parts: Sequence[dict[str, Any]], commit: str) -> Table:
 
 def told(part: dict[str, Any], recipe: Grid) -> list[str]:
     """Return what a comparison says of its tuning, and of differences beyond chance from one row."""
-    tuned = sentences([TunedCell.model_validate(cell) for cell in part["tuned"]], recipe.validation)
+    tuned = tuning_sentences([TunedCell.model_validate(cell) for cell in part["tuned"]], recipe.validation)
     start = f", against {recipe.against}, beyond chance"
     return [*tuned, *(sentence for sentence in part["findings"] if recipe.against and start in sentence)]
 
@@ -221,7 +222,7 @@ def text(cell: Cell | None, paper: float | None) -> str:
     deviation = f" ± {cell.deviation:.1f}" if cell.deviation is not None else ""
     deviation += f", {cell.interval[0]:.1f} to {cell.interval[1]:.1f}" if cell.interval else ""
     beside = f" ({paper:g})" if paper is not None else ""
-    return f"{shown(cell.mean)}{deviation}{beside}{f' {NEAR_CHANCE}' if cell.near_chance else ''}"
+    return f"{shown_figure(cell.mean)}{deviation}{beside}{f' {NEAR_CHANCE}' if cell.near_chance else ''}"
 
 
 if __name__ == "__main__":

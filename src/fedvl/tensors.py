@@ -20,7 +20,7 @@ from fedvl.files import read_file, write_whole
 
 MAX_BYTES = 2**34  # of a safetensors file
 # rows that are summed in one go: few enough to stay in a processor's cache, enough to keep a GPU busy
-BLOCKS = {"cpu": 64, "cuda": 4096}
+ROWS_BY_DEVICE = {"cpu": 64, "cuda": 4096}
 
 Tensors = dict[str, torch.Tensor]
 ByClient = dict[int, Tensors]
@@ -110,7 +110,7 @@ class RunningMean:
 
 
 def block_of(rows: torch.Tensor) -> int:
-    return BLOCKS.get(rows.device.type, BLOCKS["cpu"])
+    return ROWS_BY_DEVICE.get(rows.device.type, ROWS_BY_DEVICE["cpu"])
 
 
 def placed(tensors: Mapping[str, torch.Tensor], device: torch.device | str) -> Tensors:

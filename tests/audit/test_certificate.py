@@ -11,7 +11,7 @@ from helpers.finished import RUNS, finish
 
 from fedvl.audit import certificate as module
 from fedvl.audit import label_histogram, membership, membership_replay, perform
-from fedvl.audit.canaries import NAME as EPSILON
+from fedvl.audit.canaries import EPSILON_FINDING
 from fedvl.audit.certificate import (
     Certificate,
     Check,
@@ -187,7 +187,7 @@ def test_a_budget_that_is_exceeded_or_was_not_tested_fails():
     assert check_epsilon(sound()).holds
     assert check_epsilon(sound().model_copy(update={"epsilon": made_up_epsilon(violated=False)})).holds
     assert not check_epsilon(sound().model_copy(update={"epsilon": made_up_epsilon()})).holds
-    untested = Unmeasured(EPSILON, SERVER, "Canaries are placed in training.")
+    untested = Unmeasured(EPSILON_FINDING, SERVER, "Canaries are placed in training.")
     assert not check_epsilon(sound().model_copy(update={"unmeasured": [untested]})).holds
 
 

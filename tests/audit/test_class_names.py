@@ -7,7 +7,7 @@ from helpers.audited import evidence_of
 from helpers.small import small_method
 from torch.nn.functional import normalize
 
-from fedvl.audit.class_names import attack, decode, guess_names, text_tensors
+from fedvl.audit.class_names import attack, guess_names, nearest_classes, text_tensors
 from fedvl.audit.finding import Unmeasured
 from fedvl.audit.messages import Message
 from fedvl.methods.base import Samples, Update
@@ -40,7 +40,7 @@ def test_the_seed_decodes_the_mean_of_perturbed_texts():
         private = method.join(samples, torch_generator(evidence.experiment.seed, "join", client))
         sent = {"perturbed_texts": method.perturbed_texts("", private, {}, samples)}
         message = Message(client, 0, {}, Update(client, sent, 1.0), 0.0, {})
-        assert decode(evidence, "perturbed_texts", message) == held
+        assert nearest_classes(evidence, "perturbed_texts", message) == held
     assert text_tensors(evidence) == ["perturbed_texts"]
 
 

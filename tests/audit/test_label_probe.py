@@ -6,11 +6,11 @@ import torch
 from helpers.audited import evidence_of, silenced
 
 from fedvl.audit.candidates import shadows_of
-from fedvl.audit.evidence import shares_of
+from fedvl.audit.evidence import class_shares
 from fedvl.audit.finding import SERVER, SHOWN, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.label_histogram import Probe
-from fedvl.audit.label_probe import LEAST_CLIENTS, attack, choose
+from fedvl.audit.label_probe import LEAST_CLIENTS, attack, best_probe
 from fedvl.audit.messages import LOW_BITS
 from fedvl.evaluation.statistics import correlation
 
@@ -31,7 +31,7 @@ def test_one_item_of_an_update_tells_the_share_of_a_class(leaking):
 
 
 def test_the_value_is_the_correlation_with_the_true_shares(leaking):
-    told, _ = choose(leaking)
+    told, _ = best_probe(leaking)
     (found,) = attack(leaking)
     assert told is not None
     assert isinstance(found, Finding)
@@ -43,7 +43,7 @@ def test_the_value_is_the_correlation_with_the_true_shares(leaking):
 
 
 def test_the_best_item_is_chosen_on_imitated_clients_other_than_those_it_was_fitted_on(leaking):
-    told, examined = choose(leaking)
+    told, examined = best_probe(leaking)
     assert told is not None
     labels = leaking.own.labels.cpu()
     known, trials = shadows_of(leaking, None, "known"), shadows_of(leaking, None)
@@ -56,7 +56,7 @@ def test_the_best_item_is_chosen_on_imitated_clients_other_than_those_it_was_fit
         fitted, tried = (
             torch.stack([coordinates.of(shadow.seen[0].items) for shadow in part]).double() for part in (known, trials)
         )
-        shares = [np.stack([shares_of(labels[s.rows], leaking.classes) for s in part]) for part in (known, trials)]
+        shares = [np.stack([class_shares(labels[s.rows], leaking.classes) for s in part]) for part in (known, trials)]
         guesses = np.stack([Probe.fit(fitted, shares[0]).shares(row) for row in tried])
         best = max(best, *(correlation(guesses[:, c], shares[1][:, c]) for c in range(leaking.classes)))
     assert told.success == pytest.approx(best)

@@ -6,7 +6,7 @@ from helpers.audited import CLIENTS, evidence_of, silenced
 
 from fedvl.audit import membership_replay
 from fedvl.audit.finding import CLIENT, SERVER, SHOWN, USER, Finding, Unmeasured
-from fedvl.audit.membership import NAMES, attack, judged, score_queries, weights_outside, without_client
+from fedvl.audit.membership import NAMES, attack, membership_finding, score_queries, sum_without_client, weights_outside
 from fedvl.audit.messages import LOSS, WEIGHT, subtract
 
 
@@ -41,7 +41,7 @@ def test_a_user_finds_images_that_a_model_knows_by_heart():
     evidence = evidence_of(images=3, rounds=30, learning_rate=0.5, local_epochs=5)
     scored = score_queries(evidence)
     assert not isinstance(scored, str)
-    found, _ = judged(evidence, NAMES, USER, scored)
+    found, _ = membership_finding(evidence, NAMES, USER, scored)
     assert isinstance(found, Finding)
     assert found.leaks
     assert found.value > 0.6
@@ -65,7 +65,7 @@ def test_in_a_sum_the_chance_level_is_what_is_found_without_the_client():
     seen = evidence.seen_by_server()[0]
     message = evidence.messages[0]
     others = [subtract(m.update.tensors, m.before)["bias"] for m in evidence.messages if m.round_index == 0][1:]
-    without = without_client(evidence, seen)
+    without = sum_without_client(evidence, seen)
     assert torch.allclose(without.change["bias"], torch.stack(others).mean(0), atol=1e-6)
     assert float(without.items[WEIGHT]) == 20.0 * (CLIENTS - 1)
     assert float(without.items[LOSS]) == pytest.approx(float(seen.items[LOSS]) - message.loss, abs=1e-6)

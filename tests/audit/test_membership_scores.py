@@ -9,7 +9,7 @@ from fedvl.audit.membership_scores import (
     deviations,
     logistic,
     matched_weights,
-    told_by,
+    told_by_score,
     with_tails,
 )
 
@@ -59,9 +59,9 @@ def test_a_score_that_separates_members_is_told_and_noise_is_not():
     inside = torch.arange(400) < 100
     noise = torch.randn(400, generator=torch.Generator().manual_seed(0))
     weights = torch.where(inside, 1.0, 1 / 3)
-    assert told_by(noise, inside, weights) < 3
-    assert told_by(noise + 2.0 * inside, inside, weights) > 10
-    assert told_by(noise, inside, torch.zeros(400)) == 0.0
+    assert told_by_score(noise, inside, weights) < 3
+    assert told_by_score(noise + 2.0 * inside, inside, weights) > 10
+    assert told_by_score(noise, inside, torch.zeros(400)) == 0.0
 
 
 def test_a_score_beyond_the_tail_counts_twice():

@@ -11,7 +11,7 @@ from helpers.small import RAGGED, small_federation, small_method
 from fedvl.audit.finding import SERVER, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.messages import Message, Round, Seen
-from fedvl.audit.missing_modality import Kinds, attack, shares_of
+from fedvl.audit.missing_modality import Kinds, attack, kind_shares
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles, Shared
 from fedvl.runs.preparation import Training
@@ -44,7 +44,7 @@ def seen_of(changes):
 
 def test_shares_are_read_off_changes_that_mix_the_kinds():
     evidence, shares = clients()
-    found = shares_of(evidence, SERVER, seen_of(torch.tensor(shares).float() @ kinds().directions), [kinds()])
+    found = kind_shares(evidence, SERVER, seen_of(torch.tensor(shares).float() @ kinds().directions), [kinds()])
     assert found.value > 0.95
     assert found.leaks
 
@@ -52,7 +52,7 @@ def test_shares_are_read_off_changes_that_mix_the_kinds():
 def test_noise_says_nothing():
     evidence, shares = clients()
     noise = torch.randn(len(shares), 30, generator=torch.Generator().manual_seed(1))
-    found = shares_of(evidence, SERVER, seen_of(noise), [kinds()])
+    found = kind_shares(evidence, SERVER, seen_of(noise), [kinds()])
     assert found.interval[0] <= 0 <= found.interval[1]
 
 

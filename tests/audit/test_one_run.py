@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fedvl.audit.one_run import audit_guesses, epsilon_bound, p_value
+from fedvl.audit.one_run import audit_guesses, epsilon_bound, guesses_p_value
 
 
 def published(m, r, v, eps, delta):
@@ -26,7 +26,7 @@ def published(m, r, v, eps, delta):
     "arguments", [(100, 50, 45, 1.0, 1e-5), (1000, 200, 150, 0.5, 1e-3), (64, 64, 64, 3.0, 1e-5), (10, 4, 0, 0.0, 1e-2)]
 )
 def test_the_p_value_is_the_papers(arguments):
-    assert p_value(*arguments) == pytest.approx(published(*arguments), rel=1e-9)
+    assert guesses_p_value(*arguments) == pytest.approx(published(*arguments), rel=1e-9)
 
 
 def test_all_guesses_right_without_delta_is_a_power():

@@ -11,14 +11,14 @@ from fedvl.audit import own_update
 from fedvl.audit.messages import Message
 from fedvl.audit.own_update import (
     ALONE,
-    ATTACKS,
-    LEAST,
+    MIN_ATTACK_IMAGES,
+    OWN_ATTACKS,
     PLAIN,
     audit_own,
     beside_chance,
     histogram,
     member,
-    share_out,
+    split_own_images,
     train_on_rest,
     views,
 )
@@ -44,7 +44,7 @@ def prepared():
 
 
 def evidence_of(prepared):
-    shared_out = share_out(prepared, CLIENT)
+    shared_out = split_own_images(prepared, CLIENT)
     assert not isinstance(shared_out, str), shared_out
     return shared_out
 
@@ -132,15 +132,15 @@ def test_without_a_test_a_third_of_the_images_is_the_attackers(prepared):
 
 def test_too_few_labelled_images_and_too_little_time_are_said(prepared):
     empty = torch.zeros(0, dtype=torch.long)
-    few = [rows[: LEAST - 1] for rows in prepared.training.rows]
+    few = [rows[: MIN_ATTACK_IMAGES - 1] for rows in prepared.training.rows]
     alone = replace(
         prepared,
         test=replace(prepared.test, samples=prepared.test.samples.take(empty)),
         training=replace(prepared.training, rows=few),
     )
     found = audit_own(alone, CLIENT, None, SECRET)
-    assert [each.name for each in found.unmeasured] == list(ATTACKS)
-    assert all(f"takes {LEAST} labelled images" in each.sentence for each in found.unmeasured)
+    assert [each.name for each in found.unmeasured] == list(OWN_ATTACKS)
+    assert all(f"takes {MIN_ATTACK_IMAGES} labelled images" in each.sentence for each in found.unmeasured)
     late = audit_own(prepared, CLIENT, sent_by(prepared), SECRET, seconds=0)
     assert not late.findings
     assert {each.sentence for each in late.unmeasured} == {"Not tried: 0 seconds were over."}

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedvl.audit.picture import Decoder, judged, upright
+from fedvl.audit.picture import Decoder, picture_findings, upright
 
 
 def images(count, seed, features=None):
@@ -13,7 +13,7 @@ def images(count, seed, features=None):
 
 
 def figures(found, originals, others, mean):
-    return {each.name: each for each in judged(found, originals, others, mean)}
+    return {each.name: each for each in picture_findings(found, originals, others, mean)}
 
 
 def test_pixels_that_follow_from_features_come_back():

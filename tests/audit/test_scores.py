@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import normalize
 
 from fedvl.audit.candidates import Part, Signature
-from fedvl.audit.membership_scores import PENALTY, deviations, logistic, matched_weights, told_by
+from fedvl.audit.membership_scores import PENALTY, deviations, logistic, matched_weights, told_by_score
 from fedvl.audit.scores import Item
 
 GENERATOR = torch.Generator()
@@ -124,11 +124,11 @@ def test_a_score_tells_members_on_average_or_a_few_surely():
     inside = torch.from_numpy(np.arange(1000) < 200)
     noise = torch.from_numpy(generator.standard_normal(1000))
     weights = torch.ones(1000)
-    assert told_by(noise, inside, weights) < 3
-    assert told_by(noise + 0.5 * inside, inside, weights) > 3
+    assert told_by_score(noise, inside, weights) < 3
+    assert told_by_score(noise + 0.5 * inside, inside, weights) > 3
     few = noise.clone()
     few[:12] += 10  # 6 % of the members, which hardly move the mean rank
-    assert told_by(few, inside, weights) > 3
+    assert told_by_score(few, inside, weights) > 3
 
 
 def test_the_regression_is_scikit_learns():

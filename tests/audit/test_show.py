@@ -7,7 +7,7 @@ import pytest
 from helpers.audits import made_up_audit, made_up_epsilon
 from rich.console import Console
 
-from fedvl.audit.finding import written
+from fedvl.audit.finding import written_value
 from fedvl.audit.perform import NAMES
 from fedvl.audit.show import TITLES, audit_table, describe, interval, write_audit
 from fedvl.audit.words import NOT_CLAIMED
@@ -93,11 +93,11 @@ def test_an_interval_above_the_chance_level_is_not_shown_as_touching_it():
 
 
 def test_a_small_chance_is_not_none_and_nothing_has_no_sign():
-    assert [written(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
+    assert [written_value(value, "") for value in (0.003, 0.0, -0.0004, -0.012, 0.975)] == [
         "0.003",
         "0.00",
         "0.00",
         "-0.01",
         "0.97",
     ]
-    assert written(14.44, " dB") == "14.4 dB"
+    assert written_value(14.44, " dB") == "14.4 dB"

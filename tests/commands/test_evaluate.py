@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedvl.cli import app
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count
-from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures
+from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures_of_counts
 from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import facts_of, read_evaluation
 from fedvl.runs.folder import RunFolder
@@ -88,7 +88,7 @@ def sites(run, tmp_path, monkeypatch):
             sites=["north"],
             missing=[],
             refused=[],
-            pooled=figures(counts, names, choose_thresholds(counts)),
+            pooled=figures_of_counts(counts, names, choose_thresholds(counts)),
             by_site={},
         )
 

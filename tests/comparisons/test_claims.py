@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedvl.comparisons.claims import Figures, Higher, Improvement, Level, as_shown, findings, shown
+from fedvl.comparisons.claims import Figures, Higher, Improvement, Level, as_shown, findings, shown_figure
 from fedvl.comparisons.grid import Grid, read_recipe, recipe_names
 
 # Pictures whose sentence compares no rows and no columns.
@@ -101,7 +101,7 @@ def test_a_table_without_the_figures_says_nothing():
     ("value", "text"), [(0.0369, "0.0369"), (0, "0.0"), (54.55, "54.5"), (503520256, "503,520,256")]
 )
 def test_figures_are_compared_as_they_are_shown(value, text):
-    assert shown(value) == text
+    assert shown_figure(value) == text
     assert as_shown(value) == float(text.replace(",", ""))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.small import encoder_of
 
-from fedvl.comparisons.measures import MEASURES, MeasuredRun, Reopened, measured
+from fedvl.comparisons.measures import MEASURES, MeasuredRun, Reopened, measure_run
 from fedvl.data.sources import Opener
 from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
@@ -77,15 +77,15 @@ def test_a_clients_samples_are_mapped_with_the_share_whose_nearest_other_is_of_t
         experiment=SimpleNamespace(evaluation=SimpleNamespace(batch_size=2)),
     )
     run: Any = SimpleNamespace(reopened=Reopened(prepared, {"stretch": torch.tensor(2.0)}, {}))
-    found: Any = measured("embedding@1", run)
+    found: Any = measure_run("embedding@1", run)
     assert found.label == [0, 0, 1, 1, 0]
     assert found.class_names == ["a", "b"]
     assert len(found.x) == 5
     assert found.value == 60  # 0 and 1 have each other; 10 has 12, and 12 has 13.5, as 13.5 has 12
     with pytest.raises(FedVLError, match="numbered from 0 to 1"):
-        measured("embedding@2", run)
+        measure_run("embedding@2", run)
     with pytest.raises(FedVLError, match="Client 0 has fewer than two samples"):
-        measured("embedding@0", run)
+        measure_run("embedding@0", run)
 
 
 def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> None:
@@ -94,9 +94,9 @@ def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> N
     contents = {"method": "m", "conditions": conditions, "base_to_new": sets, "macro_f1": 30}
     result = Result.model_validate(contents)
     run = MeasuredRun(SimpleNamespace(result=result, rounds=[], path="run"), Opener.once())  # type: ignore[arg-type]
-    assert measured("macro_f1", run) == 30.0
+    assert measure_run("macro_f1", run) == 30.0
     with pytest.raises(FedVLError, match="no 'seconds' to measure"):
-        measured("training_seconds", run)
-    assert [measured(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
+        measure_run("training_seconds", run)
+    assert [measure_run(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
     with pytest.raises(FedVLError, match="no 'accuracy@new' to measure"):
-        measured("accuracy@new", run)
+        measure_run("accuracy@new", run)

@@ -5,7 +5,7 @@ from typing import Any
 from fedvl.comparisons.contents import Failure
 from fedvl.comparisons.grid import Grid
 from fedvl.comparisons.references import with_references, without_refused
-from fedvl.comparisons.run import Outcome, flags_grid
+from fedvl.comparisons.run import GridOutcome, flags_grid
 from fedvl.comparisons.tuning import trials_of
 from fedvl.runs.settings import resolve_experiment
 
@@ -56,7 +56,7 @@ def test_they_are_not_tuned() -> None:
 
 def test_a_refused_reference_row_is_a_sentence_and_no_failure() -> None:
     grid = with_references(flags_grid(["linear"], [], ["iid", "disjoint"], 2, {}))
-    outcome = Outcome(grid)
+    outcome = GridOutcome(grid)
     outcome.figures = {("linear", "iid"): [70.0, 71.0], ("ridge", "iid"): [75.0, 75.0]}
     said = [
         ("ridge", "disjoint", "No classes."),

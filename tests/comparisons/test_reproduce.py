@@ -177,7 +177,7 @@ def test_rows_are_chosen_by_part_of_their_names() -> None:
 def test_each_recipe_runs_in_small(
     name: str, runs: Path, opener: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result, "MAX_IMAGES", 20)  # that a temperature is fitted to, whatever clients hold
+    monkeypatch.setattr(result, "MAX_CALIBRATION_IMAGES", 20)  # that a temperature is fitted to, whatever clients hold
     monkeypatch.setattr(leakage, "SHOWN_EVERY", 2)
     monkeypatch.setattr(leakage, "STEPS", 2)  # tests of the attack itself take all steps
     recipe = read_recipe(name)

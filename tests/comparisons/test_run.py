@@ -11,7 +11,7 @@ from helpers.grids import grid_of, outcome_of
 from fedvl.comparisons.contents import Averaged, Comparison, Points
 from fedvl.comparisons.grid import Grid
 from fedvl.comparisons.run import (
-    Outcome,
+    GridOutcome,
     averaged_columns,
     beyond_chance,
     finite,
@@ -39,7 +39,7 @@ def opener() -> Opener:
     return Opener.once()
 
 
-def perform(grid: Grid, runs: Path, opener: Opener) -> Outcome:
+def perform(grid: Grid, runs: Path, opener: Opener) -> GridOutcome:
     with TerminalDisplay(quiet=True) as display:
         return perform_grid(grid, runs, GridDisplay(display), opener)
 

@@ -8,7 +8,7 @@ import pytest
 from helpers.runs import OPENER
 
 from fedvl.comparisons.contents import Comparison
-from fedvl.comparisons.sweep import COLUMN, Range, perform_sweep, read_axes, settings_of, sweep_grid
+from fedvl.comparisons.sweep import COLUMN, Range, perform_sweep, read_axes, settings_to_try, sweep_grid
 from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
 from fedvl.evaluation.statistics import wilson
@@ -30,15 +30,15 @@ def test_values_and_ranges_are_read() -> None:
 
 
 def test_all_combinations_by_name() -> None:
-    found = settings_of(read_axes(["training.learning_rate=0.01,0.1", "data.clients=2,4", "seed=3"]), None)
+    found = settings_to_try(read_axes(["training.learning_rate=0.01,0.1", "data.clients=2,4", "seed=3"]), None)
     assert list(found) == [f"learning_rate {rate}, clients {clients}" for rate in (0.01, 0.1) for clients in (2, 4)]
     assert found["learning_rate 0.1, clients 2"] == {"training": {"learning_rate": 0.1}, "data": {"clients": 2}}
 
 
 def test_random_settings_lie_in_their_ranges_and_are_the_same_again() -> None:
     axes = read_axes(["training.learning_rate=0.001..1:log", "training.local_epochs=1..5", "data.clients=2,4"])
-    drawn = settings_of(axes, 200)
-    assert settings_of(axes, 200) == drawn
+    drawn = settings_to_try(axes, 200)
+    assert settings_to_try(axes, 200) == drawn
     rates = sorted(settings["training"]["learning_rate"] for settings in drawn.values())
     assert 0.001 <= rates[0] < rates[-1] <= 1
     assert math.log10(rates[len(rates) // 2]) == pytest.approx(-1.5, abs=0.3)  # the middle of -3 and 0
@@ -59,7 +59,7 @@ def test_random_settings_lie_in_their_ranges_and_are_the_same_again() -> None:
 )
 def test_mistakes_are_told(words: list[str], told: str) -> None:
     with pytest.raises(FedVLError, match=told):
-        settings_of(read_axes(words), None)
+        settings_to_try(read_axes(words), None)
 
 
 def sweep(runs: Path, *words: str) -> Comparison:

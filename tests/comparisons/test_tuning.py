@@ -11,9 +11,9 @@ from helpers.runs import OPENER
 import fedvl
 from fedvl.comparisons.contents import Failure
 from fedvl.comparisons.grid import Grid, layered, read_grid
-from fedvl.comparisons.run import Outcome, perform_grid
-from fedvl.comparisons.sweep import chosen_grid, edges, listed_axes, perform_sweep, read_axes, sweep_grid
-from fedvl.comparisons.tuning import perform_tuned, sentences, trials_of, tried_in, with_choices, write_grid
+from fedvl.comparisons.run import GridOutcome, perform_grid
+from fedvl.comparisons.sweep import chosen_grid, listed_axes, perform_sweep, read_axes, settings_at_edge, sweep_grid
+from fedvl.comparisons.tuning import perform_tuned, trials_of, tried_in, tuning_sentences, with_choices, write_grid
 from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
 from fedvl.runs.contents import Result
@@ -94,7 +94,7 @@ def chosen_of(values: dict[str, list[float | None]], untrained: float = 10.0) ->
         tune={"training.learning_rate": [float(rate) for rate in values]},
         seeds=2,
     )
-    trials = Outcome(trials_of(grid))
+    trials = GridOutcome(trials_of(grid))
     for rate, found in values.items():
         place = (f"linear: learning_rate {float(rate)}", "x")
         for seed, value in enumerate(found):
@@ -114,14 +114,14 @@ def test_the_mean_over_seeds_decides_and_a_setting_that_fails_does_not_count() -
     assert grid.cells == {"linear": {"x": {"training": {"learning_rate": 0.2}}}}
     assert (cell.at_edge, cell.ties, cell.untrained, cell.best) == ([], [], 10.0, 52)
     assert "evaluation" not in next(grid.cases()).settings  # the test of a model of all training images
-    (told,) = sentences([cell], 0.2)
+    (told,) = tuning_sentences([cell], 0.2)
     assert told.startswith("Tuned: 4 settings tried for each of 1 rows in each column, chosen by the mean of 2 seeds")
 
 
 def test_edges_ties_and_the_untrained_model_are_told() -> None:
     (_, (cell,)), _ = chosen_of({"0.1": [50, 52], "0.2": [51, 51], "0.3": [1, 1]}, untrained=51.0)
     assert (cell.at_edge, cell.ties) == (["training.learning_rate"], ["learning_rate 0.2"])
-    _, edge, tie, untrained = sentences([cell], 0.2)
+    _, edge, tie, untrained = tuning_sentences([cell], 0.2)
     assert edge == "The chosen value is at the end of its range (try more): linear (x)."
     assert tie == "Several settings are equal, and the first was taken: linear (x)."
     assert untrained == "The untrained model is as good on the validation images as the chosen setting: linear (x)."
@@ -134,7 +134,7 @@ def test_a_cell_of_which_everything_fails_is_left_out_and_told() -> None:
         grid_of(
             rows={"linear": method("linear")}, columns={"x": {}}, tune={"training.learning_rate": [0.1, 0.2]}, seeds=2
         ),
-        lambda part: trials if "linear" not in part.rows else Outcome(part),
+        lambda part: trials if "linear" not in part.rows else GridOutcome(part),
     )
     assert [failure.error for failure in outcome.failures] == [
         "No setting finished with every seed; the first: diverged"
@@ -147,7 +147,11 @@ def test_an_edge_is_of_numbers_that_differ() -> None:
         "b": {"training": {"learning_rate": 0.2, "optimiser": "adam", "momentum": 0.5}},
         "c": {"training": {"learning_rate": 0.3, "optimiser": "adam", "momentum": 0.5}},
     }
-    assert [edges(tried, name) for name in tried] == [["training.learning_rate"], [], ["training.learning_rate"]]
+    assert [settings_at_edge(tried, name) for name in tried] == [
+        ["training.learning_rate"],
+        [],
+        ["training.learning_rate"],
+    ]
 
 
 # --- from end to end

@@ -248,7 +248,7 @@ def test_a_few_bytes_cannot_claim_endless_texts(column: str, tmp_path: Path, mon
     table = read_path(tmp_path / "set.parquet")
     values: Any = table.labels if column == "label" else table.texts
     assert len({id(value) for value in values}) == 1
-    monkeypatch.setattr(arrow, "MAX_COLUMNS", 10**6 - 1)
+    monkeypatch.setattr(arrow, "MAX_TABLE_CHARACTERS", 10**6 - 1)
     with pytest.raises(FedVLError, match=r"labels and texts of .* have more than"):
         read_path(tmp_path / "set.parquet")
 

@@ -9,12 +9,12 @@ import pytest
 from fedvl.data.assemble import (
     Table,
     assemble,
-    corrected,
     hold_out_test,
     is_held_out,
     only_classes,
     plain_name,
     units_of_rows,
+    with_corrected_labels,
 )
 from fedvl.data.catalogue import CatalogueEntry
 from fedvl.data.sources import open_dataset
@@ -227,7 +227,7 @@ def test_a_dataset_can_be_cut_to_some_classes() -> None:
 def test_corrected_labels_keep_the_other_columns() -> None:
     whole = assemble("set", table(list("abbab"), ["train"] * 3 + ["test"] * 2, texts=list("vwxyz")))
     names = {part: [split.describe(index) for index in range(len(split))] for part, split in whole.splits.items()}
-    found = corrected(whole, {names["train"][1]: "A", names["test"][0]: ""}, "my.csv")
+    found = with_corrected_labels(whole, {names["train"][1]: "A", names["test"][0]: ""}, "my.csv")
     assert (labels_of(found, "train"), labels_of(found, "test")) == (["a", "a", "b"], ["b"])
     assert (found.splits["train"].texts, found.splits["test"].texts) == (tuple("vwx"), ("z",))
     assert found.notes == ("1 labels were corrected and 1 images left out by my.csv.",)

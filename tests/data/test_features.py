@@ -321,10 +321,10 @@ def test_missing_files_other_data_and_other_versions_are_mended(tmp_path):
 
     def other_version():
         content = index.read_bytes()
-        described = json.loads(content[: features.HEAD])
+        described = json.loads(content[: features.INDEX_HEAD])
         described["format"] += 1
         described["seal"] = features._seal(described)
-        index.write_bytes(json.dumps(described).encode().ljust(features.HEAD) + content[features.HEAD :])
+        index.write_bytes(json.dumps(described).encode().ljust(features.INDEX_HEAD) + content[features.INDEX_HEAD :])
 
     def link(path):
         path.rename(path.with_suffix(".elsewhere"))
@@ -433,7 +433,7 @@ def test_a_full_disk_is_one_sentence_and_what_was_written_counts(tmp_path, limit
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     encoder = Doubling()
     assert torch.equal(encode_split(Pictures(200), encoder, "features", tmp_path).tensor, expected(range(200)))
-    assert encoder.asked == 200 - max(0, limit - features.HEAD) // 72
+    assert encoder.asked == 200 - max(0, limit - features.INDEX_HEAD) // 72
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):

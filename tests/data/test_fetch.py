@@ -101,7 +101,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", str(binaries))
     monkeypatch.setenv("SHELF", str(shelf))
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "NPM_POLL_SECONDS", 0.01)
     return shelf
 
 

@@ -9,7 +9,7 @@ from helpers import planted
 
 from fedvl.data.check import PropertyCount, check
 from fedvl.data.faults import NAMES
-from fedvl.data.survey import OF_IMAGES, add, misstated, survey_of, tables_of
+from fedvl.data.survey import OF_IMAGES, add_surveys, misstated_survey, survey_of, tables_of
 from fedvl.display import Silent
 
 SITES = ("east", "north", "south")
@@ -28,7 +28,7 @@ def tables(folder, least=1):
 
 
 def survey(found):
-    return survey_of(add(list(found.values())), CLASSES, list(SITES), [], [], True, "now")
+    return survey_of(add_surveys(list(found.values())), CLASSES, list(SITES), [], [], True, "now")
 
 
 def test_clean_sites_have_no_fault(clean):
@@ -82,7 +82,7 @@ def test_counts_that_leave_by_themselves_are_rounded_down(clean, tmp_path):
     assert found["east"]["images"][row].tolist() == [0, 5, 0, 0]
     assert found["north"]["images"][row].tolist() == [10, 5, 0, 0]
     assert found["east"]["totals"].tolist() == [1, 80, 80]
-    total = add([found["east"], found["north"]])
+    total = add_surveys([found["east"], found["north"]])
     assert total["images"][row].tolist() == [10, 10, 0, 0]
     assert total["faults"][:, NAMES.index("rare-class")].tolist() == [1, 5]
     for name in OF_IMAGES:
@@ -91,10 +91,10 @@ def test_counts_that_leave_by_themselves_are_rounded_down(clean, tmp_path):
 
 def test_what_are_no_tables_of_a_survey(clean):
     good = tables(clean)["east"]
-    assert misstated(good, len(CLASSES), 1) is None
-    assert "shapes" in str(misstated(good, 4, 1))
-    assert "shapes" in str(misstated({**good, "more": np.zeros(1, np.int64)}, len(CLASSES), 1))
-    assert "another number of sites" in str(misstated(good, len(CLASSES), 2))
-    assert "negative or too large" in str(misstated({**good, "sizes": good["sizes"] - 1}, len(CLASSES), 1))
-    assert "negative or too large" in str(misstated({**good, "sizes": good["sizes"] + 2**40}, len(CLASSES), 1))
-    assert "number of sites" in str(misstated({**good, "renamed": good["renamed"] + 2}, len(CLASSES), 1))
+    assert misstated_survey(good, len(CLASSES), 1) is None
+    assert "shapes" in str(misstated_survey(good, 4, 1))
+    assert "shapes" in str(misstated_survey({**good, "more": np.zeros(1, np.int64)}, len(CLASSES), 1))
+    assert "another number of sites" in str(misstated_survey(good, len(CLASSES), 2))
+    assert "negative or too large" in str(misstated_survey({**good, "sizes": good["sizes"] - 1}, len(CLASSES), 1))
+    assert "negative or too large" in str(misstated_survey({**good, "sizes": good["sizes"] + 2**40}, len(CLASSES), 1))
+    assert "number of sites" in str(misstated_survey({**good, "renamed": good["renamed"] + 2}, len(CLASSES), 1))

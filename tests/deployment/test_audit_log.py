@@ -10,7 +10,7 @@ import pytest
 from helpers.parties import RUN, request
 
 from fedvl.deployment import audit_log
-from fedvl.deployment.audit_log import FIRST, LOG_FILE, AuditLog, own_rounds, read_log, who_took_part
+from fedvl.deployment.audit_log import FIRST, LOG_FILE, AuditLog, own_rounds, participation_of, read_log
 from fedvl.deployment.messages import Header, Message
 from fedvl.errors import FedVLError
 from fedvl.federation.records import Refused
@@ -212,7 +212,7 @@ def test_a_server_knows_the_bytes_of_each_party_and_when_it_answered_last_in_a_r
     folder = RunFolder(tmp_path / "run")
     folder.experiment, folder.federation = resolve_experiment({}), Federation(federation="clinic", run=RUN)
     monkeypatch.chdir(tmp_path.parent)
-    found = who_took_part(tmp_path, folder, ["north", "south"])
+    found = participation_of(tmp_path, folder, ["north", "south"])
     assert found.parties == [
         PartyBytes(name="north", bytes_up=5, bytes_down=5),
         PartyBytes(name="south", bytes_up=7, bytes_down=5),
@@ -237,7 +237,7 @@ def test_a_server_of_several_experiments_is_told_which_to_run_again(log, tmp_pat
         resolve_experiment({"method": {"name": "fst-cbdg"}}),
         Federation(federation="clinic", run=RUN),
     )
-    first = (who_took_part(tmp_path, folder, ["north"]).command or "").splitlines()[0]
+    first = (participation_of(tmp_path, folder, ["north"]).command or "").splitlines()[0]
     assert first == f"fedvl server {tmp_path} --experiment fst-cbdg"
 
 

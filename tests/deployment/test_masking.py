@@ -22,7 +22,6 @@ from fedvl.deployment.masking import (
     SEALED_BYTES,
     SECRET_BYTES,
     SHARE_BYTES,
-    evaluate,
     join_shares,
     lagrange,
     masked,
@@ -33,6 +32,7 @@ from fedvl.deployment.masking import (
     stream,
     unmask,
     unseal,
+    value_at,
 )
 from fedvl.errors import FedVLError
 
@@ -125,7 +125,7 @@ def test_a_false_share_gives_no_secret():
 
 
 def test_a_polynomial_by_hand():
-    assert evaluate([5, 3, 2], 4) == 5 + 3 * 4 + 2 * 16
+    assert value_at([5, 3, 2], 4) == 5 + 3 * 4 + 2 * 16
     # 5 + 3x + 2x^2 at 1, 2, 3 is 10, 19, 32; holders are counted from 0
     weights = lagrange((0, 1, 2))
     assert [weight if weight < 10 else weight - PRIME for weight in weights.values()] == [3, -3, 1]

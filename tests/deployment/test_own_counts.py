@@ -11,7 +11,7 @@ import torch
 from fedvl.deployment.own_counts import MODEL_HASH, as_tensors, own_counts, request_of
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import count, shapes, withheld
+from fedvl.evaluation.counts import count, shapes_of_counts, withheld
 from fedvl.runs.evaluation import shares_of
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import prepare
@@ -60,7 +60,7 @@ def test_without_test_images_there_is_nothing_but_zeros_in_a_secure_sum(prepared
     untested = replace(prepared, test=replace(prepared.test, samples=none))
     assert own_counts(untested, folder, request_, 5) is None
     zeros: Any = own_counts(untested, folder, request_, 1)
-    assert {name: tuple(table.shape) for name, table in zeros.items()} == shapes(len(prepared.class_names))
+    assert {name: tuple(table.shape) for name, table in zeros.items()} == shapes_of_counts(len(prepared.class_names))
     assert not any(table.any() for table in zeros.values())
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedvl.data.survey import shapes
+from fedvl.data.survey import survey_shapes
 from fedvl.deployment import survey as module
 from fedvl.deployment.survey import survey_sites
 from fedvl.display import Silent
@@ -18,7 +18,7 @@ from fedvl.runs.settings import resolve_experiment
 
 
 def tables(images: int):
-    found = {name: np.zeros(shape, np.int64) for name, shape in shapes(2).items()}
+    found = {name: np.zeros(shape, np.int64) for name, shape in survey_shapes(2).items()}
     found["images"][0, 0], found["totals"][:] = images, (1, images, images)
     return found
 

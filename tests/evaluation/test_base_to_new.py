@@ -8,7 +8,7 @@ from helpers.runs import OPENER, prepare
 
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.base_to_new import Hits, described, harmonic_mean, kept, mean_intervals, set_figures
+from fedvl.evaluation.base_to_new import Hits, figures_with_intervals, harmonic_mean, kept, mean_intervals, set_figures
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -55,11 +55,11 @@ def test_intervals_draw_images_again_and_hold_the_figure() -> None:
     generator = np.random.default_rng(1)
     owner = np.arange(400) % 4
     hits = Hits(owner, *((generator.random(400) < share).astype(float) for share in (0.9, 0.7, 0.6, 0.4)))
-    for row in described(hits, None):
+    for row in figures_with_intervals(hits, None):
         low, high = row.interval
         assert low < row.accuracy < high
         assert "zero_shot_accuracy" not in row.to_dict()
-    own, local, base, new, *_ = described(hits, None)
+    own, local, base, new, *_ = figures_with_intervals(hits, None)
     # A share of 400 images has a standard error of about 100 sqrt(p (1 - p) / 400).
     for row, share in ((own, 0.9), (local, 0.7), (base, 0.6), (new, 0.4)):
         width = row.interval[1] - row.interval[0]

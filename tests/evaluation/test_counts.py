@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from fedvl.evaluation import counts as module
-from fedvl.evaluation.counts import BINS, GROUPS, MERGED, PARTS, add, count, edges, given, merge_bins, withheld
+from fedvl.evaluation.counts import (
+    BINS,
+    GROUPS,
+    MERGED,
+    PARTS,
+    add_counts,
+    bin_edges,
+    count,
+    given,
+    merge_bins,
+    withheld,
+)
 
 
 def drawn(images=400, classes=4, seed=0, skill=2.0):
@@ -28,7 +39,7 @@ def test_an_image_is_in_the_bin_of_its_share():
     labels, shares = np.array([0]), np.array([[0.7, 0.3]])
     found = count(labels, shares)
     first = int(found.scores[0, 1].argmax())
-    assert edges()[first] <= 0.7 < edges()[first + 1]
+    assert bin_edges()[first] <= 0.7 < bin_edges()[first + 1]
     assert found.calibration[1].argmax() == int(0.7 * GROUPS * PARTS)
 
 
@@ -41,7 +52,7 @@ def test_a_share_at_the_end_is_in_the_last_bin(share):
 def test_counts_of_sites_add_up_to_those_of_all_images():
     labels, shares = drawn()
     parts = [count(labels[rows], shares[rows]) for rows in np.array_split(np.arange(400), 3)]
-    for left, right in zip(add(parts), count(labels, shares), strict=True):
+    for left, right in zip(add_counts(parts), count(labels, shares), strict=True):
         assert np.array_equal(left, right)
 
 

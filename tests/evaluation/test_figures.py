@@ -9,13 +9,13 @@ from sklearn import metrics
 
 from fedvl.evaluation import figures as module
 from fedvl.evaluation.calibration import calibration_error
-from fedvl.evaluation.counts import BINS, add, count, edges, empty, withheld
+from fedvl.evaluation.counts import BINS, add_counts, bin_edges, count, empty, withheld
 from fedvl.evaluation.figures import choose_thresholds, half
 
 NAMES = ["a", "b", "c", "d"]
 HALF = [half()] * 4
 ROUNDING = 1e-12
-figures: Any = module.figures  # whose figures may be absent
+figures: Any = module.figures_of_counts  # whose figures may be absent
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -56,7 +56,7 @@ def test_rates_at_a_threshold_are_those_of_the_scores():
     for number, each in enumerate(figures(count(labels, shares), NAMES, thresholds).classes):
         said, truth = shares[:, number] >= each.threshold, labels == number
         (true_negative, false_positive), (false_negative, true_positive) = metrics.confusion_matrix(truth, said)
-        assert each.threshold == edges()[thresholds[number]]
+        assert each.threshold == bin_edges()[thresholds[number]]
         assert each.sensitivity.value == pytest.approx(100 * true_positive / (true_positive + false_negative))
         assert each.specificity.value == pytest.approx(100 * true_negative / (true_negative + false_positive))
         assert each.ppv.value == pytest.approx(100 * true_positive / (true_positive + false_positive))
@@ -71,7 +71,7 @@ def test_a_threshold_has_the_largest_index_of_youden():
     labels, shares = drawn()
     for number, bin_ in enumerate(choose_thresholds(count(labels, shares))):
         alarms, hits, cuts = metrics.roc_curve(labels == number, shares[:, number])
-        said, truth = shares[:, number] >= edges()[bin_], labels == number
+        said, truth = shares[:, number] >= bin_edges()[bin_], labels == number
         chosen = said[truth].mean() - said[~truth].mean()
         assert chosen == pytest.approx((hits - alarms).max(), abs=0.02)
         assert len(cuts)
@@ -104,7 +104,7 @@ def test_a_site_that_withholds_leaves_the_areas_of_all():
     parts = [drawn(300, seed=seed) for seed in range(3)]
     tables = [count(*parts[0]), *(withheld(labels, shares, 5) for labels, shares in parts[1:])]
     labels, shares = (np.concatenate(part) for part in zip(*parts, strict=True))
-    found = figures(add(tables), NAMES, HALF)
+    found = figures(add_counts(tables), NAMES, HALF)
     for number, each in enumerate(found.classes):
         wanted = metrics.roc_auc_score(labels == number, shares[:, number])
         assert abs(each.auroc.value - wanted) <= each.auroc.binning + ROUNDING

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.small import small_task
 
-from fedvl.evaluation.base_to_new import figures
+from fedvl.evaluation.base_to_new import set_percentages
 from fedvl.evaluation.judge import Judge
 from fedvl.methods.base import Method, Options, Samples
 from fedvl.methods.roles import Private
@@ -60,7 +60,7 @@ def test_each_set_is_asked_among_its_own_candidates() -> None:
     assert hits.local.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]  # as base, of the owner alone
     assert hits.base.tolist() == [0.0, 0.5, 0.0, 0.0, 1.0]  # client 0 favours class 0: 5 < 6
     assert hits.new.tolist() == [0.5, 1.0]  # client 0 says 0 for the first, 5 > 3
-    found = figures(hits)
+    found = set_percentages(hits)
     assert found["own"] == pytest.approx((50 + 200 / 3) / 2) == judged.figures["accuracy"]
     assert found["local"] == pytest.approx((0 + 100 / 3) / 2)
     assert found["base"] == pytest.approx(30.0)
@@ -89,7 +89,7 @@ def test_local_takes_the_model_of_the_images_owner(kept: bool) -> None:
     # With 0.3 for class 2: 0.8 < 1 and 1.2 > 1.
     assert hits.local.tolist() == [1.0, 0.0, float(kept)]
     assert hits.base.tolist() == [1.0, 0.0, 0.5 * kept]
-    assert figures(hits)["local"] == pytest.approx((100 + 50 * kept) / 2)
+    assert set_percentages(hits)["local"] == pytest.approx((100 + 50 * kept) / 2)
 
 
 def scored(rows: list[list[float]], labels: list[int]) -> Samples:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvl.evaluation.long_tail import BOUNDS, THIRDS, described, groups
+from fedvl.evaluation.long_tail import BOUNDS, THIRDS, accuracy_by_group, groups
 
 
 def test_the_usual_bounds_count_100_and_20_as_medium():
@@ -20,7 +20,7 @@ def test_thirds_where_a_group_would_be_empty():
 
 def test_accuracy_is_of_the_test_images_of_a_group():
     confusion = np.array([[8, 2, 0, 0], [5, 3, 2, 0], [1, 0, 1, 2], [0, 0, 0, 0]])
-    found = described(np.array([200, 150, 50, 10]), confusion, np.diag([10, 10, 4, 0]))
+    found = accuracy_by_group(np.array([200, 150, 50, 10]), confusion, np.diag([10, 10, 4, 0]))
     many, medium, few = found.groups
     assert (many.test_images, many.training_images, many.classes) == (20, 350, [0, 1])
     assert many.accuracy == pytest.approx(100 * 11 / 20)

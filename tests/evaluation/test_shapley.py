@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedvl.evaluation.shapley import contributions
+from fedvl.evaluation.shapley import shapley_values
 
 
 def gloves(coalition):
@@ -30,7 +30,7 @@ def over_all_orders(game, players):
 
 
 def test_the_glove_game_has_its_known_solution():
-    found = contributions(gloves, (0, 1, 2))
+    found = shapley_values(gloves, (0, 1, 2))
     assert found.shapley == pytest.approx((2 / 3, 1 / 6, 1 / 6))
     assert found.leave_one_out == [1.0, 0.0, 0.0]
     assert (found.total, found.empty, found.orders, found.valued) == (1.0, 0.0, 0, 8)
@@ -41,7 +41,7 @@ def test_the_glove_game_has_its_known_solution():
 def test_exact_values_are_the_mean_over_all_orders_and_efficient(seed, count):
     players = tuple(range(3, 3 + count))
     game = table_game(seed, players)
-    found = contributions(game, players)
+    found = shapley_values(game, players)
     assert found.shapley == pytest.approx(over_all_orders(game, players), abs=1e-12)
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-12)
     assert found.leave_one_out[0] == pytest.approx(game(frozenset(players)) - game(frozenset(players[1:])))
@@ -52,10 +52,10 @@ def test_exact_values_are_the_mean_over_all_orders_and_efficient(seed, count):
 def test_sampled_values_are_efficient_and_their_intervals_hold_the_exact_ones(seed):
     players = tuple(range(5))
     game = table_game(seed, players)
-    found = contributions(game, players, orders=200, seed=seed)
+    found = shapley_values(game, players, orders=200, seed=seed)
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
     for value, (low, high), estimate in zip(
-        contributions(game, players).shapley, found.intervals, found.shapley, strict=True
+        shapley_values(game, players).shapley, found.intervals, found.shapley, strict=True
     ):
         assert low < estimate < high
         assert low - (high - low) < value < high + (high - low)
@@ -64,11 +64,11 @@ def test_sampled_values_are_efficient_and_their_intervals_hold_the_exact_ones(se
 def test_intervals_cover_the_exact_value_in_about_95_of_100_draws():
     players = tuple(range(4))
     game = table_game(7, players)
-    exact = contributions(game, players).shapley
+    exact = shapley_values(game, players).shapley
     covered = [
         low <= value <= high
         for seed in range(150)
-        for value, (low, high) in zip(exact, contributions(game, players, 40, seed).intervals, strict=True)
+        for value, (low, high) in zip(exact, shapley_values(game, players, 40, seed).intervals, strict=True)
     ]
     assert 0.92 < np.mean(covered) < 0.98
 
@@ -80,6 +80,6 @@ def test_a_coalition_is_valued_once():
         asked.append(coalition)
         return float(len(coalition))
 
-    found = contributions(game, (0, 1, 2, 3))
+    found = shapley_values(game, (0, 1, 2, 3))
     assert len(asked) == len(set(asked)) == found.valued == 16
     assert found.shapley == pytest.approx((1.0,) * 4)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvl.federation.chunks import LABELS, add_columns, places_of, same_form, share_out, stacked_private
+from fedvl.federation.chunks import LABELS, add_columns, places_of, same_form, share_out_to_chunks, stacked_private
 from fedvl.federation.stacks import Folded, Rows, Stack
 from fedvl.methods.roles import Private, Roles
 
@@ -24,7 +24,7 @@ def stack(clients, **tensors):
 
 def test_clients_are_sorted_by_samples_then_number_and_those_without_are_left_out():
     rows = rows_of_sizes(3, 0, 5, 3, 1)
-    chunks = share_out([stack(range(5))], rows, ROLES, 2, SHARED, None)
+    chunks = share_out_to_chunks([stack(range(5))], rows, ROLES, 2, SHARED, None)
     assert [chunk.clients for chunk in chunks] == [[2, 0], [3, 4]]
     assert [chunk.used for chunk in chunks] == [[5, 3], [3, 1]]
     assert all(chunk.begins == [SHARED] for chunk in chunks)
@@ -33,7 +33,7 @@ def test_clients_are_sorted_by_samples_then_number_and_those_without_are_left_ou
 def test_clients_with_private_tensors_of_different_shapes_are_in_different_chunks():
     rows = rows_of_sizes(2, 2, 2)
     narrow, wide = stack([0, 2], own=torch.tensor([[1.0], [2.0]])), stack([1], own=torch.tensor([[3.0, 4.0]]))
-    chunks = share_out([narrow, wide], rows, ROLES, 10, SHARED, None)
+    chunks = share_out_to_chunks([narrow, wide], rows, ROLES, 10, SHARED, None)
     assert [chunk.clients for chunk in chunks] == [[0, 2], [1]]
     assert chunks[0].private["own"].tolist() == [[1.0], [2.0]]
     assert chunks[1].private["own"].tolist() == [[3.0, 4.0]]
@@ -43,7 +43,7 @@ def test_a_tensor_with_a_row_per_sample_is_padded_to_one_more_than_the_largest_c
     """Stacks differ in how many rows they have, and are stacked all the same."""
     rows = rows_of_sizes(1, 3)
     one, three = stack([0], memory=torch.tensor([[[7.0]]])), stack([1], memory=torch.tensor([[[1.0], [2.0], [3.0]]]))
-    (chunk,) = share_out([one, three], rows, ROLES, 10, SHARED, None)
+    (chunk,) = share_out_to_chunks([one, three], rows, ROLES, 10, SHARED, None)
     assert chunk.clients == [1, 0]
     assert chunk.private["memory"].squeeze(-1).tolist() == [[1.0, 2.0, 3.0, 0.0], [7.0, 0.0, 0.0, 0.0]]
 
@@ -51,14 +51,14 @@ def test_a_tensor_with_a_row_per_sample_is_padded_to_one_more_than_the_largest_c
 def test_samples_labelled_minus_one_are_not_counted():
     rows = rows_of_sizes(3, 2, 2)
     labels = torch.tensor([[-1, 4, -1], [0, 1, -1], [-1, -1, -1]])
-    chunks = share_out([stack(range(3), **{LABELS: labels})], rows, ROLES, 10, SHARED, None)
+    chunks = share_out_to_chunks([stack(range(3), **{LABELS: labels})], rows, ROLES, 10, SHARED, None)
     assert [(chunk.clients, chunk.used) for chunk in chunks] == [([1, 0], [2, 1])]
 
 
 def test_clients_that_begin_with_states_of_their_own_shapes_get_them():
     rows = rows_of_sizes(1, 2, 3)
     own = {0: {"w": torch.zeros(2)}, 1: {"w": torch.zeros(3)}, 2: {"w": torch.ones(2)}}
-    chunks = share_out([stack(range(3))], rows, ROLES, 10, SHARED, own)
+    chunks = share_out_to_chunks([stack(range(3))], rows, ROLES, 10, SHARED, own)
     begun = {tuple(chunk.clients): [tensors["w"].tolist() for tensors in chunk.begins] for chunk in chunks}
     assert begun == {(2, 0): [[1.0, 1.0], [0.0, 0.0]], (1,): [[0.0, 0.0, 0.0]]}
 

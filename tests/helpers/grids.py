@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedvl.comparisons.grid import Grid
-from fedvl.comparisons.run import Outcome
+from fedvl.comparisons.run import GridOutcome
 
 NOTHING: dict[str, Any] = {}
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
@@ -83,8 +83,8 @@ def grid_of(**fields: Any) -> Grid:
     return Grid.model_validate({"rows": {"a": {}}, **fields})
 
 
-def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> Outcome:
+def outcome_of(figures: dict[tuple[str, str], list[Any]], **fields: Any) -> GridOutcome:
     rows, columns = (dict.fromkeys((place[axis] for place in figures), NOTHING) for axis in (0, 1))
     grid = grid_of(rows=rows, columns=columns, **fields)
     seeds = {place: list(range(len(found))) for place, found in figures.items()}
-    return Outcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()}, seeds=seeds)
+    return GridOutcome(grid, figures, {place: ["folder"] * len(found) for place, found in figures.items()}, seeds=seeds)

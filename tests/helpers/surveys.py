@@ -4,7 +4,7 @@ import numpy as np
 
 from fedvl.data.check import NAMES_OF_BARS, bars
 from fedvl.data.faults import FAULT_KINDS
-from fedvl.data.survey import Found, Survey, SurveyedClass
+from fedvl.data.survey import FaultAtSites, Survey, SurveyedClass
 
 
 def made_up_survey(clean: bool = False) -> Survey:
@@ -27,7 +27,9 @@ def made_up_survey(clean: bool = False) -> Survey:
         faults=[]
         if clean
         else [
-            Found(kind=kind, title=FAULT_KINDS[kind].title, fix=FAULT_KINDS[kind].fix, sites=sites, images=images)
+            FaultAtSites(
+                kind=kind, title=FAULT_KINDS[kind].title, fix=FAULT_KINDS[kind].fix, sites=sites, images=images
+            )
             for kind, sites, images in faults
         ],
         **{key: bars(names, np.arange(1, len(names) + 1)) for key, names in NAMES_OF_BARS.items()},

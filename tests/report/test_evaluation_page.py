@@ -2,8 +2,8 @@
 
 from evaluation.test_counts import drawn
 
-from fedvl.evaluation.counts import add, count, withheld
-from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures
+from fedvl.evaluation.counts import add_counts, count, withheld
+from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures_of_counts
 from fedvl.report.evaluation_page import evaluation_lines, write_evaluation_page
 
 NAMES = ["benign nevus", "melanoma", "keratosis", "a class with a rather long name"]
@@ -15,7 +15,7 @@ def made_up_evaluation(secure=False, skill=2.0):
         site: count(labels, shares) if secure else withheld(labels, shares, 5)
         for site, (labels, shares) in parts.items()
     }
-    total = add(list(tables.values()))
+    total = add_counts(list(tables.values()))
     thresholds = choose_thresholds(total)
     return Evaluation(
         fedvl_version="0.2.0",
@@ -30,8 +30,8 @@ def made_up_evaluation(secure=False, skill=2.0):
         sites=list(parts),
         missing=["hospital-c"],
         refused=[],
-        pooled=figures(total, NAMES, thresholds),
-        by_site={} if secure else {site: figures(table, NAMES, thresholds) for site, table in tables.items()},
+        pooled=figures_of_counts(total, NAMES, thresholds),
+        by_site={} if secure else {site: figures_of_counts(table, NAMES, thresholds) for site, table in tables.items()},
     )
 
 

@@ -8,7 +8,7 @@ from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.runs.contents import Federation
-from fedvl.runs.contributions import by_retraining, by_sent_statistics, by_statistics, measure, plan_of
+from fedvl.runs.contributions import by_retraining, by_sent_statistics, by_statistics, plan_of, value_coalitions
 from fedvl.runs.settings import resolve_experiment
 
 LINEAR = {
@@ -42,7 +42,7 @@ def test_shares_of_a_run_add_up_and_are_kept_in_its_folder(tmp_path):
     folder = finished(tmp_path / "run", resolve_experiment(settings()))
     plan = plan_of(folder, None)
     assert (plan.orders, plan.coalitions, plan.retrains) == (0, 32, False)
-    found = measure(folder, plan, Silent())
+    found = value_coalitions(folder, plan, Silent())
     assert found.total == folder.result.accuracy
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
     folder.write_contributions(found)
@@ -72,7 +72,7 @@ def test_between_machines_coalitions_are_those_of_the_sums_that_clients_sent(tmp
     simulated, sent = by_statistics(experiment), by_sent_statistics(folder)
     for coalition in (frozenset(), frozenset({0}), frozenset({1, 4}), frozenset({0, 2, 3}), frozenset(range(5))):
         assert sent(coalition) == simulated(coalition)
-    found = measure(folder, plan, Silent())
+    found = value_coalitions(folder, plan, Silent())
     assert found.total == folder.result.accuracy
     assert sum(found.shapley) == pytest.approx(found.total - found.empty, abs=1e-9)
 

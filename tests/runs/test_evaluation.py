@@ -13,7 +13,7 @@ from sklearn import metrics
 from fedvl.data.sources import open_dataset
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import count, edges
+from fedvl.evaluation.counts import bin_edges, count
 from fedvl.evaluation.figures import choose_thresholds, half
 from fedvl.runs.evaluation import (
     AT_HALF,
@@ -98,7 +98,7 @@ def test_a_finished_run_has_the_figures_and_the_thresholds_of_its_test(run):
     bins = choose_thresholds(count(labels, shares))
     assert chosen.bins(folder.result.class_names) == bins
     assert chosen.bins(["a class of nobody"]) == [half()]
-    assert list(chosen.shares.values()) == [edges()[bin_] for bin_ in bins]
+    assert list(chosen.shares.values()) == [bin_edges()[bin_] for bin_ in bins]
 
 
 def test_thresholds_are_chosen_on_held_out_images_if_there_are_some(tmp_path):

@@ -24,7 +24,7 @@ from fedvl.runs.contents import Status, Withdrawal
 from fedvl.runs.experiment import complete
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.withdrawal import (
-    Answers,
+    TestAnswers,
     check_comparable,
     compare,
     difference,
@@ -203,7 +203,7 @@ def answers(classes, trained, start=None):
         path=SimpleNamespace(absolute=lambda: "a folder"), result=SimpleNamespace(state_sha256=None)
     )
     labels = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2])
-    return Answers(folder, np.array(classes), labels, trained, start or {})  # type: ignore[arg-type]
+    return TestAnswers(folder, np.array(classes), labels, trained, start or {})  # type: ignore[arg-type]
 
 
 def test_the_difference_is_counted_on_the_images_that_both_answer():

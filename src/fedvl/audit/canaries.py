@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedvl.audit.evidence import Evidence, only_first
-from fedvl.audit.finding import Epsilon, Numbers
+from fedvl.audit.finding import Epsilon
 from fedvl.audit.imitation import ONE_STEP, Began, CannotImitateError, imitate, joined
 from fedvl.audit.messages import Recorder, subtract
 from fedvl.audit.one_run import CONFIDENCE, audit_guesses, epsilon_bound
+from fedvl.evaluation.statistics import Numbers
 from fedvl.federation.checks import length
 from fedvl.federation.fixed_point import SUMMED_FIGURES, encode_update, rounding_error
 from fedvl.federation.local import LocalEngine, Summed
@@ -33,12 +34,12 @@ from fedvl.runs.experiment import local_engine, make_federation
 from fedvl.seeding import numpy_generator, torch_generator
 from fedvl.tensors import Tensors
 
-NAME = "empirical-epsilon"
+EPSILON_FINDING = "empirical-epsilon"
 MAX_CANARIES, MAX_ROUNDS = 400, 10
 FEW_CANARIES = 120  # images, where an encoder runs in each step
 FAR = 2.0  # norm of a canary's update, as a multiple of what it is cut to or of the farthest client
-MANY = 2**16  # numbers of a model, beyond which directions are not made orthogonal
-GRID = 60  # amplitudes of canaries that are tried
+MAX_ORTHOGONAL = 2**16  # numbers of a model, beyond which directions are not made orthogonal
+AMPLITUDES = 60  # amplitudes of canaries that are tried
 RIDGE = 1e-3  # of the least squares, as a share of the mean square of a signature
 
 
@@ -120,7 +121,7 @@ def toss_images(evidence: Evidence) -> Tossed:
     engine = local_engine(replace(evidence.prepared, training=training))
     recorder = Recorder(engine, len(rows))
     federation = make_federation(evidence.prepared, engine)
-    began = run_first(federation, rounds_of(evidence))
+    began = begin_rounds(federation, rounds_of(evidence))
     sent = {
         client: {message.round_index: message for message in messages} for client, messages in recorder.messages.items()
     }
@@ -201,7 +202,7 @@ def coefficients(effects: Tensor, change: Tensor) -> tuple[Numbers, Numbers]:
 def amplitude(found: Numbers, precision: Numbers) -> float:
     """Return the likeliest coefficient of a canary that is in, if half of them are."""
     largest = float(np.abs(found).max()) or 1.0
-    grid = largest * np.geomspace(1e-3, 1.0, GRID)
+    grid = largest * np.geomspace(1e-3, 1.0, AMPLITUDES)
     # of each coefficient the likelihood of being in, as a multiple of that of being left out
     gains = precision * (found * grid[:, None] - grid[:, None] ** 2 / 2)
     return float(grid[int(np.logaddexp(0.0, gains).sum(1).argmax())])
@@ -236,7 +237,7 @@ class Canaries:
         self.privacy, self.included = privacy, tosses(count)
         numbers = sum(tensor.numel() for tensor in shared.values())
         directions = torch.randn(count, numbers, generator=torch_generator(0, "canary directions"))
-        if numbers < MANY:  # of many numbers random directions hardly meet
+        if numbers < MAX_ORTHOGONAL:  # of many numbers random directions hardly meet
             directions = torch.linalg.qr(directions.T)[0].T
         self.directions = normalize(directions, dim=1)
         self.draws = numpy_generator(0, "canary sample")
@@ -300,7 +301,7 @@ def toss_clients(evidence: Evidence) -> Tossed:
     canaries = federation.canaries = Canaries(plain.shared, plain.privacy, count)
     if plain.config.secure_sum:
         add_to_sums(engine, canaries)
-    began = run_first(federation, rounds_of(evidence))
+    began = begin_rounds(federation, rounds_of(evidence))
     states = [*(before for _, before in began), federation.shared]
     changes = [flat(subtract(after, before)) for before, after in pairwise(states)]
     return Tossed(canaries.scores(changes), canaries.included, len(began), spent_by(federation))
@@ -338,7 +339,7 @@ def spent_by(federation: Federation) -> float:
     return spent.epsilon
 
 
-def run_first(federation: Federation, rounds: int) -> list[Began]:
+def begin_rounds(federation: Federation, rounds: int) -> list[Began]:
     """Run the first rounds; return what each began with."""
     began: list[Began] = []
     federation.config = only_first(federation, rounds)

@@ -11,11 +11,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from fedvl.audit import perform
-from fedvl.audit.canaries import NAME as EPSILON
-from fedvl.audit.finding import SERVER, SHOWN, Audit, written
+from fedvl.audit.canaries import EPSILON_FINDING
+from fedvl.audit.finding import SERVER, SHOWN, Audit, written_value
 from fedvl.audit.imitation import METHOD_FAILS
 from fedvl.audit.perform import unexamined
-from fedvl.audit.show import figure, interval, setting, shape_of
+from fedvl.audit.show import finding_figure, interval, setting, shape_of
 from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
@@ -146,9 +146,9 @@ def certify(
             Attack(
                 name=each.name,
                 view=each.view,
-                value=figure(each),
+                value=finding_figure(each),
                 interval=interval(each),
-                chance=written(each.chance, each.unit),
+                chance=written_value(each.chance, each.unit),
                 verdict=each.verdict,
                 conclusion=each.conclusion,
                 accepted=limits.get(each.name),
@@ -222,7 +222,7 @@ def check_leaks(found: Audit, limits: Limits) -> Check:
     """Hold if no attack shows a leak, unless its whole interval is below a limit that was given."""
     name = "No attack shows a leak that was not accepted"
     beyond = [
-        f"{each.name} by {each.view} ({figure(each)}, {interval(each)})"
+        f"{each.name} by {each.view} ({finding_figure(each)}, {interval(each)})"
         for each in found.findings
         if each.interval[1] > limits.get(each.name, float("inf" if each.verdict != SHOWN else "-inf"))
     ]
@@ -240,7 +240,7 @@ def check_leaks(found: Audit, limits: Limits) -> Check:
 def check_epsilon(found: Audit) -> Check:
     name, epsilon = "The privacy budget, if there is one, holds", found.epsilon
     if epsilon is None:
-        failed = [each.sentence for each in found.unmeasured if each.name == EPSILON]
+        failed = [each.sentence for each in found.unmeasured if each.name == EPSILON_FINDING]
         if failed:
             return Check(name=name, holds=False, sentence=f"The budget was not tested. {failed[0]}")
         return Check(name=name, holds=True, sentence="No noise is added, so that no budget is claimed.")

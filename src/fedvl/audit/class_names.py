@@ -23,7 +23,7 @@ from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
 
 NAMES = ("class-names", "class-names-by-seed")
-MEASURE = "share of a client's class names among the first guesses, as many as it has classes"
+NAMES_MEASURE = "share of a client's class names among the first guesses, as many as it has classes"
 MAX_SWAPS = 40  # classes, up to which sets are also improved by exchanging two
 
 
@@ -69,7 +69,7 @@ def by_dictionary(evidence: Evidence, tensor: str, messages: dict[int, Message])
         f"what it sends (chance level {100 * chance:.2g})."
     )
     counted = f"{len(messages)} clients and {sum(sizes)} names"
-    return Finding(NAMES[0], SERVER, MEASURE, value, interval, chance, sentence, "", (tensor,), counted)
+    return Finding(NAMES[0], SERVER, NAMES_MEASURE, value, interval, chance, sentence, "", (tensor,), counted)
 
 
 def true_names(evidence: Evidence, client: int) -> set[str]:
@@ -98,7 +98,7 @@ def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Ou
     right = total = 0
     for client, message in messages.items():
         held = true_names(evidence, client)
-        decoded = decode(evidence, tensor, message)
+        decoded = nearest_classes(evidence, tensor, message)
         if decoded is None:
             reason = (
                 f"'{tensor}' is made of images, not of labels and the seed alone, so that this attack does not apply."
@@ -120,7 +120,7 @@ def by_seed(evidence: Evidence, tensor: str, messages: dict[int, Message]) -> Ou
     return Finding(NAMES[1], SERVER, measured, value, interval, chance, sentence, "", (tensor,), counted)
 
 
-def decode(evidence: Evidence, tensor: str, message: Message) -> list[int] | None:
+def nearest_classes(evidence: Evidence, tensor: str, message: Message) -> list[int] | None:
     """Return the classes whose vector, with what the seed gives, is nearest to what was sent.
 
     None if the vector cannot be made of classes and the seed alone.

@@ -93,7 +93,7 @@ class Evidence:
 
     def histogram(self, client: int) -> NDArray[np.float64]:
         """Return the true share of each class among a client's images."""
-        return shares_of(self.labels(self.rows(client)), self.classes)
+        return class_shares(self.labels(self.rows(client)), self.classes)
 
     @property
     def typical_size(self) -> int:
@@ -140,7 +140,7 @@ class Evidence:
         return method.role.needs(name) == "sum" or type(method).merge is Method.merge
 
 
-def shares_of(labels: Tensor, classes: int) -> NDArray[np.float64]:
+def class_shares(labels: Tensor, classes: int) -> NDArray[np.float64]:
     """Return the share of each class; unlabelled images do not count."""
     known = labels.cpu().numpy()
     counts = np.bincount(known[known >= 0], minlength=classes)
@@ -251,7 +251,7 @@ def labelled(prepared: Prepared, split: str) -> tuple[Samples, Samples]:
     return complete, Samples(inputs, known)
 
 
-def by_client(seen: Sequence[Seen]) -> Iterator[tuple[int, list[Seen]]]:
+def seen_of_each_client(seen: Sequence[Seen]) -> Iterator[tuple[int, list[Seen]]]:
     """Yield each client with what was seen of it."""
     for client in sorted({each.client for each in seen}):
         yield client, [each for each in seen if each.client == client]

@@ -26,7 +26,7 @@ from fedvl.seeding import torch_generator
 NAMES = ("feature-recovery", "feature-linking", "one-image-recovery", "one-image-linking")
 FORMS = ("features", "embeddings")
 MAX_COMPONENTS = 64  # independent components are sought among
-MAX_ROWS = 512  # of a tensor, and of features that are compared with each other at once
+MAX_RECOVERED_ROWS = 512  # of a tensor, and of features that are compared with each other at once
 FAINT = 1e-4  # singular values below this share of the largest are rounding
 SINGLE = 40  # imitated clients of one image
 TRIALS = 6  # imitated clients by which a tensor is chosen
@@ -49,13 +49,15 @@ def attack(evidence: Evidence) -> list[Outcome]:
     sources = sources_of(evidence)
     if isinstance(sources, str):
         return [Unmeasured(name, SERVER, sources) for name in NAMES]
-    source = choose(evidence, sources)
+    source = best_source(evidence, sources)
     seen = [each for each in evidence.seen_by_server() if each.round_index == source.round_index]
     truths = [features_of(evidence, evidence.rows(each.client)) for each in seen]
     recovered = [read(evidence, each, source, len(truth)) for each, truth in zip(seen, truths, strict=True)]
     items = tuple(sorted({name for each in sources for name in each.names}))
     where = "the mean of all updates" if evidence.summed else "a client's message"
-    found = judged(evidence, NAMES[:2], truths, recovered, f"From {where} ({', '.join(source.names)})", items)
+    found = recovery_findings(
+        evidence, NAMES[:2], truths, recovered, f"From {where} ({', '.join(source.names)})", items
+    )
     if evidence.summed:
         return [*found, *(Unmeasured(name, SERVER, ALONE) for name in NAMES[2:]), *elsewhere]
     try:
@@ -63,7 +65,7 @@ def attack(evidence: Evidence) -> list[Outcome]:
     except CannotImitateError as error:
         return [*found, *(Unmeasured(name, SERVER, str(error)) for name in NAMES[2:]), *elsewhere]
     singles = [features_of(evidence, row) for row in torch.split(rows, 1)]
-    one = judged(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image", items)
+    one = recovery_findings(evidence, NAMES[2:], singles, recovered, "If a client trains on a single image", items)
     return [*found, *one, *elsewhere]
 
 
@@ -103,7 +105,7 @@ def readable(name: str, tensor: Tensor, width: int) -> bool:
     return name not in NUMBERS and not name.startswith(LOW_BITS) and tensor.numel() > 0 and tensor.numel() % width == 0
 
 
-def choose(evidence: Evidence, sources: list[Source]) -> Source:
+def best_source(evidence: Evidence, sources: list[Source]) -> Source:
     """Return the source that links most images of imitated clients."""
     if len({source.names for source in sources}) == 1:
         return sources[0]
@@ -151,7 +153,7 @@ def rows_in(evidence: Evidence, seen: Seen, source: Source, images: int) -> Tens
             rows.append(tensor.T)
         else:
             rows.append(tensor.reshape(-1, width))
-    return torch.cat(rows).cpu()[:MAX_ROWS]
+    return torch.cat(rows).cpu()[:MAX_RECOVERED_ROWS]
 
 
 # --- recovery
@@ -200,7 +202,7 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
     def make() -> tuple[Tensor, list[Tensor]]:
         sources = sources_of(evidence)
         assert not isinstance(sources, str), "there is something to read"
-        source = choose(evidence, sources)
+        source = best_source(evidence, sources)
         everything = torch.cat([evidence.rows(client) for client in evidence.clients])
         rows = draw_rows(everything, min(SINGLE, len(everything)), torch_generator(0, "single"))
         began = began_of(evidence, None)[: source.round_index + 1]
@@ -213,7 +215,7 @@ def recover_singles(evidence: Evidence) -> tuple[Tensor, list[Tensor]]:
 # --- how well
 
 
-def judged(
+def recovery_findings(
     evidence: Evidence,
     names: tuple[str, ...],
     truths: list[Tensor],

@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, computed_field
 from pydantic.dataclasses import dataclass
 
@@ -13,9 +11,8 @@ from fedvl.files import Content, Count
 SERVER, CLIENT, USER = "the server", "another client", "a user who queries"
 VIEWS = (SERVER, CLIENT, USER)
 SHOWN, OPEN, BELOW = "shown", "not shown", "shown to be below"
-Numbers = NDArray[np.float64]
 Interval = tuple[float, float]
-SCHEMA = 2
+FINDINGS_SCHEMA = 2
 POWER = 0.8416212335729143  # of the normal distribution: what is found in 8 of 10 cases
 MARGINS = {"": 0.05, "r": 0.1, " dB": 1.0}  # above the chance level, up to which a leak counts as negligible
 
@@ -63,12 +60,12 @@ class Finding:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def conclusion(self) -> str:
-        high, goal = written(self.interval[1], self.unit), written(self.goal, self.unit)
+        high, goal = written_value(self.interval[1], self.unit), written_value(self.goal, self.unit)
         if self.verdict == SHOWN:
             return "Shown: the interval lies above the chance level."
         if self.verdict == BELOW:
             return f"Shown to be below {goal} for this attack."
-        found = written(self.detectable, self.unit)
+        found = written_value(self.detectable, self.unit)
         return (
             f"Not shown, could be up to {high}: with {self.counted or 'these images'}, this attack shows a leak of {found} "
             "in 8 of 10 cases."
@@ -178,7 +175,7 @@ class OwnAudit(Attacked):
     held_out: bool  # whether the attacker's images are a part of the client's training images
 
 
-def written(value: float, unit: str) -> str:
+def written_value(value: float, unit: str) -> str:
     """Return a value as it is shown; a small chance does not become 0."""
     if unit == " dB":
         return f"{value:.1f}{unit}"

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import Numbers
 from fedvl.audit.messages import Message, Seen, seen_in
 from fedvl.config import TrainingConfig
 from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import Numbers
 from fedvl.federation.checks import sum_of_reports
 from fedvl.federation.chunks import LABELS
 from fedvl.federation.local import LocalEngine
@@ -24,7 +24,7 @@ from fedvl.methods.base import Samples, Update
 from fedvl.seeding import torch_generator
 from fedvl.tensors import ByClient, Tensors, count_elements
 
-SEED = 2**31 - 1  # the attacker's own: it imitates without the seed of the run
+IMITATION_SEED = 2**31 - 1  # the attacker's own: it imitates without the seed of the run
 AT_ONCE, STACKED = 64, 2**24  # imitated clients, and their numbers, in one kernel
 MAX_NUMBERS = 2**15  # of a change that are compared
 ONE_STEP = TrainingConfig(
@@ -92,7 +92,7 @@ def imitate(
     for first in range(0, len(all_rows), chunk):
         some = all_rows[first : first + chunk]
         engine = LocalEngine(
-            method, samples, some, training or evidence.experiment.training, settings, SEED + first, privacy
+            method, samples, some, training or evidence.experiment.training, settings, IMITATION_SEED + first, privacy
         )
         if engine.hidden is not None and noise == "cut":
             engine.hidden = Noiseless(engine.hidden.config, engine.training, federation.rounds)

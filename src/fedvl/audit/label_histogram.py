@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 from fedvl.audit.candidates import Shadow, began_of, shadows_of, tailored, together
-from fedvl.audit.evidence import Evidence, by_client, shares_of
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Numbers, Outcome, Unmeasured
+from fedvl.audit.evidence import Evidence, class_shares, seen_of_each_client
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
 from fedvl.audit.messages import LOW_BITS, Seen
-from fedvl.evaluation.statistics import correlation, mean_of_few
+from fedvl.evaluation.statistics import Numbers, correlation, mean_of_few
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 NAME = "label-histogram"
 NAMES = (NAME, "label-histogram-of-report")
 ALIKE = 1e-3  # changes that differ by a smaller share are the same but for rounding
-RIDGES = (0.01, 0.1, 1.0, 10.0)  # of a linear probe, as shares of the mean of its kernel's diagonal
+PROBE_RIDGES = (0.01, 0.1, 1.0, 10.0)  # of a linear probe, as shares of the mean of its kernel's diagonal
 WHOLE = "the update"
 MEASURE = "correlation of the estimated and the true share of each class"
 
 
-class Estimate(NamedTuple):
+class EstimatedShares(NamedTuple):
     """Estimated shares of the classes by client, and the items that were tried."""
 
     shares: dict[int, Numbers]
@@ -47,24 +47,24 @@ def attack(evidence: Evidence) -> list[Outcome]:
     for view, seen in ((SERVER, evidence.seen_by_server()), (CLIENT, evidence.seen_by_client())):
         estimated = estimate(evidence, seen, evidence.summed or view == CLIENT)
         if estimated is None:
-            found.append(Unmeasured(NAME, view, not_seen(view)))
+            found.append(Unmeasured(NAME, view, why_no_imitation(view)))
             continue
         where = evidence.what_server_sees if view == SERVER else "the mean of the others' updates"
-        found.append(judged(evidence, NAME, view, estimated, f"from {where} ({', '.join(estimated.best)})"))
+        found.append(histogram_finding(evidence, NAME, view, estimated, f"from {where} ({', '.join(estimated.best)})"))
     return found
 
 
-def not_seen(view: str) -> str:
+def why_no_imitation(view: str) -> str:
     if view == SERVER:
         return "Nothing that leaves depends on the images of imitated clients, so that this attack does not apply."
     return "Another client does not see how the mean of all updates changes the shared tensors."
 
 
-def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> Estimate | None:
+def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> EstimatedShares | None:
     """Return each client's estimated shares, the mean over rounds; None if nothing tells them."""
     shares: dict[int, list[Numbers]] = {}
     items, best = set[str](), set[str]()
-    for client, all_seen in by_client(seen):
+    for client, all_seen in seen_of_each_client(seen):
         for each in all_seen:
             reader = reader_of(evidence, tailored(evidence, each), each, of_sum)
             items |= reader.examined
@@ -74,7 +74,7 @@ def estimate(evidence: Evidence, seen: Sequence[Seen], of_sum: bool = False) -> 
     if not shares:
         return None
     means = {client: np.mean(parts, axis=0) for client, parts in shares.items()}
-    return Estimate(means, tuple(sorted(items)), tuple(sorted(best)))
+    return EstimatedShares(means, tuple(sorted(items)), tuple(sorted(best)))
 
 
 def reader_of(evidence: Evidence, client: int | None, seen: Seen, of_sum: bool) -> "Reader":
@@ -107,9 +107,9 @@ class Reader:
         return self.ways[self.best].read(items)
 
     def _truths(self, shadows: list[Shadow]) -> list[Numbers]:
-        return [shares_of(self.labels[shadow.rows], self.classes) for shadow in shadows]
+        return [class_shares(self.labels[shadow.rows], self.classes) for shadow in shadows]
 
-    def _best_way(self, names: list[str]) -> "Way | None":
+    def _best_way(self, names: list[str]) -> "ShareReading | None":
         """Return the better of mixture and probe; None if the items never change in one shape."""
         of_classes, trials, known = (
             [seen[self.index].items for seen in each]
@@ -134,13 +134,13 @@ class Reader:
         truths = self._truths(self.trials)
         ways = []
         for model in models:
-            way = Way(0.0, coordinates, model)
+            way = ShareReading(0.0, coordinates, model)
             right = [correlation(way.read(items), truth) for items, truth in zip(trials, truths, strict=True)]
             ways.append(way._replace(success=float(np.mean(right))))
         return max(ways, key=lambda way: way.success)
 
 
-class Way(NamedTuple):
+class ShareReading(NamedTuple):
     """One way to read shares, and how well it does on imitated clients."""
 
     success: float
@@ -187,7 +187,7 @@ class Probe(NamedTuple):
             weights = inverse @ wanted
             return weights, float((weights / inverse.diagonal()[:, None]).square().sum())
 
-        weights, _ = min(map(weights_of, RIDGES), key=lambda found: found[1])
+        weights, _ = min(map(weights_of, PROBE_RIDGES), key=lambda found: found[1])
         return cls(centre, scale, known, weights, mean)
 
     def shares(self, message: Tensor) -> Numbers:
@@ -237,10 +237,10 @@ def of_reports(evidence: Evidence) -> list[Finding]:
         return []
     means = {client: np.mean(parts, axis=0) for client, parts in estimates.items()}
     where = "from the sum of all clients' counts" if evidence.summed else "from the counts that one client reports"
-    return [judged(evidence, NAMES[1], SERVER, Estimate(means, tuple(sorted(names)), ()), where)]
+    return [histogram_finding(evidence, NAMES[1], SERVER, EstimatedShares(means, tuple(sorted(names)), ()), where)]
 
 
-def judged(evidence: Evidence, name: str, view: str, estimated: Estimate, where: str) -> Finding:
+def histogram_finding(evidence: Evidence, name: str, view: str, estimated: EstimatedShares, where: str) -> Finding:
     clients = sorted(estimated.shares)
     truths = [evidence.histogram(client) for client in clients]
     values = np.array([correlation(estimated.shares[c], truth) for c, truth in zip(clients, truths, strict=True)])

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from fedvl.audit.candidates import Shadow, shadows_of
-from fedvl.audit.evidence import Evidence, shares_of
-from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, Unmeasured
+from fedvl.audit.evidence import Evidence, class_shares
+from fedvl.audit.finding import SERVER, Finding, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.label_histogram import Probe
 from fedvl.audit.messages import LOW_BITS, Seen
-from fedvl.evaluation.statistics import correlation, of_correlation
+from fedvl.evaluation.statistics import Numbers, correlation, of_correlation
 
 NAMES = ("label-probe",)
 LEAST_CLIENTS = 4  # of which a correlation has an interval
@@ -39,7 +39,7 @@ class Told(NamedTuple):
 def attack(evidence: Evidence) -> list[Outcome]:
     if reason := not_applicable(evidence):
         return [Unmeasured(NAMES[0], SERVER, reason)]
-    told, examined = choose(evidence)
+    told, examined = best_probe(evidence)
     if told is None:
         sentence = "Nothing that leaves depends on the images of imitated clients, so that this attack does not apply."
         return [Unmeasured(NAMES[0], SERVER, sentence)]
@@ -70,12 +70,12 @@ def not_applicable(evidence: Evidence) -> str | None:
     return None
 
 
-def choose(evidence: Evidence) -> tuple[Told | None, set[str]]:
+def best_probe(evidence: Evidence) -> tuple[Told | None, set[str]]:
     """Return what tells a class best on imitated clients, and all items that were tried."""
     known, trials = shadows_of(evidence, None, "known"), shadows_of(evidence, None)
     labels = evidence.own.labels.cpu()
     truths, wanted = (
-        np.stack([shares_of(labels[shadow.rows], evidence.classes) for shadow in part]) for part in (known, trials)
+        np.stack([class_shares(labels[shadow.rows], evidence.classes) for shadow in part]) for part in (known, trials)
     )
     best: Told | None = None
     examined = set[str]()

@@ -17,27 +17,27 @@ from torch import Tensor
 
 from fedvl.audit.candidates import Candidates, candidates_of
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Numbers, Outcome, Unmeasured, of_100
+from fedvl.audit.finding import CLIENT, SERVER, USER, Finding, Outcome, Unmeasured, of_100
 from fedvl.audit.membership_scores import Scored, deviations, matched_weights, score_candidates
 from fedvl.audit.messages import Seen, seen_in
 from fedvl.errors import FedVLError
-from fedvl.evaluation.statistics import auc, bootstrap, hits_at, proportion
+from fedvl.evaluation.statistics import Numbers, auc, bootstrap, hits_at, proportion
 from fedvl.methods.base import Samples
 
 NAMES = ("membership", "membership-at-1-percent")
-MEASURES = (
+MEMBERSHIP_MEASURES = (
     "AUC: how often an image that was trained on scores above one that was not",
     "share of the training images found, at 1 % false alarms (TPR at 1 % FPR)",
 )
 FALSE_ALARMS = 0.01
 CHANCES = (0.5, FALSE_ALARMS)
-TEST = "test images, since no training images are unused"
+FROM_TEST = "test images, since no training images are unused"
 RIVALS = 40  # images of other clients, below which images that nobody has are taken as outsiders
 
 Measure = Callable[[Numbers, Numbers, Numbers], float]
 
 
-class Tried(NamedTuple):
+class ScoredImages(NamedTuple):
     """Scores of images against what was seen of clients (clients x images)."""
 
     scores: Numbers
@@ -51,7 +51,7 @@ def attack(evidence: Evidence) -> list[Outcome]:
     for view, seen in ((SERVER, evidence.seen_by_server()), (CLIENT, evidence.seen_by_client())):
         names = trained_names(evidence, seen[0]) if seen else []
         if not names:
-            found += [Unmeasured(name, view, not_seen(view)) for name in NAMES]
+            found += [Unmeasured(name, view, why_no_updates(view)) for name in NAMES]
         else:
             found += judge_view(evidence, NAMES, view, seen, names)
     return [*found, *attack_queries(evidence)]
@@ -62,7 +62,7 @@ def trained_names(evidence: Evidence, seen: Seen) -> list[str]:
     return [name for name in seen.change if evidence.method.role.shared(name).trained]
 
 
-def not_seen(view: str) -> str:
+def why_no_updates(view: str) -> str:
     if view == SERVER:
         return "No tensor of an update is trained by gradients, so that this attack does not apply."
     return "Another client does not see how the mean of all updates changes the shared tensors."
@@ -81,13 +81,13 @@ def judge_view(
         return [Unmeasured(name, view, sentence) for name in names]
     tried = compared(evidence, scored, of_sum)
     control = None
-    if of_sum and tried.outsiders == TEST:
-        without = score_candidates(evidence, [without_client(evidence, each) for each in seen], items, of_sum)
+    if of_sum and tried.outsiders == FROM_TEST:
+        without = score_candidates(evidence, [sum_without_client(evidence, each) for each in seen], items, of_sum)
         control = compared(evidence, without, of_sum)
-    return judged(evidence, names, view, tried, examined, control)
+    return membership_finding(evidence, names, view, tried, examined, control)
 
 
-def without_client(evidence: Evidence, seen: Seen) -> Seen:
+def sum_without_client(evidence: Evidence, seen: Seen) -> Seen:
     """Return a sum, or a mean, as it would be without the client that it is attacked for."""
     happened = evidence.rounds[seen.round_index]
     message = next(m for m in evidence.messages if (m.client, m.round_index) == (seen.client, seen.round_index))
@@ -101,7 +101,7 @@ def without_client(evidence: Evidence, seen: Seen) -> Seen:
     return seen._replace(change=change, beside=beside)
 
 
-def compared(evidence: Evidence, scored: Sequence[Scored], of_sum: bool) -> Tried:
+def compared(evidence: Evidence, scored: Sequence[Scored], of_sum: bool) -> ScoredImages:
     """Compare each client's images with images of other clients, or with images that nobody has."""
     candidates = candidates_of(evidence)
     held, outside = len(candidates.rows), len(candidates.labels[candidates.outside])
@@ -116,9 +116,9 @@ def compared(evidence: Evidence, scored: Sequence[Scored], of_sum: bool) -> Trie
     labels = candidates.labels[everything]
     weights = torch.stack([weights_outside(labels, own, ~own & free) for own in inside])
     kinds = ["training images of other clients"] if rivals else []
-    kinds += ["training images that no client has"] if unused else [] if rivals else [TEST]
+    kinds += ["training images that no client has"] if unused else [] if rivals else [FROM_TEST]
     scores = torch.stack([each.scores[everything] for each in scored])
-    return Tried(scores.numpy(), inside.numpy(), weights.numpy(), " and ".join(kinds))
+    return ScoredImages(scores.numpy(), inside.numpy(), weights.numpy(), " and ".join(kinds))
 
 
 def weights_outside(labels: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
@@ -130,13 +130,13 @@ def weights_outside(labels: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
     return weights if bool(weights.any()) else outside.double()  # no image outside has one of these classes
 
 
-def judged(
+def membership_finding(
     evidence: Evidence,
     names: tuple[str, str],
     view: str,
-    tried: Tried,
+    tried: ScoredImages,
     items: Sequence[str] = (),
-    control: Tried | None = None,
+    control: ScoredImages | None = None,
 ) -> list[Outcome]:
     """Return AUC and TPR over all clients; images are resampled for the interval.
 
@@ -151,11 +151,11 @@ def judged(
         drawn = np.arange(images)
         if generator is not None:
             drawn = generator.choice(drawn, images)
-        value = measured(tried, how, drawn)
-        return value, least if control is None else max(least, measured(control, how, drawn))
+        value = resampled_measure(tried, how, drawn)
+        return value, least if control is None else max(least, resampled_measure(control, how, drawn))
 
     found: list[Outcome] = []
-    for name, text, how, least in zip(names, MEASURES, (auc, found_at_one_percent), CHANCES, strict=True):
+    for name, text, how, least in zip(names, MEMBERSHIP_MEASURES, (auc, found_at_one_percent), CHANCES, strict=True):
         if how is not auc and there < needed:
             reason = f"One false alarm of {needed} takes {needed} images outside; there are {there}."
             found.append(Unmeasured(name, view, reason))
@@ -171,7 +171,7 @@ def judged(
     return found
 
 
-def measured(tried: Tried, how: Measure, drawn: NDArray[np.int64]) -> float:
+def resampled_measure(tried: ScoredImages, how: Measure, drawn: NDArray[np.int64]) -> float:
     """Return a measure over all clients, of the images that were drawn."""
     scores, inside, weights = tried.scores[:, drawn], tried.inside[:, drawn], tried.weights[:, drawn]
     outside = weights > 0
@@ -207,10 +207,10 @@ def attack_queries(evidence: Evidence) -> list[Outcome]:
     tried = score_queries(evidence)
     if isinstance(tried, str):
         return [Unmeasured(name, USER, tried) for name in NAMES]
-    return judged(evidence, NAMES, USER, tried)
+    return membership_finding(evidence, NAMES, USER, tried)
 
 
-def score_queries(evidence: Evidence) -> Tried | str:
+def score_queries(evidence: Evidence) -> ScoredImages | str:
     if not evidence.rounds:
         return "Nothing was trained."
     method = evidence.method

@@ -16,7 +16,14 @@ from torch import Tensor
 from fedvl.audit.candidates import candidates_of
 from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import CLIENT, SERVER, USER, Outcome, Unmeasured
-from fedvl.audit.membership import TEST, Tried, compared, judged, measured, without_client
+from fedvl.audit.membership import (
+    FROM_TEST,
+    ScoredImages,
+    compared,
+    membership_finding,
+    resampled_measure,
+    sum_without_client,
+)
 from fedvl.audit.membership_scores import Scored, deviations
 from fedvl.audit.messages import Seen
 from fedvl.evaluation.statistics import auc
@@ -25,7 +32,7 @@ from fedvl.methods.parts.moments import unpacked
 from fedvl.tensors import Tensors
 
 NAMES = ("membership-leverage", "membership-leverage-at-1-percent")
-RIDGES = (1e-6, 1e-2, 1.0, 10.0, 100.0)  # values of a
+LEVERAGE_RIDGES = (1e-6, 1e-2, 1.0, 10.0, 100.0)  # values of a
 
 
 def attack(evidence: Evidence) -> list[Outcome]:
@@ -33,30 +40,30 @@ def attack(evidence: Evidence) -> list[Outcome]:
     if not seen or not {"cross"} <= seen[0].items.keys() or "cross" not in evidence.method.role.statistics:
         sentence = "No sums of features by class leave, so that this attack does not apply."
         return [Unmeasured(NAMES[0], view, sentence) for view in (SERVER, CLIENT, USER)]
-    rows, labels = contributions(evidence, evidence.rounds[-1].before, candidates_of(evidence).samples)
+    rows, labels = factors_of_images(evidence, evidence.rounds[-1].before, candidates_of(evidence).samples)
     choices = list(tries(evidence, seen, rows, labels))
     tried = crossed(choices, choices)
     control = None
-    if evidence.summed and tried.outsiders == TEST:
-        without = [without_client(evidence, each) for each in seen]
+    if evidence.summed and tried.outsiders == FROM_TEST:
+        without = [sum_without_client(evidence, each) for each in seen]
         control = crossed(choices, list(tries(evidence, without, rows, labels)))
-    found = judged(evidence, NAMES, SERVER, tried, sorted(evidence.method.role.statistics), control)
+    found = membership_finding(evidence, NAMES, SERVER, tried, sorted(evidence.method.role.statistics), control)
     sentence = "Others see the solution alone, which the attack 'membership' queries."
     return [*found, *(Unmeasured(NAMES[0], view, sentence) for view in (CLIENT, USER))]
 
 
-def crossed(choices: list[Tried], scored: list[Tried]) -> Tried:
+def crossed(choices: list[ScoredImages], scored: list[ScoredImages]) -> ScoredImages:
     """Score the images of each half by the score that does best on the other half."""
     images = np.arange(choices[0].scores.shape[1])
     halves = [images[0::2], images[1::2]]
     scores = scored[0].scores.copy()
     for half, other in (halves, halves[::-1]):
-        best = int(np.argmax([np.nan_to_num(measured(each, auc, other)) for each in choices]))
+        best = int(np.argmax([np.nan_to_num(resampled_measure(each, auc, other)) for each in choices]))
         scores[:, half] = scored[best].scores[:, half]
     return scored[0]._replace(scores=scores)
 
 
-def contributions(evidence: Evidence, shared: Tensors, samples: Samples) -> tuple[Tensor, Tensor]:
+def factors_of_images(evidence: Evidence, shared: Tensors, samples: Samples) -> tuple[Tensor, Tensor]:
     """Return x and y of each image, of the x y^T that it adds by itself."""
     rows, labels = [], []
     for place in range(len(samples)):
@@ -66,7 +73,7 @@ def contributions(evidence: Evidence, shared: Tensors, samples: Samples) -> tupl
     return torch.stack(rows), torch.stack(labels)
 
 
-def tries(evidence: Evidence, seen: Sequence[Seen], rows: Tensor, labels: Tensor) -> Iterator[Tried]:
+def tries(evidence: Evidence, seen: Sequence[Seen], rows: Tensor, labels: Tensor) -> Iterator[ScoredImages]:
     """Yield the comparison of members with others by each score, in the last exchange."""
     candidates = candidates_of(evidence)
     count = candidates.held.stop
@@ -93,7 +100,7 @@ def scores_of(sums: Tensors, rows: Tensor, labels: Tensor, own: Tensor) -> dict[
     values, vectors = torch.linalg.eigh(gram)
     turned, moved = rows @ vectors, vectors.T @ cross
     found = {"along H": ((rows @ cross) * labels).sum(1), "along G": (rows @ gram * rows).sum(1)}
-    for a in RIDGES:
+    for a in LEVERAGE_RIDGES:
         over = 1 / (values.clamp(min=0) + a)
         leverage = (turned.square() * over).sum(1)
         answer = ((turned * over) @ moved * labels).sum(1)

@@ -10,7 +10,7 @@ numbers.
 
 from fedvl.audit.evidence import Evidence
 from fedvl.audit.finding import CLIENT, SERVER, USER, Outcome, Unmeasured
-from fedvl.audit.membership import judge_view, not_seen, trained_names
+from fedvl.audit.membership import judge_view, trained_names, why_no_updates
 
 NAMES = ("membership-replay", "membership-replay-at-1-percent")
 
@@ -19,7 +19,7 @@ def attack(evidence: Evidence) -> list[Outcome]:
     found = judge_view(evidence, NAMES, SERVER, evidence.seen_by_server(), None)
     seen = evidence.seen_by_client()
     if not seen:
-        found.append(Unmeasured(NAMES[0], CLIENT, not_seen(CLIENT)))
+        found.append(Unmeasured(NAMES[0], CLIENT, why_no_updates(CLIENT)))
     elif set(trained_names(evidence, seen[0])) == set(seen[0].change):
         sentence = "Another client sees trained tensors alone, in which the attack 'membership' looks for images."
         found.append(Unmeasured(NAMES[0], CLIENT, sentence))

@@ -20,7 +20,7 @@ from fedvl.audit.candidates import (
     tailored,
     together,
 )
-from fedvl.audit.evidence import Evidence, by_client
+from fedvl.audit.evidence import Evidence, seen_of_each_client
 from fedvl.audit.imitation import draw_rows
 from fedvl.audit.messages import Seen
 from fedvl.audit.scores import Item
@@ -42,8 +42,8 @@ FARTHEST = 12.0  # deviation up to which scores are told apart
 CLEAR, FEW = 3.0, 3  # standard errors by which scores must tell members; so many are taken if none does
 TAIL = 3.0  # deviation beyond which a score counts more
 PENALTY, STEPS = 100.0, 12  # of the logistic regression: weight of the squared coefficients, Newton's steps
-OTHERS = 4  # images outside an imitated client for each one inside, by which scores are weighed
-ALIKE = 0.5  # of the logarithm of sizes: imitated clients much larger or smaller count less
+OUTSIDE_FOR_EACH = 4  # images outside an imitated client for each one inside, by which scores are weighed
+SIZE_DEVIATION = 0.5  # of the logarithm of sizes: imitated clients much larger or smaller count less
 LEAST = 0.01  # of what an imitated client of the same size counts
 
 
@@ -63,7 +63,7 @@ def score_candidates(
     ``of_sum``: what was seen is a sum, or a mean, over several clients.
     """
     found = []
-    for client, all_seen in by_client(seen):
+    for client, all_seen in seen_of_each_client(seen):
         board = board_of(evidence, all_seen, of_sum)
         wanted = frozenset(all_seen[0].items if names is None else names)
         size = None if of_sum else len(evidence.rows(client))
@@ -113,7 +113,9 @@ class Board:
                 table |= self._deviations(index, of_round[number], ~inside, len(labels))
             weight = matched_weights(labels, inside)
             others = torch.nonzero(~inside & (weight > 0))[:, 0]
-            drawn = draw_rows(others, min(OTHERS * len(own), len(others)), torch_generator(0, "others", number))
+            drawn = draw_rows(
+                others, min(OUTSIDE_FOR_EACH * len(own), len(others)), torch_generator(0, "others", number)
+            )
             chosen = torch.cat([own, drawn])
             tables.append({key: column[chosen] for key, column in table.items()})
             insides.append(inside[chosen])
@@ -125,7 +127,7 @@ class Board:
             key: torch.cat([table.get(key, none) for table, none in zip(tables, blank, strict=True)])
             for key in dict.fromkeys(key for table in tables for key in table)
         }
-        self.told = {key: told_by(column, self.inside, self.weights) for key, column in self.columns.items()}
+        self.told = {key: told_by_score(column, self.inside, self.weights) for key, column in self.columns.items()}
 
     def predict(self, seen: Sequence[Seen], names: frozenset[str], size: int | None) -> Tensor:
         """Return one score for each candidate; 0 for all if no item depends on a candidate."""
@@ -154,7 +156,7 @@ class Board:
         if (names, size) not in self.fitted:
             alike = torch.ones(len(self.sizes))
             if size is not None:
-                alike = (-((self.sizes / size).log() / ALIKE).square()).exp() + LEAST
+                alike = (-((self.sizes / size).log() / SIZE_DEVIATION).square()).exp() + LEAST
             table = with_tails(torch.stack([self.columns[key] for key in self._keys(names)], dim=1))
             self.fitted[names, size] = logistic(table, self.inside.double(), self.weights * alike[self.shadow])
         return self.fitted[names, size]
@@ -229,7 +231,7 @@ def with_tails(table: Tensor) -> Tensor:
     return torch.cat([table, (table - TAIL).clamp(min=0)], dim=1)
 
 
-def told_by(column: Tensor, inside: Tensor, weights: Tensor) -> float:
+def told_by_score(column: Tensor, inside: Tensor, weights: Tensor) -> float:
     """Return by how many standard errors a score tells members, on average or some surely."""
     members, others, apart = column[inside].numpy(), column[~inside].numpy(), weights[~inside].numpy()
     if not apart.sum() > 0:

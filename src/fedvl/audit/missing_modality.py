@@ -14,21 +14,21 @@ from torch import Tensor
 
 from fedvl.audit.candidates import began_of
 from fedvl.audit.evidence import Evidence
-from fedvl.audit.finding import CLIENT, SERVER, Finding, Numbers, Outcome, Unmeasured
+from fedvl.audit.finding import CLIENT, SERVER, Finding, Outcome, Unmeasured
 from fedvl.audit.imitation import Coordinates, Mixture, draw_rows, imitate
 from fedvl.audit.messages import Seen
 from fedvl.data.missing import without_modalities
-from fedvl.evaluation.statistics import correlation, of_correlation, share_of
+from fedvl.evaluation.statistics import Numbers, correlation, of_correlation, share_of
 from fedvl.methods.base import Samples
 from fedvl.methods.roles import Roles
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
 NAMES = ("missing-modality", "missing-modality-kind")
-KINDS = {"complete": None, "without text": "text:1", "without image": "image:1"}
+DROPPED_BY_KIND = {"complete": None, "without text": "text:1", "without image": "image:1"}
 MAX_IMITATED = 32  # samples of an imitated client
 TWINS = 2  # imitated clients of each kind
-FAINT = 1e-6  # share of a change that is rounding
+ROUNDING_SHARE = 1e-6  # share of a change that is rounding
 PLANTED = 3  # clients of each kind that are told apart
 
 
@@ -42,7 +42,7 @@ def attack(evidence: Evidence) -> list[Outcome]:
         ]
     kinds = imitate_kinds(evidence)
     found: list[Outcome] = [tell_kinds(evidence, kinds[0])]
-    found.append(shares_of(evidence, SERVER, evidence.seen_by_server(), kinds))
+    found.append(kind_shares(evidence, SERVER, evidence.seen_by_server(), kinds))
     return [*found, Unmeasured(NAMES[0], CLIENT, "It was tried from the server's view only, which sees each update.")]
 
 
@@ -63,7 +63,7 @@ def imitate_kinds(evidence: Evidence) -> list[Kinds]:
     own, began = evidence.complete[0], began_of(evidence, None)
     size, generator = min(evidence.typical_size, MAX_IMITATED), torch_generator(0, "imitated kinds")
     rows = [draw_rows(torch.arange(len(own)), size, generator) for _ in range(TWINS)]
-    seen = [list(imitate(evidence, left_out(evidence, own, kind), rows, began)) for kind in KINDS]
+    seen = [list(imitate(evidence, left_out(evidence, own, kind), rows, began)) for kind in DROPPED_BY_KIND]
     return [kinds_in([[twin[index] for twin in twins] for twins in seen], evidence.method.role) for index, _ in began]
 
 
@@ -72,7 +72,7 @@ def kinds_in(seen: list[list[Seen]], role: Roles) -> Kinds:
     changes = [[telling(each.change, role) for each in twins] for twins in seen]
     names = list(changes[0][0])
     coordinates = Coordinates(names, changes[0][0])
-    factors = {name: told_by([torch.stack([c[name] for c in twins]) for twins in changes]) for name in names}
+    factors = {name: told_by_tensor([torch.stack([c[name] for c in twins]) for twins in changes]) for name in names}
     if not any(factors.values()):
         factors = dict.fromkeys(factors, 1.0)
     scale = coordinates.of({name: torch.full_like(tensor, factors[name]) for name, tensor in changes[0][0].items()})
@@ -89,22 +89,22 @@ def telling(change: Tensors, role: Roles) -> Tensors:
     return counted or change | {f"size of {name}": tensor.norm()[None] for name, tensor in change.items()}
 
 
-def told_by(changes: list[Tensor]) -> float:
+def told_by_tensor(changes: list[Tensor]) -> float:
     """Return a tensor's factor: how far kinds are apart, against clients of one kind, by size."""
     means = torch.stack([twins.mean(0) for twins in changes])
     within = float(sum(((twins - twins.mean(0)).norm() ** 2 for twins in changes), torch.zeros(())))
     within /= len(changes) * (TWINS - 1)  # of single clients, so that chance puts means apart by a share of it
     between = float((means - means.mean(0)).norm() ** 2) / (len(changes) - 1) - within / TWINS
     size = float(means.norm())
-    return (max(between, 0.0) / (within + FAINT * size**2)) ** 0.5 / size if size > 0 else 0.0
+    return (max(between, 0.0) / (within + ROUNDING_SHARE * size**2)) ** 0.5 / size if size > 0 else 0.0
 
 
 def left_out(evidence: Evidence, samples: Samples, kind: str) -> Samples:
     encoder = evidence.method.task.fused
-    return Samples(without_modalities(samples.inputs, KINDS[kind], "audit", encoder, 0), samples.labels)
+    return Samples(without_modalities(samples.inputs, DROPPED_BY_KIND[kind], "audit", encoder, 0), samples.labels)
 
 
-def shares_of(evidence: Evidence, view: str, seen: list[Seen], kinds: list[Kinds]) -> Finding:
+def kind_shares(evidence: Evidence, view: str, seen: list[Seen], kinds: list[Kinds]) -> Finding:
     """Correlate the estimated and the true shares without text and without image over clients."""
     clients = sorted({each.client for each in seen})
     estimates = np.array(
@@ -142,18 +142,18 @@ def tell_kinds(evidence: Evidence, kinds: Kinds) -> Finding:
     generator = torch_generator(0, "planted kinds")
     size = min(evidence.typical_size, MAX_IMITATED, len(outside))
     hits = 0
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(DROPPED_BY_KIND):
         rows = [draw_rows(torch.arange(len(outside)), size, generator) for _ in range(PLANTED)]
         began = began_of(evidence, None)[:1]
         for (seen,) in imitate(evidence, left_out(evidence, outside, kind), rows, began, noise="run"):
             hits += int(kinds.shares(seen.change).argmax()) == number
-    planted = PLANTED * len(KINDS)
+    planted = PLANTED * len(DROPPED_BY_KIND)
     sentence = (
         f"Of imitated clients that lack all texts, all images or nothing, the server tells {hits} of {planted} right from "
-        f"one update (chance level {planted // len(KINDS)})."
+        f"one update (chance level {planted // len(DROPPED_BY_KIND)})."
     )
     measured = "share of planted clients whose missing modality is told right"
     value, interval = share_of(hits, planted)
     items = tuple(kinds.coordinates.places.keys() & evidence.rounds[0].before.keys())
     counted = f"{planted} imitated clients"
-    return Finding(NAMES[1], SERVER, measured, value, interval, 1 / len(KINDS), sentence, "", items, counted)
+    return Finding(NAMES[1], SERVER, measured, value, interval, 1 / len(DROPPED_BY_KIND), sentence, "", items, counted)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvl.audit.finding import Numbers
+from fedvl.evaluation.statistics import Numbers
 
 CONFIDENCE = 0.95
-SHARES = (0.125, 0.25, 0.5, 1.0)  # of the canaries, for which coins are guessed; the best counts, at a price
-MOST = 50.0  # epsilon beyond which no bound is sought
+GUESSED_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the canaries, for which coins are guessed; the best counts, at a price
+MAX_EPSILON = 50.0  # epsilon beyond which no bound is sought
 
 
 class Bound(NamedTuple):
@@ -27,7 +27,7 @@ class Bound(NamedTuple):
     right: int
 
 
-def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+def guesses_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
     """Return how likely so many guesses are right at most, if the mechanism is private.
 
     By theorem 5.2 of the paper, f(v) + 2 m delta max_i (f(v - i) - f(v)) / i, where f(v) is the
@@ -45,12 +45,12 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 def epsilon_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
     """Return the largest epsilon that so many right guesses refute; 0 if none."""
     allowed = 1 - confidence
-    if p_value(canaries, guesses, right, 0.0, delta) >= allowed:
+    if guesses_p_value(canaries, guesses, right, 0.0, delta) >= allowed:
         return 0.0
-    low, high = 0.0, MOST
+    low, high = 0.0, MAX_EPSILON
     for _ in range(40):
         middle = (low + high) / 2
-        if p_value(canaries, guesses, right, middle, delta) < allowed:
+        if guesses_p_value(canaries, guesses, right, middle, delta) < allowed:
             low = middle
         else:
             high = middle
@@ -63,9 +63,9 @@ def audit_guesses(scores: Numbers, included: NDArray[np.bool_], delta: float, co
     The canaries of the largest scores are taken as included, those of the smallest as left out.
     """
     count, order = len(scores), np.argsort(-scores, kind="stable")
-    each = 1 - (1 - confidence) / len(SHARES)
+    each = 1 - (1 - confidence) / len(GUESSED_SHARES)
     best = Bound(0.0, count, 0, 0)
-    for share in SHARES:
+    for share in GUESSED_SHARES:
         half = max(1, round(share * count / 2)) if count > 1 else 0
         right = int(included[order[:half]].sum() + (~included[order[count - half :]]).sum())
         found = Bound(epsilon_bound(count, 2 * half, right, delta, each), count, 2 * half, right)

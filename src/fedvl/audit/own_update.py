@@ -32,11 +32,11 @@ from fedvl.audit.evidence import (
     Evidence,
     shuffled,
 )
-from fedvl.audit.finding import SERVER, Finding, Numbers, Outcome, OwnAudit, Unmeasured
+from fedvl.audit.finding import SERVER, Finding, Outcome, OwnAudit, Unmeasured
 from fedvl.audit.imitation import draw_rows, imitate
 from fedvl.audit.messages import NUMBERS, REPORTED, Message, Round, seen_in
 from fedvl.audit.words import budget, remedies
-from fedvl.evaluation.statistics import correlation
+from fedvl.evaluation.statistics import Numbers, correlation
 from fedvl.federation.fixed_point import SumOfUpdates
 from fedvl.methods.base import Samples, Update
 from fedvl.runs.experiment import local_engine
@@ -44,9 +44,9 @@ from fedvl.runs.preparation import Prepared
 from fedvl.seeding import numpy_generator, torch_generator
 
 MAX_SECONDS = 120.0  # after which no further attack is begun
-LEAST = 30  # labelled images, without which an attacker cannot be played
-ORDERS = 1000  # of the classes, by which chance is measured
-HELD_OUT = 3  # one image of so many is the attacker's, where there is no test
+MIN_ATTACK_IMAGES = 30  # labelled images, without which an attacker cannot be played
+CHANCE_ORDERS = 1000  # of the classes, by which chance is measured
+ATTACKER_EVERY = 3  # one image of so many is the attacker's, where there is no test
 OTHERS = 4  # one of so many of the attacker's images is for imitated others in a sum
 PLAIN, ALONE = "this update", "this update alone, the worst case"
 
@@ -60,17 +60,17 @@ def audit_own(
     """
     began = time.monotonic()
     held_out, evidence, found = False, None, list[Outcome]()
-    shared_out = share_out(prepared, client)
+    shared_out = split_own_images(prepared, client)
     if isinstance(shared_out, str):
-        found = [Unmeasured(name, SERVER, shared_out) for name in ATTACKS]
+        found = [Unmeasured(name, SERVER, shared_out) for name in OWN_ATTACKS]
     else:
         held_out, evidence = shared_out
         sent = train_on_rest(evidence, prepared, client, secret) if held_out else first
         if sent is None:
-            found = [Unmeasured(name, SERVER, "The client sends no update in the first round.") for name in ATTACKS]
+            found = [Unmeasured(name, SERVER, "The client sends no update in the first round.") for name in OWN_ATTACKS]
         else:
             for part, each in views(evidence, sent, prepared.experiment.federation):
-                for name, attack in ATTACKS.items():
+                for name, attack in OWN_ATTACKS.items():
                     if time.monotonic() - began >= seconds:
                         found.append(Unmeasured(name, SERVER, f"Not tried: {seconds:g} seconds were over.", part))
                     else:
@@ -132,26 +132,26 @@ def in_sum(evidence: Evidence, sent: Message, others: int) -> Evidence:
     )
 
 
-def share_out(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
+def split_own_images(prepared: Prepared, client: int) -> tuple[bool, Evidence] | str:
     """Share labelled images among attacker, outside and client; say why if there are too few."""
     training, test = prepared.training, prepared.test.samples
     slow = not ENCODED.issuperset(training.samples.inputs)
     rows = training.rows[client]
-    held_out = int((test.labels >= 0).sum()) < LEAST or prepared.experiment.evaluation.protocol in (
+    held_out = int((test.labels >= 0).sum()) < MIN_ATTACK_IMAGES or prepared.experiment.evaluation.protocol in (
         "open",
         "leave-one-domain-out",
     )
     if held_out:
         labelled = rows[training.true_labels[rows] >= 0]
         mine = Samples(training.samples.inputs, training.true_labels)
-        pool = shuffled(labelled)[: len(labelled) // HELD_OUT]
+        pool = shuffled(labelled)[: len(labelled) // ATTACKER_EVERY]
         rows = rows[~torch.isin(rows, pool)]
     else:
         labelled = torch.nonzero(test.labels >= 0)[:, 0]
         mine, pool = with_candidates(test, training.samples), shuffled(labelled)
-    if len(labelled) < LEAST or not len(rows):
+    if len(labelled) < MIN_ATTACK_IMAGES or not len(rows):
         return (
-            f"To play the attacker takes {LEAST} labelled images of this client's own, for testing or training; "
+            f"To play the attacker takes {MIN_ATTACK_IMAGES} labelled images of this client's own, for testing or training; "
             f"there are {len(labelled)}."
         )
     limits = (FEW_OWN, FEW_OUTSIDE) if slow else (MAX_OWN, MAX_OUTSIDE)
@@ -234,7 +234,7 @@ def histogram(evidence: Evidence) -> list[Outcome]:
         found.append(
             Finding(which, SERVER, label_histogram.MEASURE, value, interval, 0.0, sentence, "r", items, counted)
         )
-    return found or [Unmeasured(name, SERVER, label_histogram.not_seen(SERVER))]
+    return found or [Unmeasured(name, SERVER, label_histogram.why_no_imitation(SERVER))]
 
 
 def reported(evidence: Evidence) -> tuple[Numbers, tuple[str, ...]] | None:
@@ -252,7 +252,7 @@ def beside_chance(estimated: Numbers, truth: Numbers, value: float) -> tuple[flo
     Chance is the same estimate with its classes in a random order: a few large shares often meet.
     """
     generator = numpy_generator(0, "order of classes")
-    orders = generator.permuted(np.tile(estimated - estimated.mean(), (ORDERS, 1)), axis=1)
+    orders = generator.permuted(np.tile(estimated - estimated.mean(), (CHANCE_ORDERS, 1)), axis=1)
     sizes = float(np.linalg.norm(orders[0]) * np.linalg.norm(truth - truth.mean()))
     if sizes < 1e-12:  # the estimate is constant, and says nothing either way
         return -1.0, 1.0
@@ -274,7 +274,7 @@ def member(evidence: Evidence) -> list[Outcome]:
     seen = evidence.seen_by_server()
     names = membership.trained_names(evidence, seen[0])
     if not names:
-        return [Unmeasured(name, SERVER, membership.not_seen(SERVER)) for name in membership.NAMES]
+        return [Unmeasured(name, SERVER, membership.why_no_updates(SERVER)) for name in membership.NAMES]
     return membership.judge_view(evidence, membership.NAMES, SERVER, seen, names)
 
 
@@ -288,16 +288,16 @@ def recovered(evidence: Evidence) -> list[Outcome]:
     sources = feature_recovery.sources_of(evidence)
     if isinstance(sources, str):
         return [Unmeasured(name, SERVER, sources) for name in feature_recovery.NAMES[:2]]
-    source = feature_recovery.choose(evidence, sources)
+    source = feature_recovery.best_source(evidence, sources)
     (seen,) = evidence.seen_by_server()
     truth = feature_recovery.features_of(evidence, evidence.rows(seen.client))
     found = feature_recovery.read(evidence, seen, source, len(truth))
     items = tuple(sorted({name for each in sources for name in each.names}))
     names = feature_recovery.NAMES[:2]
-    return list(feature_recovery.judged(evidence, names, [truth], [found], "From this message", items))
+    return list(feature_recovery.recovery_findings(evidence, names, [truth], [found], "From this message", items))
 
 
-ATTACKS: dict[str, Callable[[Evidence], list[Outcome]]] = {
+OWN_ATTACKS: dict[str, Callable[[Evidence], list[Outcome]]] = {
     label_histogram.NAME: histogram,
     class_names.NAMES[0]: called,
     membership.NAMES[0]: member,

@@ -16,11 +16,10 @@ from fedvl.audit import (
     missing_modality,
     picture,
 )
-from fedvl.audit.canaries import NAME as EPSILON
-from fedvl.audit.canaries import empirical_epsilon
+from fedvl.audit.canaries import EPSILON_FINDING, empirical_epsilon
 from fedvl.audit.candidates import shadows_of
 from fedvl.audit.evidence import Evidence, gather
-from fedvl.audit.finding import SCHEMA, SERVER, Audit, Finding, Leaving, Outcome, Unmeasured
+from fedvl.audit.finding import FINDINGS_SCHEMA, SERVER, Audit, Finding, Leaving, Outcome, Unmeasured
 from fedvl.audit.imitation import CannotImitateError
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
 from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
@@ -65,18 +64,18 @@ def audit(
     torch.set_num_threads(experiment.federation.threads)
     evidence = gather(experiment, clients, rounds, display, opener)
     if trained is not None:
-        evidence.answering = placed(trained, evidence.own.labels.device)
+        evidence.answering = placed_by_client(trained, evidence.own.labels.device)
     found = make_attacks(evidence, display)
     epsilon = None
     try:
         epsilon = empirical_epsilon(evidence)
     except CannotImitateError as error:
-        found.append(Unmeasured(EPSILON, SERVER, str(error)))
+        found.append(Unmeasured(EPSILON_FINDING, SERVER, str(error)))
     findings = [each for each in found if isinstance(each, Finding)]
     leaving = leaves(evidence, findings)
     by_classes = experiment.evaluation.protocol in ("open", "base-to-new")
     return Audit(
-        version=SCHEMA,
+        version=FINDINGS_SCHEMA,
         fedvl_version=__version__,
         method=experiment.method.label,
         dataset=experiment.data.dataset,
@@ -104,7 +103,7 @@ def audit(
     )
 
 
-def placed(trained: tuple[Tensors, ByClient], device: torch.device) -> tuple[Tensors, ByClient]:
+def placed_by_client(trained: tuple[Tensors, ByClient], device: torch.device) -> tuple[Tensors, ByClient]:
     shared, last = trained
     moved = {client: {name: t.to(device) for name, t in tensors.items()} for client, tensors in last.items()}
     return {name: tensor.to(device) for name, tensor in shared.items()}, moved
@@ -236,14 +235,14 @@ def exceeded(found: Audit, limits: Mapping[str, float]) -> list[str]:
         for each in found.findings
         if each.value > limits.get(each.name, float("inf"))
     ]
-    if found.epsilon and found.epsilon.bound > limits.get(EPSILON, float("inf")):
-        above.append(f"{EPSILON} is at least {found.epsilon.bound:.3g}, above {limits[EPSILON]:g}.")
+    if found.epsilon and found.epsilon.bound > limits.get(EPSILON_FINDING, float("inf")):
+        above.append(f"{EPSILON_FINDING} is at least {found.epsilon.bound:.3g}, above {limits[EPSILON_FINDING]:g}.")
     return above
 
 
 def check_measured(found: Audit, limits: Mapping[str, float]) -> None:
     """Raise if an attack that has a limit gave no value: it would pass without being measured."""
-    measured = {each.name for each in found.findings} | ({EPSILON} if found.epsilon else set())
+    measured = {each.name for each in found.findings} | ({EPSILON_FINDING} if found.epsilon else set())
     for name in limits:
         if name not in measured:
             reasons = [each.sentence for each in found.unmeasured if each.name == name]
@@ -260,9 +259,9 @@ def parse_limits(given: list[str]) -> dict[str, float]:
             limits[name] = float(value)
         except ValueError:
             limits[name] = float("nan")
-        if name not in (*NAMES, EPSILON) or limits[name] != limits[name]:
+        if name not in (*NAMES, EPSILON_FINDING) or limits[name] != limits[name]:
             raise FedVLError(
                 f"--fail-above takes ATTACK=VALUE, for example membership=0.6, not '{text}'; attacks are "
-                f"{', '.join((*NAMES, EPSILON))}."
+                f"{', '.join((*NAMES, EPSILON_FINDING))}."
             )
     return limits

@@ -32,7 +32,9 @@ def attack(evidence: Evidence) -> list[Outcome]:
     found = Decoder(known, own).pictures(features).clamp(0, 1)
     originals = pixels(evidence, "train", rows.tolist())
     others = pixels(evidence, evidence.outside_split, evidence.outside_rows.tolist())
-    return judged(found, originals, others, own.mean(0), tuple(sorted({n for each in sources for n in each.names})))
+    return picture_findings(
+        found, originals, others, own.mean(0), tuple(sorted({n for each in sources for n in each.names}))
+    )
 
 
 def upright(found: Tensor, known: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class Decoder:
         return self.mean + torch.unflatten(moved, 1, self.mean.shape)
 
 
-def judged(
+def picture_findings(
     found: Tensor, originals: Tensor, others: Tensor, mean: Tensor, items: tuple[str, ...] = ()
 ) -> list[Outcome]:
     """Compare pictures with their originals, and look for these among other images."""

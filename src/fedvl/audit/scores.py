@@ -15,7 +15,7 @@ from fedvl.audit.candidates import Signature
 from fedvl.audit.messages import LOW_BITS
 from fedvl.seeding import torch_generator
 
-RIDGES = (0.01, 1.0, 100.0)  # of a covariance, as shares of its mean eigenvalue
+COVARIANCE_RIDGES = (0.01, 1.0, 100.0)  # of a covariance, as shares of its mean eigenvalue
 FLOORS = (1e-4, 1e-2)  # of singular values, as shares of the largest
 TINY = 1e-12
 MAX_COLUMNS = 32  # in which rows are compared number by number
@@ -92,7 +92,7 @@ class Item:
 
     @cached_property
     def ridges(self) -> list[float]:
-        return [share * float(self.spectrum[0].mean()) for share in RIDGES]
+        return [share * float(self.spectrum[0].mean()) for share in COVARIANCE_RIDGES]
 
     # --- scores of the first so many candidates against one message
 
@@ -125,7 +125,7 @@ class Item:
             change = change - self.common @ (self.common.T @ change)
         along = turned @ change
         left = self.apart[:count] @ (change - along @ turned)
-        for share, ridge, length in zip(RIDGES, self.ridges, self.lengths, strict=True):
+        for share, ridge, length in zip(COVARIANCE_RIDGES, self.ridges, self.lengths, strict=True):
             yield f"whitened {share:g}", (left / ridge + there[:count] @ (along / (values + ridge))) / length[:count]
 
     def spanned(self, message: Tensor, count: int) -> Iterator[tuple[str, Tensor]]:

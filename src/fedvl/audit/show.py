@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedvl.audit.finding import BELOW, SHOWN, VIEWS, Audit, Finding, Leaving, OwnAudit, Unmeasured, written
+from fedvl.audit.finding import BELOW, SHOWN, VIEWS, Audit, Finding, Leaving, OwnAudit, Unmeasured, written_value
 from fedvl.audit.words import headline, risk_of
 from fedvl.display import duration
 from fedvl.report.page import write_page
@@ -78,11 +78,11 @@ def values_table(findings: Iterable[Finding], by_view: bool) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for each in sorted(findings, key=lambda each: VIEWS.index(each.view)):
-        chance = written(each.chance, each.unit)
+        chance = written_value(each.chance, each.unit)
         row = (
             each.view if by_view else each.of,
             each.name,
-            figure(each),
+            finding_figure(each),
             interval(each),
             chance,
             each.verdict,
@@ -148,15 +148,15 @@ def setting(found: Audit) -> str:
     )
 
 
-def figure(each: Finding) -> str:
-    return written(each.value, each.unit)
+def finding_figure(each: Finding) -> str:
+    return written_value(each.value, each.unit)
 
 
 def interval(each: Finding) -> str:
     """Return the interval, with more digits where limits would look equal."""
     unit = " dB" if each.unit == " dB" else ""
-    low, high = (written(value, each.unit).removesuffix(unit) for value in each.interval)
-    if each.leaks and low == written(each.chance, each.unit):
+    low, high = (written_value(value, each.unit).removesuffix(unit) for value in each.interval)
+    if each.leaks and low == written_value(each.chance, each.unit):
         low = f"{each.interval[0]:.3f}"
     digits = 3
     while low == high and digits <= MAX_DIGITS:
@@ -198,7 +198,7 @@ class View(NamedTuple):
     unmeasured: list[tuple[str, str]]  # title and reason
 
 
-class Sent(NamedTuple):
+class SentPart(NamedTuple):
     """A part of a message as the page shows it."""
 
     part: str
@@ -218,7 +218,7 @@ class AuditPage:
     views: list[View]
     leaking: int
     unexamined: int
-    leaves: list[Sent]
+    leaves: list[SentPart]
     bytes: str
 
 
@@ -227,7 +227,7 @@ def describe(found: Audit) -> AuditPage:
     views = [
         View(
             view,
-            [described(each) for each in found.findings if each.view == view],
+            [shown_finding(each) for each in found.findings if each.view == view],
             [(TITLES.get(each.name, each.name), each.sentence) for each in found.unmeasured if each.view == view],
         )
         for view in VIEWS
@@ -243,15 +243,17 @@ def describe(found: Audit) -> AuditPage:
     )
 
 
-def described(each: Finding) -> Shown:
-    chance = written(each.chance, each.unit)
-    return Shown(each, TITLES[each.name], risk_of(each.name), figure(each), interval(each), chance, Markup(strip(each)))
+def shown_finding(each: Finding) -> Shown:
+    chance = written_value(each.chance, each.unit)
+    return Shown(
+        each, TITLES[each.name], risk_of(each.name), finding_figure(each), interval(each), chance, Markup(strip(each))
+    )
 
 
-def sent(row: Leaving) -> Sent:
+def sent(row: Leaving) -> SentPart:
     example = [f"{value:g}" for value in row.example]
     more = ["…"] if example and row.bytes > 8 * len(example) else []
-    return Sent(
+    return SentPart(
         part=f"{row.part}, masked" if row.masked else row.part,
         name=row.name,
         shape=shape_of(row),
@@ -270,7 +272,7 @@ def strip(each: Finding) -> str:
 
     value, chance = place(each.value), place(each.chance)
     low, high = (place(limit) for limit in each.interval)
-    tip = f"{figure(each)}, interval {interval(each)}, chance level {written(each.chance, each.unit)}"
+    tip = f"{finding_figure(each)}, interval {interval(each)}, chance level {written_value(each.chance, each.unit)}"
     css = "loss" if each.leaks else "shared"
     parts = [
         element("rect", x=0.0, y=0.0, width=WIDTH, height=12.0, css="track"),

@@ -15,8 +15,9 @@ from fedvl.errors import FedVLError
 
 if TYPE_CHECKING:
     from fedvl.comparisons.contents import Comparison
-    from fedvl.comparisons.grid import Grid, Settings
-    from fedvl.comparisons.run import Outcome
+    from fedvl.comparisons.grid import Grid
+    from fedvl.comparisons.run import GridOutcome
+    from fedvl.config import Settings
     from fedvl.data.sources import Opener
 
 COMPARE_EXAMPLES = """
@@ -140,11 +141,11 @@ def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
     return grid
 
 
-def run_grid(grid: "Grid", runs: Path, jobs: int, quiet: bool, opener: "Opener") -> "Outcome":
+def run_grid(grid: "Grid", runs: Path, jobs: int, quiet: bool, opener: "Opener") -> "GridOutcome":
     """Run a grid, several runs at once if asked to; first what its tuned cells try."""
     from fedvl.comparisons.tuning import perform_tuned
 
-    def perform(part: "Grid") -> "Outcome":
+    def perform(part: "Grid") -> "GridOutcome":
         return performed(run_first(part, runs, jobs, quiet) if jobs > 1 else part, runs, quiet, opener)
 
     return perform_tuned(grid, perform)
@@ -272,7 +273,7 @@ def reproduce_all(
         raise typer.Exit(1)
 
 
-def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> "Outcome":
+def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> "GridOutcome":
     from fedvl.comparisons.run import perform_grid
     from fedvl.display import GridDisplay, TerminalDisplay
 

@@ -37,7 +37,7 @@ def contributions(
     from fedvl.report.ending import contribution_lines, cost_warning
     from fedvl.report.federation import name_of
     from fedvl.report.page import write_report
-    from fedvl.runs.contributions import measure, plan_of
+    from fedvl.runs.contributions import plan_of, value_coalitions
     from fedvl.runs.folder import RunFolder
 
     folder = RunFolder(run, trust_method)
@@ -46,7 +46,7 @@ def contributions(
     if not quiet and (warning := cost_warning(plan)):
         typer.echo(warning, err=True)
     with TerminalDisplay(quiet) as display:
-        found = measure(folder, plan, display)
+        found = value_coalitions(folder, plan, display)
     folder.write_contributions(found)
     write_report(folder.path)
     if as_json:

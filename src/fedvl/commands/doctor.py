@@ -17,7 +17,7 @@ from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
 SOON_DAYS = 60  # before a certificate expires
-Finding = tuple[str, str]  # "good", "note" or "bad", and a sentence
+Remark = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
 def examine(folder: Path | None = None, address: str | None = None) -> bool:
@@ -28,7 +28,7 @@ def examine(folder: Path | None = None, address: str | None = None) -> bool:
     console = Console()
     marks = {"good": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("bad ", "red")}
     sound = True
-    checks: list[Callable[[], list[Finding]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
+    checks: list[Callable[[], list[Remark]]] = [python, torch_build, torchvision, embedded_models, embedded_images]
     checks += [cache_folder, npm, extras, *([partial(federation_folder, folder)] if folder else [])]
     checks += [partial(connection, address, folder)] if address else []
     for check in checks:
@@ -38,25 +38,25 @@ def examine(folder: Path | None = None, address: str | None = None) -> bool:
     return sound
 
 
-def guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+def guarded(check: Callable[[], list[Remark]]) -> list[Remark]:
     try:
         return check()
     except (FedVLError, OSError) as error:
         return [("bad", str(error))]
 
 
-def python() -> list[Finding]:
+def python() -> list[Remark]:
     return [("good", f"fedvl {__version__} on Python {sys.version.split()[0]}")]
 
 
-def torch_build() -> list[Finding]:
+def torch_build() -> list[Remark]:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, the CPU is used"
     return [("good", f"torch {torch.__version__}, {device}")]
 
 
-def torchvision() -> list[Finding]:
+def torchvision() -> list[Remark]:
     """Warn of a torchvision built for another torch, which breaks transformers and peft."""
     if importlib.util.find_spec("torchvision") is None:
         return []
@@ -69,18 +69,18 @@ def torchvision() -> list[Finding]:
     return []
 
 
-def embedded_models() -> list[Finding]:
+def embedded_models() -> list[Remark]:
     from fedvl.models import EMBEDDED
     from fedvl.models.checkpoint import load_model
 
     return [("good", f"embedded model {load_model(name).name} loads and has the right hash") for name in EMBEDDED]
 
 
-def embedded_images() -> list[Finding]:
+def embedded_images() -> list[Remark]:
     from fedvl.data.catalogue import catalogue
     from fedvl.data.sources import open_dataset
 
-    findings: list[Finding] = []
+    findings: list[Remark] = []
     for name in [name for name, entry in catalogue().items() if entry.embedded]:
         dataset = open_dataset(name)
         for split in dataset.splits.values():
@@ -89,7 +89,7 @@ def embedded_images() -> list[Finding]:
     return findings
 
 
-def cache_folder() -> list[Finding]:
+def cache_folder() -> list[Remark]:
     from fedvl.data.features import default_cache_dir
 
     folder = default_cache_dir()
@@ -101,14 +101,14 @@ def cache_folder() -> list[Finding]:
     return [(kind, f"feature cache {folder}, {free / 1e9:.0f} GB free{hint}")]
 
 
-def npm() -> list[Finding]:
+def npm() -> list[Remark]:
     if shutil.which("npm"):
         return [("good", "npm found: fedvl data get works")]
     return [("note", "npm not found: fedvl data get needs it (install Node.js); everything else works")]
 
 
-def extras() -> list[Finding]:
-    findings: list[Finding] = []
+def extras() -> list[Remark]:
+    findings: list[Remark] = []
     for extra, package in {"parquet": "pyarrow", "heic": "pillow-heif", "flower": "flwr", "serve": "fastapi"}.items():
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
@@ -117,13 +117,13 @@ def extras() -> list[Finding]:
     return findings
 
 
-def federation_folder(folder: Path) -> list[Finding]:
+def federation_folder(folder: Path) -> list[Remark]:
     """Say how long certificates are valid, and whether keys are there and nobody else's."""
     from fedvl.deployment.keys import days_left
     from fedvl.deployment.membership import check_key, read_federation
 
     names = {"ca.crt": "the authority's", "server.crt": "the server's"}
-    findings: list[Finding] = []
+    findings: list[Remark] = []
     for name, whose in names.items():
         if name == "ca.crt" or (folder / name).exists():
             days = days_left(folder / name)
@@ -142,7 +142,7 @@ def federation_folder(folder: Path) -> list[Finding]:
     return findings
 
 
-def connection(address: str, folder: Path | None) -> list[Finding]:
+def connection(address: str, folder: Path | None) -> list[Remark]:
     """Say how far a connection to a server gets, as a client's: name, port, TLS and so on."""
     from fedvl.deployment.connection import HOPS, UnreachableError, reach, read_authorities
     from fedvl.deployment.membership import KEY
@@ -156,13 +156,13 @@ def connection(address: str, folder: Path | None) -> list[Finding]:
         reached = reach(address, authorities, key)
     except UnreachableError as error:
         passed = [hop for hop in HOPS[: HOPS.index(error.hop)] if hop != "proxy" or error.proxy]
-        fine: list[Finding] = [("good", f"connection to {address}: {', '.join(passed)}")] if passed else []
+        fine: list[Remark] = [("good", f"connection to {address}: {', '.join(passed)}")] if passed else []
         return [*fine, ("bad", f"connection to {address} fails at: {error.hop}. {error}")]
     examined = HOPS[: HOPS.index("key")] if folder else HOPS[: HOPS.index("authority")]
     passed = [hop for hop in (HOPS if key else examined) if hop != "proxy" or reached.proxy]
     through = f" through the proxy {reached.proxy}" if reached.proxy else ""
     version = f"; the server runs FedVL {reached.version}" if reached.version else ""
-    found: list[Finding] = [("good", f"connection to {address}{through}: {', '.join(passed)}{version}")]
+    found: list[Remark] = [("good", f"connection to {address}{through}: {', '.join(passed)}{version}")]
     if key is None:
         missing = ", ".join(hop for hop in HOPS if hop not in passed and hop != "proxy")
         found.append(("note", f"not examined: {missing}; give the folder of a client that has joined"))

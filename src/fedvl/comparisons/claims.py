@@ -69,7 +69,9 @@ class Level(BaseModel):
             values = [table.cells[row, place] for place in self.among or table.columns if (row, place) in table.cells]
             if values:
                 where = " in the columns that the recipe names for this" if self.among else ""
-                found.append(f"{quoted(row)} is between {shown(min(values))} and {shown(max(values))}{where}.")
+                found.append(
+                    f"{quoted(row)} is between {shown_figure(min(values))} and {shown_figure(max(values))}{where}."
+                )
         return " ".join(found)
 
 
@@ -121,7 +123,7 @@ def quoted(name: str) -> str:
     return f'"{name}"' if "," in name else name
 
 
-def shown(value: float) -> str:
+def shown_figure(value: float) -> str:
     """Format a figure as tables of reproduced recipes show it."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 1 or size == 0 else f"{value:.3g}"
@@ -129,4 +131,4 @@ def shown(value: float) -> str:
 
 def as_shown(value: float) -> float:
     """Return the number that a reader of the table sees."""
-    return float(shown(value).replace(",", ""))
+    return float(shown_figure(value).replace(",", ""))

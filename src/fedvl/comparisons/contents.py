@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from fedvl.evaluation.statistics import Interval
 from fedvl.files import Content, Count, Finite, Names, Number, Scalar, same_lengths, square
 
-SCHEMA = 1
+COMPARISON_SCHEMA = 1
 Amount = Annotated[float, Field(ge=-1e30, le=1e30)]  # operations of a round may be more than 1e15
 
 

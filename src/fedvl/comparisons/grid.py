@@ -15,11 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedvl.comparisons.claims import Claim
 from fedvl.comparisons.contents import Kind
-from fedvl.config import Experiment, explain, overlay, read_toml
+from fedvl.config import Experiment, Settings, explain, overlay, read_toml
 from fedvl.errors import FedVLError
 from fedvl.methods import method_names
-
-Settings = dict[str, Any]
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from fedvl.comparisons.grid import Grid, Variant
-from fedvl.comparisons.run import asked_sha256, described, folder_of
+from fedvl.comparisons.run import asked_sha256, folder_of, write_settings
 from fedvl.display import GridDisplay
 from fedvl.files import write_whole
 from fedvl.runs.folder import RunFolder
 from fedvl.tensors import usable_cores
 
-LOOK_SECONDS = 0.2
+JOB_POLL_SECONDS = 0.2
 
 
 def with_share_of_cores(grid: Grid, jobs: int) -> Grid:
@@ -39,7 +39,7 @@ def unfinished(grid: Grid, runs: Path) -> list[RunFolder]:
     for case in grid.cases():
         folder = folder_of(case, runs)
         with folder.lock():
-            if not described(folder).finished:
+            if not write_settings(folder).finished:
                 found[folder.path] = folder
     return list(found.values())
 
@@ -65,7 +65,7 @@ def run_side_by_side(folders: list[RunFolder], jobs: int, display: GridDisplay) 
                 code, done = running.pop(folder).returncode, done + 1
                 display.begin(folder.path.name, done - 1, len(folders))
                 display.end("finished" if code == 0 else f"failed, see {folder.file('job.log')}", done, len(folders))
-            time.sleep(LOOK_SECONDS)
+            time.sleep(JOB_POLL_SECONDS)
     finally:
         for process in running.values():  # committed rounds are kept: the same command goes on
             process.terminate()

@@ -31,7 +31,7 @@ from fedvl.tensors import ByClient, Tensors, placed
 
 Figure = float | list[float] | Points
 
-Value = TypeVar("Value")
+Known = TypeVar("Known")
 
 DOTS = 1000  # images in FST-CBDG's scatter of entropies
 
@@ -56,14 +56,14 @@ class MeasuredRun:
         last = {client: placed(sent, prepared.device) for client, sent in last.items()}
         return Reopened(prepared, placed(shared, prepared.device), last)
 
-    def known(self, name: str, value: Value | None) -> Value:
+    def known(self, name: str, value: Known | None) -> Known:
         """Return a value of the result; refuse a run that lacks it."""
         if value is None or value == []:
             raise FedVLError(f"This run has no '{name}' to measure; see result.json in {self.folder.path}.")
         return value
 
 
-def measured(name: str, run: MeasuredRun) -> Figure:
+def measure_run(name: str, run: MeasuredRun) -> Figure:
     if name in MEASURES:
         return MEASURES[name](run)
     key, _, part = name.partition("@")
@@ -116,7 +116,7 @@ def encoder_flops(run: MeasuredRun) -> float:
     return float(counter.get_total_flops() * max(len(rows) for rows in prepared.training.rows))
 
 
-def partition(run: MeasuredRun) -> Points:
+def images_by_client(run: MeasuredRun) -> Points:
     """Return the number of images of each class held by each client."""
     result, counts = run.result, run.known("partition_counts", run.result.partition_counts)
     return Points(
@@ -253,7 +253,7 @@ MEASURES: dict[str, Callable[[MeasuredRun], Figure]] = {
     "uploaded_parameters": uploaded_parameters,
     "trained_percent": trained_percent,
     "encoder_flops": encoder_flops,
-    "partition": partition,
+    "partition": images_by_client,
     "classes": classes,
     "training_images": training_images,
     "test_images": test_images,

@@ -8,8 +8,9 @@ refuses a reference row, the comparison does not fail: the note says why the row
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvl.comparisons.grid import Grid, GridEntry, Settings, layered
-from fedvl.comparisons.run import AVERAGED, Outcome, Place
+from fedvl.comparisons.grid import Grid, GridEntry, layered
+from fedvl.comparisons.run import AVERAGED, GridOutcome, Place
+from fedvl.config import Settings
 from fedvl.methods import load_method
 from fedvl.methods.base import Method
 from fedvl.runs.settings import resolve_experiment
@@ -84,7 +85,7 @@ def shared(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Setti
     return found
 
 
-def without_refused(outcome: Outcome) -> Outcome:
+def without_refused(outcome: GridOutcome) -> GridOutcome:
     """Make the failures of reference rows sentences of the note; drop those rows if empty."""
     grid, reasons, failures = outcome.grid, Reasons(), []
     for failure in outcome.failures:

@@ -8,7 +8,7 @@ from typing import Any
 from fedvl.comparisons.claims import Figures, findings
 from fedvl.comparisons.contents import Comparison
 from fedvl.comparisons.grid import QUICK, Grid, Variant
-from fedvl.comparisons.run import Outcome, beyond_chance, summarise
+from fedvl.comparisons.run import GridOutcome, beyond_chance, summarise
 from fedvl.data.catalogue import catalogue, find
 from fedvl.data.sources import dataset_path, default_data_root, how_to_get
 from fedvl.errors import FedVLError
@@ -110,7 +110,7 @@ def in_hub_cache(name: str) -> bool:
         return False
 
 
-def against_paper(name: str, recipe: Grid, outcome: Outcome, labels: Sequence[str], command: str) -> Comparison:
+def against_paper(name: str, recipe: Grid, outcome: GridOutcome, labels: Sequence[str], command: str) -> Comparison:
     """Return the summary with the paper's values beside ours, and what became of its claims."""
     summary = summarise(outcome, command)
     cells = []

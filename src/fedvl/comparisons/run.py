@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedvl.comparisons.contents import (
-    SCHEMA,
+    COMPARISON_SCHEMA,
     Averaged,
     Comparison,
     Different,
@@ -28,14 +28,15 @@ from fedvl.comparisons.contents import (
     Points,
     TunedCell,
 )
-from fedvl.comparisons.grid import Case, Grid, Settings, folder_name, layered
-from fedvl.comparisons.measures import Figure, MeasuredRun, measured
-from fedvl.config import MethodConfig, toml_value
+from fedvl.comparisons.grid import Case, Grid, folder_name, layered
+from fedvl.comparisons.measures import Figure, MeasuredRun, measure_run
+from fedvl.config import MethodConfig, Settings, toml_value
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
 from fedvl.evaluation.base_to_new import mean_intervals
 from fedvl.evaluation.statistics import (
+    SIGNIFICANT,
     Interval,
     bootstrap_clients,
     bootstrap_lead,
@@ -52,17 +53,16 @@ from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
 from fedvl.version import __version__
 
-SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 TEST = (
     "the best row of a column leads the next beyond chance: by the interval of 95 % over seeds and test images, "
     "where there is none by a two-sided paired t-test over seeds (p < 0.05)"
 )
 # Measures of which smaller is better.
-COSTS = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
+COST_MEASURES = ("bytes", "flops", "seconds", "parameters", "trainable", "loss", "drift", "cosine_distance")
 
 # Measures that are shares of the test images, and so have a chance level.
-SHARES = ("accuracy", "curve", "rounds.accuracy")
+SHARE_MEASURES = ("accuracy", "curve", "rounds.accuracy")
 
 # Measures in percent, whose averages over datasets papers give.
 AVERAGED = ("accuracy", "macro_precision", "macro_recall", "macro_f1")
@@ -82,7 +82,7 @@ Value = TypeVar("Value")
 
 
 @dataclass
-class Outcome:
+class GridOutcome:
     """Results of a grid: values per cell and seed, run folders, and failures."""
 
     grid: Grid
@@ -98,9 +98,9 @@ class Outcome:
     sets: dict[tuple[str, ...], dict[str, Interval]] = field(default_factory=dict)  # of base-to-new, by runs
 
 
-def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> Outcome:
+def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -> GridOutcome:
     """Run what is not finished and measure all; failures are collected and do not stop the rest."""
-    outcome = Outcome(grid)
+    outcome = GridOutcome(grid)
     cases = list(grid.cases())
     for number, case in enumerate(cases):
         began = time.perf_counter()
@@ -109,7 +109,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
         try:
             folder, fresh = perform_case(case, runs, display, opener)
             run = MeasuredRun(folder, opener)
-            figure = finite(case.measure, measured(case.measure, run))
+            figure = finite(case.measure, measure_run(case.measure, run))
         except (FedVLError, OSError, ArithmeticError, RuntimeError, ValueError, KeyError) as error:
             reason = str(error) if isinstance(error, FedVLError) else f"{type(error).__name__}: {error}"
             outcome.failures.append(Failure(row=case.row, column=case.column, seed=case.seed, error=reason))
@@ -131,7 +131,7 @@ def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -
     """Return the finished run, and whether it ran now."""
     folder = folder_of(case, runs)
     with folder.lock():
-        fresh = not described(folder).finished
+        fresh = not write_settings(folder).finished
         complete(folder, display, opener)
     return folder, fresh
 
@@ -144,7 +144,7 @@ def folder_of(case: Case, runs: Path) -> RunFolder:
     return folder
 
 
-def described(folder: RunFolder) -> RunFolder:
+def write_settings(folder: RunFolder) -> RunFolder:
     """Write the settings that were asked for into the run's folder; refuse a folder with others."""
     if not folder.exists:
         folder.describe(folder.experiment)
@@ -176,11 +176,11 @@ def short(figure: Figure) -> str:
     return f"{figure:.4g}" if isinstance(figure, float) else f"{len(figure)} values"
 
 
-def summarise(outcome: Outcome, command: str) -> Comparison:
+def summarise(outcome: GridOutcome, command: str) -> Comparison:
     """Return everything that tables and figures need, as written to comparison.json."""
     grid = outcome.grid
     return Comparison(
-        schema=SCHEMA,
+        schema=COMPARISON_SCHEMA,
         fedvl_version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
@@ -191,7 +191,7 @@ def summarise(outcome: Outcome, command: str) -> Comparison:
         test=TEST,
         rows=list(grid.rows),
         columns=list(grid.columns),
-        cells=cells_of(outcome),
+        cells=cells_of_outcome(outcome),
         averages=averaged_columns(grid),
         series=[
             mean_series(place, lists) for place, figures in outcome.figures.items() if (lists := lists_of(figures))
@@ -204,9 +204,9 @@ def summarise(outcome: Outcome, command: str) -> Comparison:
         note=grid.note,
         failures=outcome.failures,
         tuned=outcome.tuned,
-        facts=facts_of(outcome),
-        curves=curves_of(outcome),
-        different=different_settings(outcome),
+        facts=facts_of_outcome(outcome),
+        curves=curves_of_outcome(outcome),
+        different=differing_settings(outcome),
         settings={
             "base": layered(grid.base, grid.over),
             "rows": {name: entry.settings for name, entry in grid.rows.items()},
@@ -236,7 +236,7 @@ def averaged_columns(grid: Grid) -> list[Averaged]:
     return found
 
 
-def cells_of(outcome: Outcome) -> list[GridCell]:
+def cells_of_outcome(outcome: GridOutcome) -> list[GridCell]:
     """Return a cell per row and column with a single number, as `single` defines it."""
     cells = list[GridCell]()
     for place, figures in outcome.figures.items():
@@ -273,7 +273,7 @@ def cells_of(outcome: Outcome) -> list[GridCell]:
     return [marked.get(cell.place, cell) for cell in cells]
 
 
-def with_lead(outcome: Outcome, cell: GridCell) -> GridCell:
+def with_lead(outcome: GridOutcome, cell: GridCell) -> GridCell:
     """Return the best cell of a column with the interval of its lead, where it is an accuracy."""
     if cell.against is None or cell.measure != "accuracy":
         return cell
@@ -282,55 +282,55 @@ def with_lead(outcome: Outcome, cell: GridCell) -> GridCell:
     return cell.model_copy(update={"lead": lead, "significant": sure})
 
 
-def facts_of(outcome: Outcome) -> dict[str, list[Scalar]]:
+def facts_of_outcome(outcome: GridOutcome) -> dict[str, list[Scalar]]:
     """Return the different values of what all runs should share, in their order."""
     runs = [result for results in outcome.results.values() for result in results]
     found = {key: [getattr(run, key) for run in runs] for key in FACTS if runs}
     return {key: list(dict.fromkeys(value for value in values if value is not None)) for key, values in found.items()}
 
 
-def curves_of(outcome: Outcome) -> list[GridSeries]:
+def curves_of_outcome(outcome: GridOutcome) -> list[GridSeries]:
     """Return the accuracy over rounds, as the mean over seeds, of runs that have one."""
     found = {place: [result.per_round for result in results] for place, results in outcome.results.items()}
     return [
         mean_series(place, lists)
         for place, known in found.items()
-        if (lists := lists_of(known)) and settings_of(outcome.results[place][0]).get("evaluation.every") == 1
+        if (lists := lists_of(known)) and flat_settings(outcome.results[place][0]).get("evaluation.every") == 1
     ]
 
 
-def settings_of(result: Result) -> Settings:
+def flat_settings(result: Result) -> Settings:
     """Return the settings of a run by section.key."""
     parts = {section: part for section, part in (result.config or {}).items() if isinstance(part, dict)}
     return {f"{section}.{key}": value for section, part in parts.items() for key, value in part.items()}
 
 
-def different_settings(outcome: Outcome) -> list[Different]:
+def differing_settings(outcome: GridOutcome) -> list[Different]:
     """Return the settings in which rows differ, with a text for each row; "" where it has none."""
     flat: dict[str, dict[str, str]] = {}
     for (row, _), results in outcome.results.items():
         if row not in flat:
-            flat[row] = {key: shown(value) for key, value in settings_of(results[0]).items()}
+            flat[row] = {key: shown_setting(value) for key, value in flat_settings(results[0]).items()}
     keys = dict.fromkeys(key for settings in flat.values() for key in settings if key not in APART)
     texts = {key: [flat.get(row, {}).get(key, "") for row in outcome.grid.rows] for key in keys}
     return [Different(setting=key, values=values) for key, values in texts.items() if len(set(values)) > 1]
 
 
-def shown(value: Any) -> str:
+def shown_setting(value: Any) -> str:
     return value if isinstance(value, str) else toml_value(value)
 
 
-def images_of(outcome: Outcome, place: Place) -> int | None:
+def images_of(outcome: GridOutcome, place: Place) -> int | None:
     """Return the test images that were asked, where all seeds asked as many."""
     counts = {len(right.replace("-", "")) for _, right in outcome.tests.get(place, ())}
     return counts.pop() or None if len(counts) == 1 else None
 
 
-def guesses(outcome: Outcome, place: Place) -> bool:
+def guesses(outcome: GridOutcome, place: Place) -> bool:
     """Return whether the pretrained model is near chance level where a cell is measured."""
     key, results = outcome.grid.measure_of(*place).partition("@")[0], outcome.results.get(place, ())
     known = [result.zero_shot_accuracy for result in results if result.zero_shot_accuracy is not None]
-    if key not in SHARES or not known:
+    if key not in SHARE_MEASURES or not known:
         return False
     chance = statistics.mean(chance_of(result) for result in results)
     images = statistics.mean(len((right or "").replace("-", "")) or 1 for _, right in outcome.tests[place])
@@ -343,7 +343,7 @@ def chance_of(result: Result) -> float:
     return statistics.mean(100 / len(names) for names in lists if len(names))
 
 
-def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> Interval | None:
+def interval_of(outcome: GridOutcome, place: Place, values: Sequence[float]) -> Interval | None:
     """Return the interval of an accuracy over test images and, of several runs, over seeds."""
     key, _, part = outcome.grid.measure_of(*place).partition("@")
     results, tests = outcome.results.get(place, []), outcome.tests.get(place, [])
@@ -357,20 +357,20 @@ def interval_of(outcome: Outcome, place: Place, values: Sequence[float]) -> Inte
         if len(values) == 1:
             return wilson(values[0], len(right[0]))
         return bootstrap_right(right) if len({(test, len(run)) for test, run in tests}) == 1 else None
-    clients = [by_client(result) for result in results]
+    clients = [accuracy_by_client(result) for result in results]
     if len(values) < 2 or len(clients) != len(values) or not all(map(len, (run[0] for run in clients))):
         return None
     return bootstrap_clients(clients)
 
 
-def by_client(result: Result) -> tuple[list[float], list[int]]:
+def accuracy_by_client(result: Result) -> tuple[list[float], list[int]]:
     """Return the accuracy and the test images of each client that has some."""
     pairs = zip(result.per_client_accuracy or (), result.per_client_test_images or (), strict=False)
     known = [(accuracy, images) for accuracy, images in pairs if accuracy is not None and images]
     return [accuracy for accuracy, _ in known], [images for _, images in known]
 
 
-def interval_of_set(outcome: Outcome, place: Place, part: str) -> Interval | None:
+def interval_of_set(outcome: GridOutcome, place: Place, part: str) -> Interval | None:
     """Return the interval of a figure of the base-to-new protocol."""
     results = outcome.results.get(place, [])
     if len(results) == 1:
@@ -385,7 +385,7 @@ def interval_of_set(outcome: Outcome, place: Place, part: str) -> Interval | Non
     return outcome.sets[runs].get(part)
 
 
-def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) -> Interval | None:
+def lead_of(outcome: GridOutcome, ours: Place, theirs: Place, seeds: Sequence[int]) -> Interval | None:
     """Return the interval of a lead on common seeds; None unless all runs had the same images."""
     places = (ours, theirs)
     tests = [at_seeds(outcome.seeds[place], outcome.tests.get(place, ()), seeds) for place in places]
@@ -393,7 +393,7 @@ def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) 
     if len(images) == 1 and all(sha256 and right and "-" not in right for sha256, right in (*tests[0], *tests[1])):
         return bootstrap_lead(*([right for _, right in found] for found in tests))
     clients = [
-        [by_client(result) for result in at_seeds(outcome.seeds[place], outcome.results.get(place, ()), seeds)]
+        [accuracy_by_client(result) for result in at_seeds(outcome.seeds[place], outcome.results.get(place, ()), seeds)]
         for place in places
     ]
     if len(seeds) > 1 and all(len(found) == len(seeds) and all(own for own, _ in found) for found in clients):
@@ -401,7 +401,7 @@ def lead_of(outcome: Outcome, ours: Place, theirs: Place, seeds: Sequence[int]) 
     return None
 
 
-def beyond_chance(outcome: Outcome) -> list[str]:
+def beyond_chance(outcome: GridOutcome) -> list[str]:
     """Say, by column, which rows differ significantly from the row that all are compared with."""
     reference, told = outcome.grid.against, []
     for column in outcome.grid.columns if reference else ():
@@ -461,7 +461,7 @@ def best_of(cells: Sequence[GridCell]) -> GridCell | None:
     if len(cells) < 2 or not seeds:
         return None
     values = {cell.row: at_seeds(cell.seeds, cell.values, seeds) for cell in cells}
-    sign = -1 if any(word in cells[0].measure for word in COSTS) else 1
+    sign = -1 if any(word in cells[0].measure for word in COST_MEASURES) else 1
     best, second = sorted(cells, key=lambda cell: -sign * statistics.mean(values[cell.row]))[:2]
     ahead = statistics.mean(values[best.row]) - statistics.mean(values[second.row])
     p = paired_p(values[best.row], values[second.row])
@@ -507,7 +507,7 @@ def options_by_method(methods: Sequence[str], base: Settings) -> tuple[Settings,
             )
         if len(having) < len(methods):
             told.append(
-                f"method.{key}={shown(options[key])} is for {', '.join(having)}; the other methods have no {key}."
+                f"method.{key}={shown_setting(options[key])} is for {', '.join(having)}; the other methods have no {key}."
             )
     own = {method: {key: value for key, value in options.items() if key in known[method]} for method in methods}
     rest = {key: value for key, value in base.get("method", {}).items() if key not in options}

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvl.comparisons.contents import Comparison, GridCell
-from fedvl.comparisons.grid import Grid, Settings, layered
+from fedvl.comparisons.grid import Grid, layered
 from fedvl.comparisons.references import RIDGE, with_references, without_refused
-from fedvl.comparisons.run import Outcome, perform_grid, shown, single, summarise
-from fedvl.config import BY_CLIENT, nested, parse_assignment
+from fedvl.comparisons.run import GridOutcome, perform_grid, shown_setting, single, summarise
+from fedvl.config import BY_CLIENT, Settings, nested, parse_assignment
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
@@ -29,7 +29,7 @@ from fedvl.seeding import numpy_generator
 
 LAST_ROUND = "rounds.validation"
 COLUMN = "validation accuracy"
-MOST = 10_000  # settings
+MAX_SETTINGS = 10_000  # settings
 RANGE = re.compile(r"(?P<low>-?[\d.]+(e-?\d+)?)\.\.(?P<high>-?[\d.]+(e-?\d+)?)(?P<log>:log)?")
 
 
@@ -86,7 +86,7 @@ def value_of(settings: Mapping[str, Any]) -> Any:
     return settings
 
 
-def settings_of(axes: Mapping[str, Axis], random: int | None) -> dict[str, Settings]:
+def settings_to_try(axes: Mapping[str, Axis], random: int | None) -> dict[str, Settings]:
     """Return all combinations, or so many random ones, by name; a key of one value is no choice."""
     choices = {key: axis for key, axis in axes.items() if isinstance(axis, Range) or len(axis) > 1}
     if not choices:
@@ -96,16 +96,16 @@ def settings_of(axes: Mapping[str, Axis], random: int | None) -> dict[str, Setti
     if random is None:
         if ranges := [key for key, axis in choices.items() if isinstance(axis, Range)]:
             raise FedVLError(f"{ranges[0]} is a range; say how many settings to draw with --random.")
-        drawn = list(itertools.islice(itertools.product(*(list(axis) for axis in choices.values())), MOST + 1))
+        drawn = list(itertools.islice(itertools.product(*(list(axis) for axis in choices.values())), MAX_SETTINGS + 1))
     else:
         generator = numpy_generator(0, "sweep")
         drawn = [tuple(draw(axis, generator) for axis in choices.values()) for _ in range(random)]
-    if len(drawn) > MOST:
-        raise FedVLError(f"These are more than {MOST:,} settings; give fewer values, or use --random.")
+    if len(drawn) > MAX_SETTINGS:
+        raise FedVLError(f"These are more than {MAX_SETTINGS:,} settings; give fewer values, or use --random.")
     lasts = [key.rpartition(".")[2] for key in choices]
     words = [key if lasts.count(last) > 1 else last for key, last in zip(choices, lasts, strict=True)]
     return {
-        ", ".join(f"{word} {shown(value)}" for word, value in zip(words, values, strict=True)): layered(
+        ", ".join(f"{word} {shown_setting(value)}" for word, value in zip(words, values, strict=True)): layered(
             *(nested(key, value) for key, value in zip(choices, values, strict=True))
         )
         for values in drawn
@@ -134,7 +134,7 @@ def sweep_grid(base: Settings, axes: Mapping[str, Axis], random: int | None, sha
             "measure": "validation_accuracy" if patient else LAST_ROUND,
             "seeds": seeds,
             "base": common,
-            "rows": settings_of(axes, random),
+            "rows": settings_to_try(axes, random),
             "columns": {COLUMN: {}},
             "over": blind(share),
         }
@@ -175,12 +175,12 @@ def perform_sweep(grid: Grid, runs: Path, display: GridDisplay, opener: Opener, 
         }
     )
     final = without_refused(perform_grid(with_references(tested, (RIDGE,)), runs, display, opener))
-    told = [opening(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole), final.grid.note]
+    told = [choice_sentence(summary, chosen, final, runs), *doubts(grid, chosen, outcome, whole), final.grid.note]
     failures = [*summary.failures, *final.failures]
     return summary.model_copy(update={"failures": failures, "opening": " ".join(filter(None, told))})
 
 
-def validated_on(outcome: Outcome, cell: GridCell) -> GridCell:
+def validated_on(outcome: GridOutcome, cell: GridCell) -> GridCell:
     """Return a cell with its validation images and, of a single run, the interval over them."""
     result = outcome.results[cell.place][0]
     images, known = result.validation_images, {}
@@ -189,10 +189,10 @@ def validated_on(outcome: Outcome, cell: GridCell) -> GridCell:
     return cell.model_copy(update={"images": images, **known})
 
 
-def doubts(grid: Grid, chosen: GridCell, outcome: Outcome, whole: Sequence[GridCell]) -> list[str]:
+def doubts(grid: Grid, chosen: GridCell, outcome: GridOutcome, whole: Sequence[GridCell]) -> list[str]:
     """Return doubts about a choice: the end of a range, equal settings, an untrained model."""
     tried = {name: entry.settings for name, entry in grid.rows.items()}
-    told = [f"{key} is at the end of its range; try more values." for key in edges(tried, chosen.row)]
+    told = [f"{key} is at the end of its range; try more values." for key in settings_at_edge(tried, chosen.row)]
     equal = [cell.row for cell in whole if cell.mean == chosen.mean and cell.row != chosen.row]
     told += [f"Equally good: {'; '.join(equal)}."] if equal else []
     untrained = [result.untrained_validation_accuracy for result in outcome.results[chosen.place]]
@@ -212,7 +212,7 @@ def chosen_grid(grid: Grid, summary: Comparison) -> Grid | None:
     return Grid.model_validate({"base": tested_settings(grid), "rows": {name: settings}, "columns": {"accuracy": {}}})
 
 
-def edges(tried: Mapping[str, Settings], chosen: str) -> list[str]:
+def settings_at_edge(tried: Mapping[str, Settings], chosen: str) -> list[str]:
     """Return the settings whose chosen value is at the edge of the values tried."""
     found = []
     for section, part in tried[chosen].items():
@@ -224,7 +224,7 @@ def edges(tried: Mapping[str, Settings], chosen: str) -> list[str]:
     return found
 
 
-def opening(summary: Comparison, chosen: GridCell, final: Outcome, runs: Path) -> str:
+def choice_sentence(summary: Comparison, chosen: GridCell, final: GridOutcome, runs: Path) -> str:
     """Say what was chosen, how close others were, and what it is worth on the test."""
     others = [cell for cell in summary.cells if cell is not chosen]
     text = f"Of {len(summary.rows)} settings, {chosen.row} is the best on {chosen.images:,} validation images"

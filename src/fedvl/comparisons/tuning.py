@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from fedvl.comparisons.contents import Failure, TunedCell
-from fedvl.comparisons.grid import Grid, GridEntry, Settings, layered
-from fedvl.comparisons.run import Outcome, Place, at_seeds, single
-from fedvl.comparisons.sweep import LAST_ROUND, blind, edges, settings_of
-from fedvl.config import toml_value
+from fedvl.comparisons.grid import Grid, GridEntry, layered
+from fedvl.comparisons.run import GridOutcome, Place, at_seeds, single
+from fedvl.comparisons.sweep import LAST_ROUND, blind, settings_at_edge, settings_to_try
+from fedvl.config import Settings, toml_value
 from fedvl.errors import FedVLError
 from fedvl.files import write_whole
 from fedvl.methods import load_method
 from fedvl.methods.base import Method
 
 
-def perform_tuned(grid: Grid, perform: Callable[[Grid], Outcome]) -> Outcome:
+def perform_tuned(grid: Grid, perform: Callable[[Grid], GridOutcome]) -> GridOutcome:
     """Perform a grid, whose tuned cells are first tried and chosen on validation images."""
     trials = trials_of(grid)
     if not trials.rows:
         return perform(grid)
     tried = perform(trials)
     chosen, tuned = with_choices(grid, tried)
-    note = " ".join([*filter(None, [grid.note]), *sentences(tuned, grid.validation)])
+    note = " ".join([*filter(None, [grid.note]), *tuning_sentences(tuned, grid.validation)])
     outcome = perform(chosen.model_copy(update={"note": note}))
     outcome.tuned, outcome.failures = tuned, [*failures_of(chosen, tried), *outcome.failures]
     return outcome
@@ -41,7 +41,7 @@ def tried_in(grid: Grid) -> dict[str, dict[str, Settings]]:
     for name, row in grid.rows.items():
         axes = grid.tune if row.tune is None else row.tune
         if axes and (row.tune is not None or trains(layered(grid.base, row.settings))):
-            tried[name] = settings_of(axes, None)
+            tried[name] = settings_to_try(axes, None)
     if len({len(settings) for settings in tried.values()}) > 1:
         counts = ", ".join(f"{len(settings)} for {row}" for row, settings in tried.items())
         raise FedVLError(f"Every tuned row tries as many settings as the others, for a fair comparison, not {counts}.")
@@ -71,14 +71,14 @@ def trial_name(row: str, setting: str) -> str:
     return f"{row}: {setting}"
 
 
-def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
+def with_choices(grid: Grid, trials: GridOutcome) -> tuple[Grid, list[TunedCell]]:
     """Return the grid with the chosen settings in its cells, and the choices with their margins."""
     cells: dict[str, dict[str, Settings]] = {row: dict(own) for row, own in grid.cells.items()}
     chosen = list[TunedCell]()
     left_out = list[tuple[str, str]]()
     for row, tried in tried_in(grid).items():
         for column in grid.columns:
-            means = {name: mean_of(trials, (trial_name(row, name), column)) for name in tried}
+            means = {name: mean_over_seeds(trials, (trial_name(row, name), column)) for name in tried}
             finished = {name: mean for name, mean in means.items() if mean is not None}
             if not finished:
                 left_out.append((row, column))
@@ -101,14 +101,14 @@ def with_choices(grid: Grid, trials: Outcome) -> tuple[Grid, list[TunedCell]]:
                     images=results[0].validation_images or 0,
                     seeds=len(results),
                     untrained=statistics.mean(result.untrained_validation_accuracy or 0.0 for result in results),
-                    at_edge=edges(tried, best),
+                    at_edge=settings_at_edge(tried, best),
                     ties=[name for name, mean in finished.items() if mean == finished[best] and name != best],
                 )
             )
     return grid.model_copy(update={"cells": cells, "tune": {}, "left_out": [*grid.left_out, *left_out]}), chosen
 
 
-def mean_of(trials: Outcome, place: Place) -> float | None:
+def mean_over_seeds(trials: GridOutcome, place: Place) -> float | None:
     """Return the mean over all seeds; None if one of them failed, as with a rate that diverges."""
     seeds = range(trials.grid.seeds)
     found = at_seeds(trials.seeds.get(place, ()), list(map(single, trials.figures.get(place, ()))), seeds)
@@ -116,7 +116,7 @@ def mean_of(trials: Outcome, place: Place) -> float | None:
     return statistics.mean(known) if len(known) == len(seeds) else None
 
 
-def failures_of(grid: Grid, trials: Outcome) -> list[Failure]:
+def failures_of(grid: Grid, trials: GridOutcome) -> list[Failure]:
     """Return a failure for each cell in which no setting finished with every seed."""
     found = []
     for row, column in grid.left_out:
@@ -153,7 +153,7 @@ def inline(value: Any) -> str:
     return toml_value(value)
 
 
-def sentences(chosen: Sequence[TunedCell], validation: float) -> list[str]:
+def tuning_sentences(chosen: Sequence[TunedCell], validation: float) -> list[str]:
     """Return what a table says of the choice: how many settings, on what, and what may be wrong."""
     if not chosen:
         return []

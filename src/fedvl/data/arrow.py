@@ -13,7 +13,7 @@ from fedvl.errors import FedVLError
 from fedvl.files import MAX_JSON, parse_json, read_file, regular
 
 MAX_FILE = 2**40  # bytes of a table
-MAX_COLUMNS = 2**31  # characters of a table's labels, splits and texts
+MAX_TABLE_CHARACTERS = 2**31  # characters of a table's labels, splits and texts
 MAX_GROUP = 2**31  # bytes of the images of a row group
 LEAST_ROW = 16  # bytes of a file for each of its rows: no image is smaller
 ROWS_AT_ONCE = 65_536  # rows of labels and texts read at once
@@ -260,9 +260,9 @@ def _values(batches: Iterator[Any], names: list[str], path: Path) -> dict[str, l
             values = _decoded(batch.column(name))
             size += sum(len(value) for value in values if isinstance(value, str))
             found[name] += values
-        if size > MAX_COLUMNS:
+        if size > MAX_TABLE_CHARACTERS:
             raise FedVLError(
-                f"The labels and texts of {path} have more than {MAX_COLUMNS:,} characters; use a smaller file."
+                f"The labels and texts of {path} have more than {MAX_TABLE_CHARACTERS:,} characters; use a smaller file."
             )
     return found
 

@@ -108,7 +108,7 @@ def only_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     return Dataset(dataset.name, class_names, dataset.templates, splits, (*dataset.notes, note))
 
 
-def corrected(dataset: Dataset, labels: Mapping[str, str], where: str) -> Dataset:
+def with_corrected_labels(dataset: Dataset, labels: Mapping[str, str], where: str) -> Dataset:
     """Replace the labels of the named images; leave out those with a blank one."""
     numbers = {class_key(name): number for number, name in enumerate(dataset.class_names)}
     wanted = dict(labels)

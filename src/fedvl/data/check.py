@@ -33,7 +33,7 @@ PLAIN = 2.0  # standard deviation of the brightness of an image of one colour
 DARK, BRIGHT, OUTLIERS = 12.0, 243.0, 0.2  # mean brightness; the share of images up to which these are outliers
 DIM = 2**13  # of 16 bits: the largest value of 12 bits and less lies below
 SHARED, ELSEWHERE = 0.8, 0.05  # shares of images with a property, in a class that is known by it and in others
-SPLITS = ("train", "test", "val")
+SPLIT_FOLDERS = ("train", "test", "val")
 DOUBTFUL = 20  # images that are named because the model thinks least of their label
 MODES = ("8-bit colour", "8-bit grey", "more than 8 bits", "with a palette or transparency", "other")
 SIDES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # limits of the shorter side in a histogram
@@ -370,7 +370,7 @@ def classes_of(images: Images) -> list[str]:
 def counts_of(images: Images) -> list[ClassImages]:
     counted = Counter(zip(images.labels, images.splits, strict=True))
     return [
-        ClassImages(name=name, unmarked=counted[name, ""], **{split: counted[name, split] for split in SPLITS})
+        ClassImages(name=name, unmarked=counted[name, ""], **{split: counted[name, split] for split in SPLIT_FOLDERS})
         for name in classes_of(images)
     ]
 

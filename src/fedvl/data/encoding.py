@@ -27,7 +27,7 @@ READERS = min(16, max(2, usable_cores()))
 _AHEAD = 2  # batches that are read while one is encoded: readers have work while the last image of a batch is awaited
 
 Progress = Callable[[int, int], None]
-Pixels = torch.Tensor  # a preprocessed image
+PreparedImage = torch.Tensor  # a preprocessed image
 
 
 class ImageEncoder(Protocol):
@@ -51,7 +51,7 @@ class EncodesImages(Protocol):
     def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-class Batch(NamedTuple):
+class EncodedImages(NamedTuple):
     """Some images, encoded: rows of the usable ones, and the others with the reason."""
 
     images: list[int]
@@ -78,17 +78,17 @@ class _Launched(NamedTuple):
     rows: list[_Rows]
     failed: list[tuple[int, str]]
 
-    def finished(self) -> Batch:
+    def finished(self) -> EncodedImages:
         rows = _joined(self.rows, len(self.images))
         finite = rows.isfinite().flatten(1).all(1)
         kept = [image for image, fine in zip(self.images, finite.tolist(), strict=True) if fine]
         lost = [(image, NOT_FINITE) for image in self.images if image not in set(kept)]
-        return Batch(kept, rows[finite], self.failed + lost)
+        return EncodedImages(kept, rows[finite], self.failed + lost)
 
 
 def encode_rows(
     read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder, kind: str
-) -> Iterator[Batch]:
+) -> Iterator[EncodedImages]:
     """Read and encode images, by their numbers.
 
     A batch is waited for when the next one is launched, so that a GPU always has work.
@@ -105,7 +105,7 @@ def encode_rows(
         yield launched.finished()
 
 
-def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[Pixels]) -> torch.Tensor:
+def encode_images(encoder: ImageEncoder, kind: str, images: Sequence[PreparedImage]) -> torch.Tensor:
     """Encode preprocessed images as rows of the given kind, with the bits of the cache."""
     return _joined(_launch(encoder, kind, images), len(images))
 
@@ -114,7 +114,7 @@ def _joined(rows: Sequence[_Rows], count: int) -> torch.Tensor:
     return torch.cat([part.arrived() for part in rows])[:count] if rows else torch.empty(0, 1)
 
 
-def _launch(encoder: ImageEncoder, kind: str, images: Sequence[Pixels]) -> list[_Rows]:
+def _launch(encoder: ImageEncoder, kind: str, images: Sequence[PreparedImage]) -> list[_Rows]:
     """Begin to encode images; neither a GPU nor this thread waits for the other."""
     if any(image.shape != images[0].shape for image in images):
         raise uneven()
@@ -133,11 +133,11 @@ def _launch(encoder: ImageEncoder, kind: str, images: Sequence[Pixels]) -> list[
             return list(pool.map(lambda part: _encode(encoder, kind, part, device), parts))
 
 
-def _padded(images: Sequence[Pixels], size: int) -> list[Pixels]:
+def _padded(images: Sequence[PreparedImage], size: int) -> list[PreparedImage]:
     return [*images, *[torch.zeros_like(images[0])] * (size - len(images))]
 
 
-def _encode(encoder: EncodesImages, kind: str, images: Sequence[Pixels], device: torch.device) -> _Rows:
+def _encode(encoder: EncodesImages, kind: str, images: Sequence[PreparedImage], device: torch.device) -> _Rows:
     on_gpu = device.type == "cuda"
     lower = torch.autocast(device.type, torch.bfloat16, enabled=encoder.encoding == "bfloat16")  # type: ignore[attr-defined]
     with torch.inference_mode(), lower:
@@ -152,7 +152,7 @@ def _encode(encoder: EncodesImages, kind: str, images: Sequence[Pixels], device:
         return _Rows(copy, copied)
 
 
-def _stack(images: Sequence[Pixels], pinned: bool = False) -> torch.Tensor:
+def _stack(images: Sequence[PreparedImage], pinned: bool = False) -> torch.Tensor:
     """Stack by one thread: a team of PyTorch's would wait for cores that readers have."""
     stacked = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype, pin_memory=pinned)
     np.stack([image.numpy() for image in images], out=stacked.numpy())
@@ -168,16 +168,16 @@ def uneven() -> FedVLError:
 
 def _read_batches(
     read: Callable[[int], Image.Image], wanted: Sequence[int], encoder: ImageEncoder
-) -> Iterator[list[tuple[int, Pixels | str]]]:
+) -> Iterator[list[tuple[int, PreparedImage | str]]]:
     """Yield batches of (index, pixels or error) in order, reading ahead while one is encoded."""
 
-    def preprocessed(index: int) -> Pixels | str:
+    def preprocessed(index: int) -> PreparedImage | str:
         try:
             return encoder.preprocess(read(index))
         except BadImage as error:
             return error.reason
 
-    def submit(start: int) -> list[tuple[int, Future[Pixels | str]]]:
+    def submit(start: int) -> list[tuple[int, Future[PreparedImage | str]]]:
         return [(index, pool.submit(preprocessed, index)) for index in wanted[start : start + READ_AT_ONCE]]
 
     with ThreadPoolExecutor(READERS) as pool:

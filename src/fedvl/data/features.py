@@ -46,8 +46,8 @@ DTYPES = {"features": "F16", "pixels": "U8", "patches": "F16"}
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
 MAX_DESCRIPTION = 2**28  # bytes
 MAX_INDEX = 2**34
-HEAD = 512  # bytes of the index before its records
-RECORD = np.dtype([("image", "u1", 32), ("row", "<u8"), ("seal", "u1", 32)])
+INDEX_HEAD = 512  # bytes of the index before its records
+INDEX_RECORD = np.dtype([("image", "u1", 32), ("row", "<u8"), ("seal", "u1", 32)])
 BATCHES_AT_RISK = 16  # between two that are flushed to the disk
 VERIFIED_AT_ONCE = 4096  # rows
 ABSENT = -1
@@ -216,7 +216,7 @@ def _own(path: str, flags: int) -> int:
 
 def _head_of(path: Path) -> bytes:
     with open(path, "rb", opener=_own) as file:
-        return file.read(HEAD)
+        return file.read(INDEX_HEAD)
 
 
 class _DamagedError(FedVLError):
@@ -270,7 +270,9 @@ class _Table:
                 raise _DamagedError("its files are links")
             content = read_file(self.index, MAX_INDEX)
             table = DiskTable(self.rows, DTYPES[self.kind], self._shape(content))
-            records = np.frombuffer(content, RECORD, (len(content) - HEAD) // RECORD.itemsize, HEAD)
+            records = np.frombuffer(
+                content, INDEX_RECORD, (len(content) - INDEX_HEAD) // INDEX_RECORD.itemsize, INDEX_HEAD
+            )
             chosen = _latest(records["image"], images)
             known = np.flatnonzero(chosen != ABSENT)
             places = absent.copy()
@@ -289,9 +291,9 @@ class _Table:
     def _shape(self, content: bytes) -> tuple[int, ...]:
         """Return the shape of a row, which the head of the index names under its own hash."""
         try:
-            if len(content) < HEAD:
+            if len(content) < INDEX_HEAD:
                 raise _DamagedError("the index is cut off")
-            described = parse_json(content[:HEAD])
+            described = parse_json(content[:INDEX_HEAD])
             if described["seal"] != _seal(described) or (described["format"], described["key"]) != (
                 CACHE_FORMAT,
                 self.key,
@@ -364,12 +366,12 @@ class _Adding:
             data.write(content.data)
             data.flush()
             places = np.arange(first, first + len(content))
-            records = np.empty(len(content), RECORD)
+            records = np.empty(len(content), INDEX_RECORD)
             records["image"], records["row"] = images, places
             seals = b"".join(_row_seal(image, row) for image, row in zip(images, content, strict=True))
             records["seal"] = np.frombuffer(seals, np.uint8).reshape(-1, 32)
             end = index.seek(0, os.SEEK_END)
-            index.seek(end - (end - HEAD) % RECORD.itemsize)
+            index.seek(end - (end - INDEX_HEAD) % INDEX_RECORD.itemsize)
             index.write(records.tobytes())
             index.flush()
         return places
@@ -385,7 +387,7 @@ class _Adding:
             described: dict[str, Any] = {"format": CACHE_FORMAT, "key": table.key, "shape": list(shape)}
             described["seal"] = _seal(described)
             table.rows.unlink(missing_ok=True)  # damaged; open readers keep their copy
-            write_whole(table.index, json.dumps(described).encode().ljust(HEAD), OWN_FILE)
+            write_whole(table.index, json.dumps(described).encode().ljust(INDEX_HEAD), OWN_FILE)
             open(table.rows, "xb", opener=_own).close()
         elif known != shape:
             raise uneven()

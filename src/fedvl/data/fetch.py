@@ -23,7 +23,7 @@ from fedvl.errors import FedVLError
 HUB = "hf:"  # before a name of Hugging Face's hub: a mistyped path must not be asked for elsewhere
 ByteProgress = Callable[[int, int], None]  # bytes done, bytes in all (downloaded and unpacked)
 MAX_MEMBER_BYTES = 64_000_000
-POLL_SECONDS = 0.2
+NPM_POLL_SECONDS = 0.2
 STALE_SECONDS = 24 * 3600
 
 
@@ -191,7 +191,7 @@ def _run_npm(npm: str, package: Package, scratch: Path, meter: _Meter) -> None:
         try:
             while process.poll() is None:
                 meter.show(_tree_bytes(scratch), package.tarball_bytes)
-                time.sleep(POLL_SECONDS)
+                time.sleep(NPM_POLL_SECONDS)
         except BaseException:
             process.kill()
             raise

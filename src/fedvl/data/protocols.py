@@ -22,7 +22,7 @@ from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import IntArray
 
-NOTHING = np.array([], dtype=np.int64)
+NO_ROWS = np.array([], dtype=np.int64)
 VALIDATION_SHARE = 0.2  # of a new user's images, or of a new domain's; the rest is for the test
 
 
@@ -97,7 +97,7 @@ def closed(labels: Labels, data: DataConfig, seed: int) -> Assignment:
 
 def with_additions(assignment: Assignment, trained: Sequence[IntArray], tested: IntArray, classes: int) -> Assignment:
     """Give clients rows that were added later: ``trained`` by client, and the rows to query."""
-    rows = [np.concatenate([own, more]) for own, more in zip_longest(assignment.clients, trained, fillvalue=NOTHING)]
+    rows = [np.concatenate([own, more]) for own, more in zip_longest(assignment.clients, trained, fillvalue=NO_ROWS)]
     everything = np.arange(classes)
     queried = np.concatenate([assignment.queried, tested])
     return replace(assignment, clients=rows, trained_classes=everything, queried=queried, queried_classes=everything)

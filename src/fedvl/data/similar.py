@@ -14,7 +14,7 @@ from fedvl.data.catalogue import class_key
 
 COPY_SIDE = 16  # of the small copy of an image, in pixels
 MIN_CORRELATION = 0.98  # correlation of small copies from which two images count as the same
-FEW = 30  # images below which their mean says little
+MIN_FOR_A_MEAN = 30  # images below which their mean says little
 MAX_COMPARED = 30_000  # images: the work grows with their square
 COPIES_AT_ONCE = 2048
 TYPED = 6  # characters of a word from which one that differs is taken for a mistake
@@ -92,7 +92,7 @@ def groups_alike(copies: Small) -> list[list[int]]:
     if len(copies) < 2:
         return []
     rows = copies - copies.mean(1, keepdims=True)
-    if len(rows) >= FEW:
+    if len(rows) >= MIN_FOR_A_MEAN:
         rows = rows - rows.mean(0)
     lengths = np.linalg.norm(rows, axis=1)
     plain = lengths < 1.0  # without any contrast, nothing can be compared

@@ -14,7 +14,15 @@ import numpy as np
 from fedvl.config import DataConfig
 from fedvl.data.additions import extend, parse_addition
 from fedvl.data.arrow import read_parquet, read_saved, read_tables, tables_in
-from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table, assemble, corrected, only_classes, plain_name
+from fedvl.data.assemble import (
+    SPLIT_NAMES,
+    UNIT_COLUMNS,
+    Table,
+    assemble,
+    only_classes,
+    plain_name,
+    with_corrected_labels,
+)
 from fedvl.data.catalogue import CatalogueEntry, class_key, general_templates, lookup, suggestion
 from fedvl.data.embedded import read_cifar10, read_emoji, read_sheets
 from fedvl.data.fetch import HUB, default_data_root, fetch_from_hub, stored_in
@@ -472,7 +480,7 @@ class Opener(NamedTuple):
         root = Path(data.root) if data.root else None
         base = open_dataset(data.dataset, root, data.classes) if data.classes else self.dataset(data.dataset, root)
         if data.corrections is not None:
-            base = corrected(base, read_corrections(Path(data.corrections)), Path(data.corrections).name)
+            base = with_corrected_labels(base, read_corrections(Path(data.corrections)), Path(data.corrections).name)
         added = [self.dataset(source, root) for _, source in map(parse_addition, data.additions)]
         return extend(base, added) if added else base
 

@@ -27,14 +27,14 @@ from fedvl.files import Content, Count, Names
 from fedvl.tensors import IntArray
 from fedvl.version import __version__
 
-MOST = 2**31  # images of a site: what claims more is a lie
+MAX_SURVEYED = 2**31  # images of a site: what claims more is a lie
 PARTS = ("train", "test", "val", "")  # the last: of no split
 OF_IMAGES = ("images", *NAMES_OF_BARS)
 
 Tables = dict[str, IntArray]
 
 
-class Found(Content):
+class FaultAtSites(Content):
     """A kind of fault, and at how many sites."""
 
     kind: str
@@ -67,7 +67,7 @@ class Survey(Content):
     classes: list[SurveyedClass]
     rare: Names  # classes with few training images at all sites together
     strangers: Count  # sites with classes of other names
-    faults: list[Found]
+    faults: list[FaultAtSites]
     sizes: list[PropertyCount]
     modes: list[PropertyCount]
     brightness: list[PropertyCount]
@@ -78,7 +78,7 @@ class Survey(Content):
         return not (self.faults or self.rare or self.strangers or any(each.renamed for each in self.classes))
 
 
-def shapes(classes: int) -> dict[str, tuple[int, ...]]:
+def survey_shapes(classes: int) -> dict[str, tuple[int, ...]]:
     return {
         "images": (classes, len(PARTS)),
         "renamed": (classes,),
@@ -93,7 +93,7 @@ def tables_of(checked: CheckedImages, class_names: Sequence[str], least: int) ->
     """Return what a site sends of a check of its images."""
     images = checked.images
     keys = [class_key(name) for name in class_names]
-    found = {name: np.zeros(shape, np.int64) for name, shape in shapes(len(class_names)).items()}
+    found = {name: np.zeros(shape, np.int64) for name, shape in survey_shapes(len(class_names)).items()}
     for label, split in zip(images.labels, images.splits, strict=True):
         if class_key(label) in keys:
             found["images"][keys.index(class_key(label)), PARTS.index(split)] += 1
@@ -112,11 +112,11 @@ def tables_of(checked: CheckedImages, class_names: Sequence[str], least: int) ->
     return found
 
 
-def misstated(tables: Mapping[str, NDArray[np.int64]], classes: int, sites: int) -> str | None:
+def misstated_survey(tables: Mapping[str, NDArray[np.int64]], classes: int, sites: int) -> str | None:
     """Return why these are not the tables of so many sites, or None."""
-    if {name: tuple(table.shape) for name, table in tables.items()} != shapes(classes):
+    if {name: tuple(table.shape) for name, table in tables.items()} != survey_shapes(classes):
         return "its counts have other shapes than those of a survey"
-    if any(((table < 0) | (table > MOST)).any() for table in tables.values()):
+    if any(((table < 0) | (table > MAX_SURVEYED)).any() for table in tables.values()):
         return "its counts are negative or too large"
     by_site = (tables["renamed"], tables["strangers"], tables["faults"][0])
     if tables["totals"][0] != sites or any((table > sites).any() for table in by_site):
@@ -124,7 +124,7 @@ def misstated(tables: Mapping[str, NDArray[np.int64]], classes: int, sites: int)
     return None
 
 
-def add(tables: Sequence[Tables]) -> Tables:
+def add_surveys(tables: Sequence[Tables]) -> Tables:
     found: Tables = {name: np.stack([table[name] for table in tables]).sum(0) for name in tables[0]}
     return found
 
@@ -159,7 +159,7 @@ def survey_of(
         rare=[name for name, train in zip(class_names, trained.tolist(), strict=True) if train < RARE_CLASS],
         strangers=int(tables["strangers"][0]),
         faults=[
-            Found(kind=kind, title=FAULT_KINDS[kind].title, fix=FAULT_KINDS[kind].fix, sites=at, images=of)
+            FaultAtSites(kind=kind, title=FAULT_KINDS[kind].title, fix=FAULT_KINDS[kind].fix, sites=at, images=of)
             for kind, at, of in zip(FAULTS, *tables["faults"].tolist(), strict=True)
             if at
         ],

@@ -22,7 +22,7 @@ from fedvl.tensors import FloatArray, IntArray
 OF_CLASS = 40  # images of a class that are encoded
 MIN_IMAGES = 10  # images of a class from which something is said of it
 MAX_TURNED = 120  # images that are turned and inverted too
-EXACT = 20  # images up to which ranks are compared without an approximation
+MAX_EXACT_IMAGES = 20  # images up to which ranks are compared without an approximation
 AT_ONCE = 32
 CHANCE = 0.05  # p from which labels are not confirmed
 CERTAIN = 1e-4  # p below which images are said to be turned, inverted or exchanged
@@ -148,5 +148,5 @@ def of_classes(
 def ranked(values: FloatArray, inside: NDArray[np.bool_], outside: NDArray[np.bool_]) -> float:
     """Return the chance that values inside rank above those outside as much without a reason."""
     one, other = values[inside], values[outside]
-    method = "exact" if max(len(one), len(other)) <= EXACT else "asymptotic"
+    method = "exact" if max(len(one), len(other)) <= MAX_EXACT_IMAGES else "asymptotic"
     return float(mannwhitneyu(one, other, alternative="greater", method=method).pvalue)

@@ -226,7 +226,7 @@ def whose(path: Path, chain: Chain) -> int | None:
     return None if party is None else int(party["number"])
 
 
-def who_took_part(place: Path, folder: RunFolder, names: list[str]) -> Figures:
+def participation_of(place: Path, folder: RunFolder, names: list[str]) -> Figures:
     """Return what a server's result says of its parties, and leaves out that it cannot know."""
     assert folder.federation is not None
     carried, answers = Counter[tuple[str, int]](), dict[tuple[int, int], str]()

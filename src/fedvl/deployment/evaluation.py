@@ -7,8 +7,8 @@ from fedvl.deployment.own_counts import request_of
 from fedvl.deployment.server import connected, wait_for_all
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import add
-from fedvl.evaluation.figures import Evaluation, figures, half
+from fedvl.evaluation.counts import add_counts
+from fedvl.evaluation.figures import Evaluation, figures_of_counts, half
 from fedvl.runs.evaluation import AT_HALF, facts_of, read_thresholds
 from fedvl.runs.folder import RunFolder
 
@@ -47,6 +47,6 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
         sites=list(sites.values()),
         missing=[name for name in engine.names if name not in sites.values()],
         refused=refused,
-        pooled=figures(add(list(found.values())), names, thresholds),
-        by_site={site: figures(counts, names, thresholds) for site, counts in tables.items()},
+        pooled=figures_of_counts(add_counts(list(found.values())), names, thresholds),
+        by_site={site: figures_of_counts(counts, names, thresholds) for site, counts in tables.items()},
     )

@@ -79,10 +79,10 @@ def unmask(total: torch.Tensor, seeds: Sequence[bytes], lost: Mapping[int, Mappi
 def split(secret: bytes, holders: Sequence[int], needed: int) -> dict[int, bytes]:
     """Return a share of a secret for each holder; ``needed`` of them restore it."""
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(needed - 1))]
-    return {holder: evaluate(polynomial, holder + 1).to_bytes(SHARE_BYTES) for holder in holders}
+    return {holder: value_at(polynomial, holder + 1).to_bytes(SHARE_BYTES) for holder in holders}
 
 
-def evaluate(polynomial: Sequence[int], at: int) -> int:
+def value_at(polynomial: Sequence[int], at: int) -> int:
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * at + coefficient) % PRIME

@@ -22,8 +22,7 @@ from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors, unpack_tensors
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import Counts, misstated
-from fedvl.evaluation.counts import shapes as shapes_of_counts
+from fedvl.evaluation.counts import Counts, misstated, shapes_of_counts
 from fedvl.federation.checks import (
     MAX_REPORTED,
     Refusal,
@@ -52,7 +51,7 @@ from fedvl.tensors import IntArray, Tensors, placed
 
 STATE = "state"
 WAITING = "waiting for clients"  # a phase of a run: clients are not connected
-PAUSE_SECONDS = 0.1  # between looks for answers
+ANSWER_POLL_SECONDS = 0.1  # between looks for answers
 LOOK_SECONDS = 2.0  # between looks for who is gone
 MAX_NOTED = 3  # refusals of a client in a round: it may send as many messages as it likes
 NOTICE_SECONDS = 60.0  # at most, to learn that the run is over and test the model; who is gone is not waited for
@@ -233,11 +232,11 @@ class RemoteEngine:
 
     def survey(self, classes: int) -> dict[int | None, survey.Tables]:
         """Collect what the clients say of their images before training: each, or their sum."""
-        shapes: Shapes = {**survey.shapes(classes)}
+        shapes: Shapes = {**survey.survey_shapes(classes)}
 
         def problem_of(tables: survey.Tables) -> str | None:
             sites = len(self.reporters) if self.config.secure_sum else 1
-            return survey.misstated(tables, classes, sites)
+            return survey.misstated_survey(tables, classes, sites)
 
         return self._counts("survey", 1, {}, shapes, problem_of)
 
@@ -348,7 +347,7 @@ class RemoteEngine:
                 self._show(kind, round_index, [late.client for late in waiting.values()])
             if not waiting or time.monotonic() >= end or self._hopeless(waiting, len(answers) >= enough):
                 break
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(ANSWER_POLL_SECONDS)
         self.late |= waiting
         return answers
 
@@ -363,7 +362,7 @@ class RemoteEngine:
                 missing = sorted(set(clients) - there)
                 self.notify(Status(phase=WAITING, waiting_for=missing, connected=sorted(there)))
                 shown = there
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(ANSWER_POLL_SECONDS)
 
     def _hopeless(self, waiting: Mapping[str, Header], enough: bool) -> bool:
         """Return whether enough clients answered and everyone still awaited has disconnected."""

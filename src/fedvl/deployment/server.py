@@ -12,7 +12,7 @@ from typing import IO
 
 import torch
 
-from fedvl.deployment.audit_log import LOG_FILE, AuditLog, who_took_part
+from fedvl.deployment.audit_log import LOG_FILE, AuditLog, participation_of
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import FederationFile, experiment_id
 from fedvl.deployment.keys import days_left
@@ -51,7 +51,7 @@ def complete_with_machines(folder: RunFolder, display: Display) -> Result:
             wait_for_parties(engine, names, federation.admitted.keys() - told, RETURN_SECONDS, quorum=0)
         else:
             wait_for_all(engine, federation)
-            participants = partial(who_took_part, place, folder, names)
+            participants = partial(participation_of, place, folder, names)
             run_rounds(folder, prepared, engine, display, secrets.randbits(256), participants)
         told |= engine.finish(folder.tensors()[0], experiment.federation.rounds, told)
         folder.write_federation(folder.federation.model_copy(update={"told": sorted(told)}))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from fedvl.audit.finding import SHOWN, written
+from fedvl.audit.finding import SHOWN, written_value
 from fedvl.config import Experiment
 from fedvl.data.check import check
 from fedvl.deployment.audit_log import own_rounds, read_log
@@ -515,7 +515,7 @@ def dry_run_of(found: dict[str, Any]) -> DryRun:
             Attack(
                 of=each.of,
                 name=each.name,
-                value=f"{written(each.value, each.unit)}; {each.conclusion}",
+                value=f"{written_value(each.value, each.unit)}; {each.conclusion}",
                 shown=each.verdict == SHOWN,
                 sentence=each.sentence,
             )

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedvl.data.survey import Survey, add, survey_of
+from fedvl.data.survey import Survey, add_surveys, survey_of
 from fedvl.deployment.membership import read_federation
 from fedvl.deployment.server import connected, wait_for_all
 from fedvl.display import Display
@@ -31,7 +31,7 @@ def survey_sites(folder: RunFolder, display: Display) -> Survey:
     if not found:
         raise FedVLError(f"No site sent counts. {' '.join(refused) or 'None was connected.'}")
     survey = survey_of(
-        add(list(found.values())),
+        add_surveys(list(found.values())),
         federation.class_names,
         sites,
         [name for name in engine.names if name not in sites],

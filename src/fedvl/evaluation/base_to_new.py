@@ -43,7 +43,7 @@ def set_figures(own: float, local: float, base: float, new: float) -> dict[str, 
     return {"own": own, "local": local, "base": base, "new": new, **means}
 
 
-def figures(hits: Hits) -> dict[str, float]:
+def set_percentages(hits: Hits) -> dict[str, float]:
     """Return the figures in percent."""
     owned = hits.owner >= 0
     count = np.bincount(hits.owner[owned])
@@ -57,22 +57,22 @@ def drawn_again(hits: Hits, base: IntArray, new: IntArray) -> Hits:
     return Hits(hits.owner[base], hits.own[base], hits.local[base], hits.base[base], hits.new[new])
 
 
-def described(hits: Hits, zero_shot: Hits | None) -> list[SetFigure]:
+def figures_with_intervals(hits: Hits, zero_shot: Hits | None) -> list[SetFigure]:
     """Return each figure with its interval: the test images are drawn again."""
-    known, sure = figures(hits), intervals(hits)
+    known, sure = set_percentages(hits), set_intervals(hits)
     rows = [SetFigure(name=name, accuracy=known[name], interval=list(sure[name])) for name in SETS]
     if zero_shot is None:
         return rows
-    known, sure = figures(zero_shot), intervals(zero_shot)
+    known, sure = set_percentages(zero_shot), set_intervals(zero_shot)
     return [
         row.model_copy(update={"zero_shot_accuracy": known[row.name], "zero_shot_interval": list(sure[row.name])})
         for row in rows
     ]
 
 
-def intervals(hits: Hits) -> dict[str, Interval]:
+def set_intervals(hits: Hits) -> dict[str, Interval]:
     def drawn(base: IntArray, new: IntArray) -> dict[str, float]:
-        return figures(drawn_again(hits, base, new))
+        return set_percentages(drawn_again(hits, base, new))
 
     return bootstrap_figures((len(hits.base), len(hits.new)), drawn)
 
@@ -108,10 +108,10 @@ def mean_intervals(runs: Sequence[SetsRight]) -> dict[str, Interval]:
 
     def drawn(generator: np.random.Generator) -> list[dict[str, float]]:
         base, new = (generator.integers(0, count, count) for count in (len(hits[0].base), len(hits[0].new)))
-        return [figures(drawn_again(one, base, new)) for one in hits]
+        return [set_percentages(drawn_again(one, base, new)) for one in hits]
 
     images = sum(len(one.base) + len(one.new) for one in hits)
-    return bootstrap_seeds([figures(one) for one in hits], drawn, images)
+    return bootstrap_seeds([set_percentages(one) for one in hits], drawn, images)
 
 
 def all_right(method: Method, models: Sequence[Tensors], samples: Samples, batch_size: int) -> ShareArray:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedvl.evaluation.statistics import Interval, bootstrap_figures
 
-MAX_IMAGES = 2000
+MAX_CALIBRATION_IMAGES = 2000
 BINS = 15  # of shares, equally wide (Guo et al., 2017)
 LOG_TEMPERATURES = math.log(1e-3), math.log(1e3)  # of the temperature's logarithm
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2

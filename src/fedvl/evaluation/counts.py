@@ -39,17 +39,17 @@ class Counts(NamedTuple):
         return found
 
 
-def shapes(classes: int) -> dict[str, tuple[int, ...]]:
+def shapes_of_counts(classes: int) -> dict[str, tuple[int, ...]]:
     return {"scores": (classes, 2, BINS), "confusion": (classes, classes), "calibration": (2, GROUPS * PARTS)}
 
 
 def empty(classes: int) -> Counts:
-    return Counts(*(np.zeros(shape, np.int64) for shape in shapes(classes).values()))
+    return Counts(*(np.zeros(shape, np.int64) for shape in shapes_of_counts(classes).values()))
 
 
 def misstated(tables: Mapping[str, NDArray[np.int64]], classes: int) -> str | None:
     """Return why these are not the tables of one set of images, or None."""
-    wanted = shapes(classes)
+    wanted = shapes_of_counts(classes)
     if {name: tuple(table.shape) for name, table in tables.items()} != wanted:
         return "its counts have other shapes than those of an evaluation"
     found = Counts(**tables)
@@ -71,7 +71,7 @@ def misstated(tables: Mapping[str, NDArray[np.int64]], classes: int) -> str | No
     return None
 
 
-def edges() -> NDArray[np.float64]:
+def bin_edges() -> NDArray[np.float64]:
     """Return the share at which each bin of scores begins, and the end of the last."""
     return 1 / (1 + np.exp(-np.linspace(-LIMIT, LIMIT, BINS + 1)))
 
@@ -92,7 +92,7 @@ def count(labels: IntArray, shares: NDArray[np.float64]) -> Counts:
     return found
 
 
-def add(tables: Sequence[Counts]) -> Counts:
+def add_counts(tables: Sequence[Counts]) -> Counts:
     """Add up tables; a cell that one of them does not give by itself is not given in the sum."""
     confusions = np.stack([table.confusion for table in tables])
     together = np.where((confusions == MERGED).any(0), MERGED, confusions.sum(0))

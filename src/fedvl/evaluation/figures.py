@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedvl.evaluation.counts import GROUPS, MERGED, PARTS, Counts, edges, given
+from fedvl.evaluation.counts import GROUPS, MERGED, PARTS, Counts, bin_edges, given
 from fedvl.evaluation.statistics import SEED, Interval, Z, delong, mcnemar_of_counts, wilson
 from fedvl.files import Content, Count, Finite, Names
 from fedvl.tensors import FloatArray, IntArray
@@ -133,7 +133,7 @@ def curve_of(scores: IntArray) -> Curve:
     )
 
 
-def figures(counts: Counts, names: Sequence[str], thresholds: Sequence[int]) -> Figures:
+def figures_of_counts(counts: Counts, names: Sequence[str], thresholds: Sequence[int]) -> Figures:
     """Return all figures; ``thresholds``: the bin of each class from which an image is of it."""
     classes = [
         class_figures(name, curve_of(table), threshold)
@@ -145,10 +145,10 @@ def figures(counts: Counts, names: Sequence[str], thresholds: Sequence[int]) -> 
     whole = images.any() and not (counts.calibration == MERGED).any() and counts.calibration.sum() == images.sum()
     return Figures(
         images=int(images.sum()),
-        accuracy=share_of(int(hits.sum()), int(images.sum())) if known else None,
+        accuracy=share_estimate(int(hits.sum()), int(images.sum())) if known else None,
         balanced_accuracy=balanced(hits, images) if known else None,
-        auroc=mean_of([each.auroc for each in classes]),
-        average_precision=mean_of([each.average_precision for each in classes]),
+        auroc=mean_estimate([each.auroc for each in classes]),
+        average_precision=mean_estimate([each.average_precision for each in classes]),
         ece=binned_error(counts.calibration) if whole else None,
         calibration=calibration_curve(counts.calibration) if whole else [],
         classes=classes,
@@ -167,11 +167,11 @@ def class_figures(name: str, curve: Curve, threshold: int) -> ClassFigures:
         update={
             "auroc": auroc(curve),
             "average_precision": average_precision(curve),
-            "threshold": float(edges()[curve.begins[at]]),
-            "sensitivity": share_of(hits, positives),
-            "specificity": share_of(rest[1], negatives),
-            "ppv": share_of(hits, hits + alarms),
-            "npv": share_of(rest[1], sum(rest)),
+            "threshold": float(bin_edges()[curve.begins[at]]),
+            "sensitivity": share_estimate(hits, positives),
+            "specificity": share_estimate(rest[1], negatives),
+            "ppv": share_estimate(hits, hits + alarms),
+            "npv": share_estimate(rest[1], sum(rest)),
             "net_benefit": net_benefits(curve),
         }
     )
@@ -191,10 +191,10 @@ def choose_thresholds(counts: Counts) -> list[int]:
 
 def half() -> int:
     """Return the bin that begins at a share of one half."""
-    return int(np.searchsorted(edges(), 0.5))
+    return int(np.searchsorted(bin_edges(), 0.5))
 
 
-def share_of(hits: int, count: int) -> Estimate | None:
+def share_estimate(hits: int, count: int) -> Estimate | None:
     """Return a percentage with Wilson's interval; None of nothing."""
     if not count:
         return None
@@ -215,7 +215,7 @@ def balanced(hits: IntArray, images: IntArray) -> Estimate:
     return Estimate(value=mean, low=mean - below / len(rates), high=mean + above / len(rates))
 
 
-def mean_of(estimates: Sequence[Estimate | None]) -> Estimate | None:
+def mean_estimate(estimates: Sequence[Estimate | None]) -> Estimate | None:
     """Return the mean of classes: as the same images are in each, so is that of the bounds."""
     known = [each for each in estimates if each is not None]
     if not known:
@@ -280,7 +280,7 @@ def precision_areas(positive: IntArray, negative: IntArray) -> FloatArray:
 
 def net_benefits(curve: Curve) -> list[NetBenefit]:
     """Return hits less weighted false alarms per image, near some thresholds."""
-    starts, positives = edges()[curve.begins], int(curve.positive.sum())
+    starts, positives = bin_edges()[curve.begins], int(curve.positive.sum())
     images = positives + int(curve.negative.sum())
     found = {}
     for wanted in BENEFITS:

@@ -25,7 +25,7 @@ def groups(counts: IntArray) -> tuple[list[IntArray], str]:
     return [np.sort(third) for third in np.array_split(np.argsort(-counts, kind="stable"), len(NAMES))], THIRDS
 
 
-def described(counts: IntArray, confusion: IntArray, before: IntArray | None) -> LongTail:
+def accuracy_by_group(counts: IntArray, confusion: IntArray, before: IntArray | None) -> LongTail:
     """Return the accuracy on each group's test images; ``before`` is the confusion of zero-shot."""
     found, by = groups(counts)
     matrices = {"accuracy": confusion} | ({} if before is None else {"zero_shot_accuracy": before})

@@ -44,7 +44,7 @@ class Contributions(Content):
         return self
 
 
-def contributions(game: Game, players: Sequence[int], orders: int = 0, seed: int = 0) -> Contributions:
+def shapley_values(game: Game, players: Sequence[int], orders: int = 0, seed: int = 0) -> Contributions:
     """Return exact Shapley values, or estimates from random ``orders`` with their intervals."""
     if orders == 1:
         raise FedVLError("One order has no interval; draw at least two orders.")

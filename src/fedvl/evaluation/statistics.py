@@ -11,10 +11,11 @@ from fedvl.files import Finite
 
 Z = 1.959963984540054  # of the normal distribution, at 95 %
 RESAMPLES = 1000
-FEWEST = 100  # resamples
+MIN_RESAMPLES = 100  # resamples
 FEWER = 500  # resamples of a measure that is costly
 MAX_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
 SEED = 0
+SIGNIFICANT = 0.05  # p below which a difference is beyond chance
 ROUNDED = 0.01  # as shares are shown: clients are not taken to differ by less
 NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
 
@@ -104,9 +105,9 @@ def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
     shares = confusion[rows, columns] / images
     found: dict[str, list[NDArray[np.float64]]] = {"macro_precision": [], "macro_recall": [], "macro_f1": []}
     generator = np.random.default_rng(SEED)
-    resamples = max(FEWEST, min(RESAMPLES, MAX_DRAWS // len(rows)))
-    for first in range(0, resamples, FEWEST):
-        counts = generator.multinomial(images, shares, min(FEWEST, resamples - first))
+    resamples = max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // len(rows)))
+    for first in range(0, resamples, MIN_RESAMPLES):
+        counts = generator.multinomial(images, shares, min(MIN_RESAMPLES, resamples - first))
         hits, support, predicted = (
             _sums(weights, at, classes)
             for at, weights in ((rows, counts * (rows == columns)), (rows, counts), (columns, counts))
@@ -136,7 +137,7 @@ def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str,
     """
     generator = np.random.default_rng(SEED)
     found: dict[str, list[float]] = {}
-    for _ in range(max(FEWEST, min(RESAMPLES, MAX_DRAWS // sum(images)))):
+    for _ in range(max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // sum(images)))):
         for name, value in figures(*(generator.integers(0, count, count) for count in images)).items():
             found.setdefault(name, []).append(value)
     return {name: _bounds(np.array(values)) for name, values in found.items()}
@@ -156,7 +157,7 @@ def bootstrap_seeds(
     known = np.array([list(run.values()) for run in runs])
     mean, wider = known.mean(0), math.sqrt(count / max(1, count - 1))
     found = []
-    for _ in range(max(FEWEST, min(RESAMPLES, MAX_DRAWS // max(1, images)))):
+    for _ in range(max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // max(1, images)))):
         seeds = generator.integers(0, count, count)
         again = np.array([list(run.values()) for run in drawn(generator)])
         found.append(mean + wider * (known[seeds].mean(0) - mean) + (again - known)[seeds].mean(0))

@@ -16,7 +16,7 @@ from fedvl.federation.stacks import Column, Folded, Rows, Stack
 from fedvl.methods.roles import Roles
 from fedvl.tensors import IntArray, Tensors
 
-Places = IntArray  # client, samples it trains on, number of its stack, row in it: one column each
+ClientRows = IntArray  # client, samples it trains on, number of its stack, row in it: one column each
 
 LABELS = "labels"  # the private tensor that replaces a client's labels; -1: not trained on
 
@@ -39,7 +39,7 @@ class Done(NamedTuple):
     losses: Tensor
 
 
-def share_out(
+def share_out_to_chunks(
     stacks: Sequence[Stack],
     rows: Rows,
     role: Roles,
@@ -48,7 +48,7 @@ def share_out(
     own: Mapping[int, Tensors] | None,
 ) -> list[Chunk]:
     """Share clients out to chunks; all begin from the shared tensors, or each from its ``own``."""
-    groups: dict[object, list[Places]] = {}
+    groups: dict[object, list[ClientRows]] = {}
     for number, stack in enumerate(stacks):
         for shapes, places in places_of(number, stack, rows, role, own):
             groups.setdefault(shapes, []).append(places)
@@ -68,7 +68,7 @@ def share_out(
 
 def places_of(
     number: int, stack: Stack, rows: Rows, role: Roles, own: Mapping[int, Tensors] | None
-) -> Iterable[tuple[object, Places]]:
+) -> Iterable[tuple[object, ClientRows]]:
     """Return the places of clients that have samples, by the shapes of their tensors."""
     shapes = frozenset((name, t.shape[1:]) for name, t in stack.tensors.items() if name not in role.per_sample)
     clients = np.array(stack.clients, dtype=np.int64)

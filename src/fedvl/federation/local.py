@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from fedvl.errors import FedVLError
 from fedvl.federation.checks import Refusal, Report, foreign, misshapen, sound_reports, sum_of_reports
-from fedvl.federation.chunks import LABELS, Chunk, Done, add_columns, share_out
+from fedvl.federation.chunks import LABELS, Chunk, Done, add_columns, share_out_to_chunks
 from fedvl.federation.count_noise import check_report, count_noise
 from fedvl.federation.fixed_point import (
     SUMMED_FIGURES,
@@ -123,7 +123,7 @@ class LocalEngine(ChunkTraining):
     def _chunks(self, cohort: Sequence[int], shared: Tensors, own: Mapping[int, Tensors] | None) -> list[Chunk]:
         with_data = list(filter(self.rows.counts.__getitem__, cohort))
         stacks = self._begun(with_data, shared, own)
-        return share_out(stacks, self.rows, self.method.role, self.chunk, shared, own)
+        return share_out_to_chunks(stacks, self.rows, self.method.role, self.chunk, shared, own)
 
     def _can_fold(self, chunks: Sequence[Chunk]) -> bool:
         """Whether updates may be summed chunk by chunk, of which a cohort takes no more memory.

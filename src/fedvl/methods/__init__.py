@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fedvl.methods.base import Method
 
 FOLDER = Path(__file__).parent
-PARTS = {"__init__", "base", "mistakes", "roles", "show"}  # files here that are not methods
+NOT_METHODS = {"__init__", "base", "mistakes", "roles", "show"}  # files here that are not methods
 
 
 def method_names() -> list[str]:
-    return sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if path.stem not in PARTS)
+    return sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if path.stem not in NOT_METHODS)
 
 
 def method_summaries() -> dict[str, str]:

@@ -37,7 +37,7 @@ from fedvl.methods.roles import Private, Role, Shared
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors
 
-IMAGES_AT_ONCE = 256  # when a client predicts all its images
+PREDICTED_AT_ONCE = 256  # when a client predicts all its images
 SETTING = {
     "training": {
         "learning_rate": 0.1,
@@ -49,7 +49,7 @@ SETTING = {
         "restart_rounds": 5,
     },
     "federation": {"rounds": 20, "drift": True},
-    "evaluation": {"protocol": "personal", "batch_size": IMAGES_AT_ONCE},
+    "evaluation": {"protocol": "personal", "batch_size": PREDICTED_AT_ONCE},
 }
 
 
@@ -159,7 +159,7 @@ class FedPP(Method):
         """Return class probabilities of all images: first by class texts, later by own prompts."""
         if round_index == 0:
             return pseudo_labels.probabilities(inputs["features"], self.task.text_features, self.scale)
-        parts = zip(*(torch.split(tensor, IMAGES_AT_ONCE) for tensor in inputs.values()), strict=True)
+        parts = zip(*(torch.split(tensor, PREDICTED_AT_ONCE) for tensor in inputs.values()), strict=True)
         scores = [self.predict(tensors, dict(zip(inputs, part, strict=True))) for part in parts]
         return torch.softmax(torch.cat(scores), dim=-1)
 

@@ -25,7 +25,7 @@ from fedvl.methods.roles import Private, Role
 from fedvl.tensors import Tensors
 
 TRAINING = {"learning_rate": 0.003, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 200, "schedule": "cosine"}
-TEXTS_AT_ONCE = 256
+GENERATED_AT_ONCE = 256
 
 
 class FedTPGOptions(Options):
@@ -91,7 +91,7 @@ def unit_texts(task: Task, texts: Sequence[str]) -> Tensor:
     device = task.clip.positional_embedding.device
     with torch.no_grad():
         parts = [
-            task.clip.encode_text(task.clip.tokenise(texts[first : first + TEXTS_AT_ONCE]).to(device))
-            for first in range(0, len(texts), TEXTS_AT_ONCE)
+            task.clip.encode_text(task.clip.tokenise(texts[first : first + GENERATED_AT_ONCE]).to(device))
+            for first in range(0, len(texts), GENERATED_AT_ONCE)
         ]
     return normalize(torch.cat(parts), dim=-1)

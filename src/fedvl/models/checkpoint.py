@@ -23,8 +23,7 @@ from fedvl.models.biomedclip import BertClip
 from fedvl.models.clip import Clip, ClipShape, DualEncoder
 from fedvl.models.preprocessing import Preprocessing, Squashing
 from fedvl.models.siglip import Siglip
-from fedvl.models.tokenizer import FILES as TOKENIZER_FILES
-from fedvl.models.tokenizer import TextTokenizer, load_siglip_tokenizer, load_tokenizer
+from fedvl.models.tokenizer import TOKENIZER_FILES, TextTokenizer, load_siglip_tokenizer, load_tokenizer
 from fedvl.models.vilt import FusedEncoder
 from fedvl.tensors import Tensors
 from fedvl.tensors import load as read_tensors

@@ -19,7 +19,7 @@ from fedvl.models.numbers import real
 START, END = "<|startoftext|>", "<|endoftext|>"
 # CLIP's split of a text into words: contractions, letters, single digits, runs of anything else.
 CLIP_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
 class TextTokenizer:

@@ -24,7 +24,7 @@ from fedvl.runs.folder import RunFolder
 
 LARGEST = 1e100
 NEWCOMERS = ("newcomers_", "newcomers_trained_", "newcomers_zero_shot_")
-MAX_IMAGES = 10**9  # of a test that can be drawn again
+MAX_RESAMPLED_IMAGES = 10**9  # of a test that can be drawn again
 
 
 def number(value: object) -> float | None:
@@ -74,7 +74,7 @@ def intervals(result: Result) -> dict[str, Interval]:
     Shares of the test images are binomial; means over clients or classes are resampled.
     """
     count, found = images_tested(result), {}
-    if 0 < count < MAX_IMAGES:
+    if 0 < count < MAX_RESAMPLED_IMAGES:
         confusion = np.asarray(result.confusion, dtype=np.int64)
         macros = bootstrap_macro(confusion)
         found = {name: macros[name] for name in macros if number(getattr(result, name)) is not None}

@@ -7,7 +7,7 @@ from itertools import compress
 import numpy as np
 from markupsafe import Markup
 
-from fedvl.evaluation.statistics import Paired, wilson
+from fedvl.evaluation.statistics import SIGNIFICANT, Paired, wilson
 from fedvl.federation.records import Record
 from fedvl.report import privacy
 from fedvl.report.charts import classes, partition
@@ -51,7 +51,6 @@ LONG_RECALL_TABLE = 30
 PAIRS = 15
 NAMED = 10  # parties, whose names stand below the title
 ROUND_HEADS = ("round", "accuracy", "loss", "clients", "dropped", "refused", "up", "down", "time")
-SIGNIFICANT = 0.05
 MAX_EXPECTED = 40  # clients whose expected accuracy is drawn; result.json has all
 CHANGED = 0.05  # points; smaller changes are shown as 0.0
 

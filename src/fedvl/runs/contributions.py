@@ -14,7 +14,7 @@ from fedvl.config import Experiment
 from fedvl.data.sources import Opener
 from fedvl.display import Display, Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.shapley import MAX_EXACT, Coalition, Contributions, Game, contributions
+from fedvl.evaluation.shapley import MAX_EXACT, Coalition, Contributions, Game, shapley_values
 from fedvl.federation.statistics import no_statistics, statistics_over
 from fedvl.runs.contents import Seconds
 from fedvl.runs.experiment import local_engine, make_federation, make_judge
@@ -82,7 +82,7 @@ def check_coalitions(folder: RunFolder) -> None:
         )
 
 
-def measure(folder: RunFolder, plan: Plan, display: Display) -> Contributions:
+def value_coalitions(folder: RunFolder, plan: Plan, display: Display) -> Contributions:
     """Value the coalitions of a run's clients, and divide its accuracy among them."""
     if folder.federation is not None:
         game = by_sent_statistics(folder)
@@ -90,7 +90,7 @@ def measure(folder: RunFolder, plan: Plan, display: Display) -> Contributions:
         game = by_retraining(folder.experiment) if plan.retrains else by_statistics(folder.experiment)
     progress = display.stage("Valuing coalitions")
     counted = with_progress(game, plan.coalitions, progress)
-    return contributions(counted, plan.players, plan.orders, folder.experiment.seed)
+    return shapley_values(counted, plan.players, plan.orders, folder.experiment.seed)
 
 
 def by_retraining(experiment: Experiment) -> Game:

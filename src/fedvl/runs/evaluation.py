@@ -14,13 +14,13 @@ from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.data.stores import Dataset
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import count, edges
+from fedvl.evaluation.counts import bin_edges, count
 from fedvl.evaluation.figures import (
     Evaluation,
     Figures,
     PairedModels,
     choose_thresholds,
-    figures,
+    figures_of_counts,
     half,
     paired_models,
 )
@@ -48,7 +48,7 @@ class Thresholds(Content):
 
     def bins(self, names: Sequence[str]) -> list[int]:
         """Return the bins of scores that begin at these shares; at one half for other classes."""
-        return [int(np.abs(edges()[:-1] - self.shares.get(name, 0.5)).argmin()) for name in names]
+        return [int(np.abs(bin_edges()[:-1] - self.shares.get(name, 0.5)).argmin()) for name in names]
 
 
 def evaluate_test(
@@ -75,11 +75,11 @@ def evaluate_test(
     bins = choose_thresholds(held)
     chosen = Thresholds(
         chosen=ON_TEST if validator is None else ON_VALIDATION,
-        shares={name: float(edges()[bin_]) for name, bin_ in zip(names, bins, strict=True)},
+        shares={name: float(bin_edges()[bin_]) for name, bin_ in zip(names, bins, strict=True)},
     )
     write_whole(folder.file(THRESHOLDS), chosen.model_dump_json(indent=1).encode())
     at_half = validator is None
-    found = figures(counts, names, [half()] * len(names) if at_half else bins)
+    found = figures_of_counts(counts, names, [half()] * len(names) if at_half else bins)
     facts = facts_of(folder, result)
     write_evaluation(folder, evaluation_of(facts, found, images, AT_HALF if at_half else ON_VALIDATION))
 
@@ -97,7 +97,7 @@ def evaluate_run(
         bins, source = [half()] * len(names), AT_HALF
     else:
         bins, source = chosen.bins(names), chosen.chosen
-    found = figures(count(labels, shares), names, bins)
+    found = figures_of_counts(count(labels, shares), names, bins)
     compared = None if against is None else compare_with(folder, against, dataset, labels, shares, display)
     facts = facts_of(folder, folder.result)
     return evaluation_of(facts, found, OWN_TEST if dataset is None else Path(dataset).name, source, compared)

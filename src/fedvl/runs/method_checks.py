@@ -46,7 +46,7 @@ ROUNDING = 0.01  # of a tensor's move: the most by which two orders of the same 
 RESOLUTION = 1e-6  # the same, of a tensor's norm, for what hardly moves
 NEGLIGIBLE = 1e-4  # the same, of the largest move of any tensor: some gradients are 0 but for rounding
 EXACT = 1e-9  # relative: sums in float64
-NOTHING = "The method trains nothing."
+TRAINS_NOTHING = "The method trains nothing."
 
 
 class Check(BaseModel):
@@ -111,7 +111,7 @@ class Trial:
         """The run that others are compared with."""
         if self.finished is None:
             trains = self.federation().trains
-            raise NotApplicableError("The method does not run; repair that first." if trains else NOTHING)
+            raise NotApplicableError("The method does not run; repair that first." if trains else TRAINS_NOTHING)
         return self.finished
 
 
@@ -121,10 +121,10 @@ def examine(name: str, opener: Opener = OPEN_ANEW) -> MethodChecks:
     with on_threads(experiment.federation.threads):
         with explained(name):
             trial = Trial(name, prepare(experiment, Silent(), opener))
-        return MethodChecks(method=name, checks=[performed(title, check, trial) for title, check in CHECKS.items()])
+        return MethodChecks(method=name, checks=[perform_check(title, check, trial) for title, check in CHECKS.items()])
 
 
-def performed(title: str, check: "Callable[[Trial], str]", trial: Trial) -> Check:
+def perform_check(title: str, check: "Callable[[Trial], str]", trial: Trial) -> Check:
     """Return the outcome of one check; whatever the method raises is a failure."""
     try:
         with explained(trial.name) as tried:
@@ -148,7 +148,7 @@ def runs(trial: Trial) -> str:
         setattr(method, hook, called_twice(hook, getattr(method, hook), trial.faults))
     federation = trial.federation(method)
     if not federation.trains:
-        raise NotApplicableError(NOTHING)
+        raise NotApplicableError(TRAINS_NOTHING)
     trial.finished = run(federation)
     refused = [refusal for record in federation.records for refusal in record.refused]
     if refused:

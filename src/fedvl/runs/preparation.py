@@ -27,7 +27,7 @@ from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stack
 from fedvl.data.missing import LabelNoise, conditions_of, with_wrong_labels, without_modalities
 from fedvl.data.partition import few_shot
 from fedvl.data.protocols import (
-    NOTHING,
+    NO_ROWS,
     PROTOCOLS,
     Assignment,
     Domains,
@@ -327,11 +327,11 @@ def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experime
     data = data.model_copy(update={"clients": data.clients - owners.count(None)})
     found = PROTOCOLS["closed"](before, data, experiment.seed)
     new = count(data.clients)
-    added = [NOTHING] * experiment.data.clients
+    added = [NO_ROWS] * experiment.data.clients
     for owner, rows in zip(owners, train[1:], strict=True):
         client = next(new) if owner is None else owner
         added[client] = np.concatenate([added[client], rows])
-    return with_additions(found, added, np.concatenate([NOTHING, *test[1:]]), known.classes)
+    return with_additions(found, added, np.concatenate([NO_ROWS, *test[1:]]), known.classes)
 
 
 def rows_of_parts(split: Split, kept: IntArray) -> list[IntArray]:

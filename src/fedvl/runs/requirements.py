@@ -89,7 +89,7 @@ def check_model(fused: bool, wants_fused: bool, experiment: Experiment) -> None:
         raise FedVLError(f"Pseudo-labels need a CLIP-like model; with '{model}' leave data.labels as it is.")
 
 
-def of_sums(name: str) -> str:
+def use_of_sums(name: str) -> str:
     """Return what a server that learns sums can use: the method's own form of sums, or others."""
     option = {"fed-mp": "merging=summed", "fed-prime": "matching=client", "fed-inter": "matching=client"}.get(name)
     return f"--set method.{option}" if option else "a method that is averaged, such as linear, fst-cbdg or cachefl"
@@ -129,7 +129,7 @@ def check_secure_sum(method: Method, experiment: Experiment) -> None:
     if single:
         raise FedVLError(
             f"Method '{name}' needs {', '.join(single)} of each client, so that a sum is not enough; "
-            f"leave --secure-sum out, or use {of_sums(name)}."
+            f"leave --secure-sum out, or use {use_of_sums(name)}."
         )
     if consultation is not None and not consultation.summed:
         raise FedVLError(
@@ -327,7 +327,7 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
     if role.sent:
         raise FedVLError(
             f"Method '{name}' sends {', '.join(role.sent)} besides its update, which noise does not cover; leave --privacy "
-            f"out, or use {of_sums(name)}."
+            f"out, or use {use_of_sums(name)}."
         )
     untrained = [shared for shared in start if not role.shared(shared).trained]
     if untrained and type(method).step is Method.step:
@@ -371,7 +371,7 @@ def check_client_privacy(method: Method, start: Tensors, experiment: Experiment)
     if single := [shared for shared in start if method.role.needs(shared) != "sum"]:
         raise FedVLError(
             f"Method '{name}' needs {', '.join(single)} of each client, and client-level privacy hides each client; "
-            f"use {of_sums(name)}."
+            f"use {use_of_sums(name)}."
         )
     reports = consultation is not None and consultation.report_shapes
     if reports and getattr(consultation, "sensitivity", None) is None:  # a method in a file may not say it

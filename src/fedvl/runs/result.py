@@ -8,8 +8,13 @@ import numpy as np
 import torch
 
 from fedvl.evaluation import long_tail
-from fedvl.evaluation.base_to_new import described, kept
-from fedvl.evaluation.calibration import MAX_IMAGES, calibration_error, calibration_interval, fit_temperature
+from fedvl.evaluation.base_to_new import figures_with_intervals, kept
+from fedvl.evaluation.calibration import (
+    MAX_CALIBRATION_IMAGES,
+    calibration_error,
+    calibration_interval,
+    fit_temperature,
+)
 from fedvl.evaluation.clusters import embedding_map
 from fedvl.evaluation.examples import changed_rows, thumbnail
 from fedvl.evaluation.judge import Judge, Judged
@@ -171,7 +176,7 @@ def temperature(prepared: Prepared, federation: Federation) -> float | None:
     method, samples = prepared.method, prepared.training.samples
     if "features" not in samples.inputs or not len(samples) or prepared.experiment.privacy.unit != "none":
         return None
-    rows = torch.arange(0, len(samples), max(1, len(samples) // MAX_IMAGES), device=prepared.device)
+    rows = torch.arange(0, len(samples), max(1, len(samples) // MAX_CALIBRATION_IMAGES), device=prepared.device)
     size = prepared.experiment.evaluation.batch_size
     scores, zero_shot = [], []
     with torch.no_grad():
@@ -286,7 +291,7 @@ def long_tail_figures(prepared: Prepared, final: Judged | None, zero_shot: Judge
     if prepared.experiment.data.long_tail is None or final is None or not same:
         return Figures()
     before = None if zero_shot is None else zero_shot.confusion
-    return Figures(long_tail=long_tail.described(prepared.training.counts.sum(0), final.confusion, before))
+    return Figures(long_tail=long_tail.accuracy_by_group(prepared.training.counts.sum(0), final.confusion, before))
 
 
 def right(prepared: Prepared, judged: Judged | None) -> str:
@@ -380,15 +385,15 @@ def set_figures(judge: Judge, federation: Federation, final: Judged, zero_shot: 
     return Figures(
         candidate_sets={
             "own": [[base[index] for index in own.tolist()] for own in judge.candidates],
-            "base": candidates_of(judge.method.task),
-            "new": candidates_of(judge.for_new.task),
+            "base": candidate_names(judge.method.task),
+            "new": candidate_names(judge.for_new.task),
         },
-        base_to_new=described(hits, before),
+        base_to_new=figures_with_intervals(hits, before),
         base_to_new_right=kept(hits),
     )
 
 
-def candidates_of(task: Task) -> list[list[str]]:
+def candidate_names(task: Task) -> list[list[str]]:
     """Return the names among which an image is asked: all, or those of each of several datasets."""
     origins = task.origins or ("",) * len(task.class_names)
     return [

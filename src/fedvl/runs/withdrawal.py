@@ -24,7 +24,7 @@ from fedvl.runs.preparation import SPLITS, prepare
 from fedvl.tensors import Tensors, flatten
 
 
-class Answers(NamedTuple):
+class TestAnswers(NamedTuple):
     """What a finished run answers to its test images, and what it is made of."""
 
     folder: RunFolder
@@ -114,7 +114,7 @@ def joint_budget(run: RunFolder, other: RunFolder) -> Joint | None:
     return Joint(of=spent_on(run.experiment), epsilon=one.epsilon + two.epsilon, delta=one.delta + two.delta)
 
 
-def answers_of(folder: RunFolder, display: Display) -> Answers:
+def answers_of(folder: RunFolder, display: Display) -> TestAnswers:
     """Predict the test images of a finished run with its own tensors."""
     experiment, simulated = folder.experiment, folder.federation is None
     torch.set_num_threads(experiment.federation.threads)
@@ -128,10 +128,10 @@ def answers_of(folder: RunFolder, display: Display) -> Answers:
     found = make_judge(prepared, engine).judge(shared, last)
     start = prepared.method.first_shared(experiment.seed) if shared else {}
     trained = shared or flatten(engine.private)
-    return Answers(folder, found.answers, prepared.test.samples.labels.cpu().numpy(), trained, start)
+    return TestAnswers(folder, found.answers, prepared.test.samples.labels.cpu().numpy(), trained, start)
 
 
-def difference(one: Answers, two: Answers) -> dict[str, Any]:
+def difference(one: TestAnswers, two: TestAnswers) -> dict[str, Any]:
     """Return accuracies, their paired difference, changed answers and the distance of tensors."""
     queried = (one.classes >= 0) & (two.classes >= 0)
     count = int(queried.sum())

@@ -103,16 +103,16 @@ async def answers(session: Session, uploads: Sequence[Upload], worker: Worker) -
                 full = batch.add({"number": session.images, "image": upload.name}, encoded)
                 session.images += 1
                 if full:
-                    yield await predict(session, batch, worker)
+                    yield await predict_batch(session, batch, worker)
             if batch.lines:
-                yield await predict(session, batch, worker)
+                yield await predict_batch(session, batch, worker)
     finally:
         for encoding in waiting:  # of an asker who left, so that nothing is read in vain
             if encoding:
                 encoding.cancel()
 
 
-async def predict(session: Session, batch: QueryBatch, worker: Worker) -> list[Line]:
+async def predict_batch(session: Session, batch: QueryBatch, worker: Worker) -> list[Line]:
     """Predict a batch on the model's own thread, and note which images became examples."""
     lines: list[Line] = await asyncio.wrap_future(worker.call(session.asker, batch.predict))
     for line in lines:

@@ -29,7 +29,7 @@ from fedvl.methods.base import Samples
 
 Quota = Literal["quarter", "quarter-growing", "mean-reliable"]
 Filters = Literal["both", "confidence", "entropy", "none"]
-ROWS_AT_ONCE = 65536
+LABELLED_AT_ONCE = 65536
 
 
 class LabelRule(NamedTuple):
@@ -211,7 +211,9 @@ def relabelled(
 
 
 def probabilities(features: Tensor, texts: Tensor, scale: float) -> Tensor:
-    return torch.cat([torch.softmax(scale * part @ texts.T, dim=-1) for part in torch.split(features, ROWS_AT_ONCE)])
+    return torch.cat(
+        [torch.softmax(scale * part @ texts.T, dim=-1) for part in torch.split(features, LABELLED_AT_ONCE)]
+    )
 
 
 def label_figures(labels: Sequence[Tensor], truths: Sequence[Tensor]) -> dict[str, Any]:
