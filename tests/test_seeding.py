@@ -1,4 +1,5 @@
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fedvl.seeding import (
     permutations,
     torch_generator,
 )
+from fedvl.tensors import on_threads
 
 
 def test_streams_differ_by_every_part_of_the_purpose():
@@ -97,6 +99,54 @@ def test_laws(draw, law) -> None:
     within = torch.corrcoef(torch.stack([drawn[:, :-1].flatten(), drawn[:, 1:].flatten()]))[0, 1].abs()
     assert neighbours < most
     assert within * math.sqrt(drawn.numel()) < most
+
+
+def test_normal_numbers_are_rotated_pairs_of_quantiles_of_sixteen_bits() -> None:
+    levels = [NormalDist().inv_cdf((level + 0.5) / 2**16) for level in range(2**16)]
+    length = math.sqrt(2 * math.fsum(level**2 for level in levels) / 2**16)  # mean square 1/2, so that a sum has 1
+    words = [number >> 16 * part & 0xFFFF for number in splitmix(1234567, 4) for part in range(4)]
+    first, second = ([levels[word] / length for word in half] for half in (words[:8], words[8:]))
+    expected = [one + other for one, other in zip(first, second, strict=True)]
+    expected += [one - other for one, other in zip(first, second, strict=True)]
+    assert Normal((3, 5))(torch.tensor([1234567])).flatten().tolist() == pytest.approx(expected[:15], rel=1e-6)
+
+
+def test_moments_and_tails_of_normal_numbers() -> None:
+    drawn = Normal((40_000,))(keys_of(7, CLIENTS, 2)).double().flatten()
+    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert abs(drawn.pow(power).mean() - moment) < 4 * math.sqrt(variance / len(drawn)), power
+    for bound in (2.0, 3.0, 4.0, 4.5):
+        beyond = int((drawn.abs() > bound).sum())
+        assert stats.binomtest(beyond, len(drawn), 2 * stats.norm.sf(bound)).pvalue > 0.001, bound
+
+
+def test_normal_numbers_do_not_depend_on_those_beside_them() -> None:
+    """Neither in their values nor in their sizes: of a pair, of neighbours, of clients and of steps."""
+    drawn = torch.stack([Normal((4000,))(keys_of(3, CLIENTS, step)) for step in range(2)]).double()
+    pairs = [
+        (drawn[..., :2000], drawn[..., 2000:]),
+        (drawn[..., 1:], drawn[..., :-1]),
+        (drawn[:, 1:], drawn[:, :-1]),
+        (drawn[1], drawn[0]),
+    ]
+    for one, other in pairs:
+        for of in (torch.clone, torch.square, lambda numbers: (numbers.abs() > 2).double()):
+            together = torch.stack([of(one).flatten(), of(other).flatten()])
+            assert abs(torch.corrcoef(together)[0, 1]) * math.sqrt(together.shape[1]) < 4
+
+
+def test_normal_numbers_have_the_same_bits_on_any_number_of_threads() -> None:
+    found = []
+    for threads in (1, 2):
+        with on_threads(threads):
+            found.append(Normal((50, 512))(keys_of(1, CLIENTS, 0)))
+    assert torch.equal(*found)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("draw", [Uniform((3, 5)), Normal((50, 512)), Integers(7, (20,))])
+def test_a_gpu_draws_the_same_bits(draw) -> None:
+    assert torch.equal(draw(keys_of(1, CLIENTS.cuda(), 4)).cpu(), draw(keys_of(1, CLIENTS, 4)))
 
 
 def test_uniform_numbers_leave_out_both_ends() -> None:

@@ -1,5 +1,6 @@
 """Draw every random choice from (seed, purpose, round, client, ...): same bits everywhere."""
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass
@@ -54,13 +55,24 @@ class Normal:
     shape: tuple[int, ...] = ()
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """Make two of each hash, from its upper and lower half (Box and Muller)."""
+        """Look up four quantiles for each hash, one by 16 bits, and rotate pairs by 45 degrees.
+
+        The sum and the difference of two independent normal numbers are again normal and
+        independent. The rotation thus makes 2^32 values of a table of 2^16, up to 6 standard
+        deviations from 0.
+        """
         count = math.prod(self.shape)
-        drawn = hashes(keys, -(-count // 2))
-        radius = to_uniform(drawn).log_().mul_(-2).sqrt_()
-        angle = to_uniform(drawn << 32).mul_(2 * math.pi)
-        pair = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
-        return pair.flatten(1)[:, :count].view(len(keys), *self.shape)
+        words = hashes(keys, -(-count // 4)).view(torch.int16).int().bitwise_and_(2**16 - 1)
+        first, second = quantiles(keys.device).index_select(0, words.flatten()).view(len(keys), -1).chunk(2, dim=1)
+        return torch.cat([first + second, first - second], dim=1)[:, :count].view(len(keys), *self.shape)
+
+
+@functools.cache
+def quantiles(device: torch.device) -> Tensor:
+    """Return 2^16 equally likely normal numbers of mean 0 and variance 1/2, computed on the CPU."""
+    levels = torch.special.ndtri((torch.arange(2**16, dtype=torch.float64) + 0.5) / 2**16)
+    scaled: Tensor = levels / (2 * levels.square().mean()).sqrt()
+    return scaled.float().to(device)
 
 
 @dataclass(frozen=True)
