@@ -1,13 +1,15 @@
 """The page of the contract names every declaration, hook, role and member of a consultation, and nothing else."""
 
+import ast
 import inspect
 import re
+from collections import defaultdict
 from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
-from fedvl.methods.base import CHOICES, Consultation, Method
+from fedvl.methods.base import CHOICES, Batch, Consultation, Method, Task
 from fedvl.methods.roles import Given, Private, Remembered, Sent, Server, Shared, Statistic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
@@ -71,3 +73,40 @@ def test_the_guide_names_only_what_there_is():
     for line in re.findall(r"^\| [a-z].* \| (.*) \|$", ADD_A_METHOD, re.MULTILINE):
         for name in re.findall(r"`([a-z_]+)(?: = [^`]*)?`", line):
             assert name in known | {"label_loss"}, line
+
+
+def users() -> dict[str, set[str]]:
+    """The files of methods, and of their parts, that define a hook or a declaration, or use a role or a field."""
+    found = defaultdict(set)
+    own = {"task": {field.name for field in fields(Task)}, "batch": set(Batch._fields)}
+    declared = hooks() | inspect.get_annotations(Method).keys()
+    methods = Path(inspect.getfile(Method)).parent
+    for path in set(methods.rglob("*.py")) - {methods / f"{name}.py" for name in ("base", "roles", "show", "mistakes")}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.ClassDef):
+                targets = [target for part in node.body if isinstance(part, ast.Assign) for target in part.targets]
+                names = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
+                names = [name for name in names + [ast.unparse(target) for target in targets] if name in declared]
+            elif isinstance(node, ast.Attribute):
+                holder = ast.unparse(node.value).rpartition(".")[2]
+                names = [f"{holder}.{node.attr}"] if node.attr in own.get(holder, ()) else []
+                names += [node.attr] if isinstance(node.ctx, ast.Store) and node.attr in declared else []
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in {role.__name__ for role in ROLES}:
+                role = ast.unparse(node.func)
+                names = [role, *(f"{role}.{keyword.arg}" for keyword in node.keywords)]
+            for name in names:
+                found[name].add(path.name)
+    return found
+
+
+def test_each_name_with_one_user_says_why_it_is_there():
+    section = PAGE.split("## Names that one method uses\n")[1]
+    listed = {
+        name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`@?([\w.]+)", row)
+    }
+    single = {name for name, files in users().items() if len(files) == 1}
+    assert "requires" in single
+    assert "start" not in single
+    # a field of a role is there with its role
+    assert {name for name in single if name not in listed and name.partition(".")[0] not in listed} == set()
