@@ -16,7 +16,6 @@ from fedvl.comparisons.run import (
     beyond_chance,
     finite,
     flags_grid,
-    paired_p,
     perform_grid,
     summarise,
 )
@@ -244,11 +243,6 @@ def test_figures_of_base_to_new_have_intervals_over_seeds_too() -> None:
     assert cell.interval == expected["own"]
     assert expected["own"].low < 75 < expected["own"].high
     assert list(expected) == ["own", "local", "base", "new", "hm3", "hm2", "cm"]
-
-
-def test_no_claim_with_few_seeds_or_no_spread() -> None:
-    assert paired_p([1.0, 2.0], [3.0, 5.0]) is None
-    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) is None
 
 
 def best_rows(measure: str, figures: dict[str, float]) -> list[str]:

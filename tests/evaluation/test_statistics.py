@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from scipy.stats import t as student
 from sklearn import metrics
 from sklearn.metrics import f1_score, precision_score, recall_score, roc_auc_score
 
@@ -33,6 +34,7 @@ from fedvl.evaluation.statistics import (
     near_chance,
     of_correlation,
     paired_difference,
+    paired_p,
     proportion,
     share_of,
     wilson,
@@ -318,3 +320,11 @@ def test_auc_is_that_of_scikit_learn(inside, outside):
         [1] * len(inside) + [0] * len(outside), [*inside, *outside], sample_weight=[*np.ones(len(inside)), *weights]
     )
     assert auc(np.array(inside, float), np.array(outside, float), weights) == pytest.approx(expected)
+
+
+def test_a_paired_t_test_of_seeds():
+    # differences 1, 2, 4: their mean over its standard error, with two degrees of freedom
+    ratio = (7 / 3) / (7 / 3 / 3) ** 0.5
+    assert paired_p([2.0, 2.0, 5.0], [1.0, 0.0, 1.0]) == pytest.approx(2 * student.sf(ratio, 2))
+    assert paired_p([1.0, 2.0], [3.0, 5.0]) is None, "two seeds are too few"
+    assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) is None, "all differ alike"

@@ -43,6 +43,7 @@ from fedvl.evaluation.statistics import (
     bootstrap_lead_of_clients,
     bootstrap_right,
     near_chance,
+    paired_p,
     wilson,
 )
 from fedvl.files import Scalar, no_link
@@ -53,7 +54,6 @@ from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
 from fedvl.version import __version__
 
-FEWEST_SEEDS = 3
 TEST = (
     "the best row of a column leads the next beyond chance: by the interval of 95 % over seeds and test images, "
     "where there is none by a two-sided paired t-test over seeds (p < 0.05)"
@@ -467,17 +467,6 @@ def best_of(cells: Sequence[GridCell]) -> GridCell | None:
     p = paired_p(values[best.row], values[second.row])
     found = {"best": ahead != 0, "p": p, "against": second.row, "ahead": ahead, "compared": seeds}
     return best.model_copy(update={**found, "significant": p is not None and p < SIGNIFICANT})
-
-
-def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Return p of a two-sided paired t-test on the same seeds, or None if it cannot be computed."""
-    from scipy.stats import ttest_rel
-
-    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
-    if len(ours) < FEWEST_SEEDS or statistics.pstdev(differences) < 1e-12:
-        return None
-    p = float(ttest_rel(ours, theirs).pvalue)
-    return None if math.isnan(p) else p
 
 
 def flags_grid(

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from fedvl.evaluation.counts import GROUPS, MERGED, PARTS, Counts, bin_edges, given
-from fedvl.evaluation.statistics import SEED, Interval, Z, delong, mcnemar_of_counts, wilson
+from fedvl.evaluation.statistics import SEED, Interval, Z, delong, mcnemar_of_counts, percentile_interval, wilson
 from fedvl.files import Content, Count, Finite, Names
 from fedvl.tensors import FloatArray, IntArray
 
@@ -267,8 +267,8 @@ def average_precision(curve: Curve) -> Estimate:
     drawn = (
         generator.multinomial(int(part.sum()), part / part.sum(), DRAWS) for part in (curve.positive, curve.negative)
     )
-    low, high = np.quantile(precision_areas(*drawn), (0.025, 0.975))
-    return Estimate(value=value, low=float(low), high=float(high), binning=binning)
+    low, high = percentile_interval(precision_areas(*drawn))
+    return Estimate(value=value, low=low, high=high, binning=binning)
 
 
 def precision_areas(positive: IntArray, negative: IntArray) -> FloatArray:
@@ -366,6 +366,6 @@ def binned_error(calibration: IntArray) -> Estimate:
         return parts
 
     drawn = np.random.default_rng(SEED).multinomial(images, calibration.ravel() / images, DRAWS)
-    low, high = np.quantile(error(drawn.reshape(DRAWS, 2, SIZE)), (0.025, 0.975))
+    low, high = percentile_interval(error(drawn.reshape(DRAWS, 2, SIZE)))
     value = float(error(calibration[None])[0])
-    return Estimate(value=value, low=float(low), high=float(high), binning=100 / (2 * SIZE))
+    return Estimate(value=value, low=low, high=high, binning=100 / (2 * SIZE))

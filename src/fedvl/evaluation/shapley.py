@@ -13,10 +13,10 @@ from typing import Annotated, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.stats import t as student
 
 from fedvl.config import MAX_CLIENTS
 from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import student_half
 from fedvl.files import Bounds, Content, Count, Finite
 
 Coalition = frozenset[int]
@@ -103,7 +103,7 @@ def sampled(
     generator = numpy_generator(seed, "shapley")
     drawn = np.array([both_directions(value, players, generator.permutation(len(players))) for _ in range(orders)])
     means = drawn.mean(axis=0)
-    half = student.ppf(0.975, orders - 1) * drawn.std(axis=0, ddof=1) / np.sqrt(orders)
+    half = student_half(drawn.std(axis=0, ddof=1), orders)
     return tuple(means.tolist()), tuple(zip((means - half).tolist(), (means + half).tolist(), strict=True))
 
 

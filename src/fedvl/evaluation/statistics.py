@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,13 @@ MIN_RESAMPLES = 100  # resamples
 FEWER = 500  # resamples of a measure that is costly
 MAX_DRAWS = 5_000_000  # of pairs of classes in all of them, about half a second
 SEED = 0
+MIN_PAIRED = 3  # seeds, for a paired t-test
 SIGNIFICANT = 0.05  # p below which a difference is beyond chance
 ROUNDED = 0.01  # as shares are shown: clients are not taken to differ by less
 NEAR, NEARLY = 5.0, 1.5  # points above chance level, and times it
 
 Numbers = NDArray[np.float64]
+Spread = TypeVar("Spread", float, Numbers)
 
 
 class Interval(NamedTuple):
@@ -92,10 +94,16 @@ def near_chance(percent: float, images: float, chance: float) -> bool:
     return wilson(percent, images).low <= chance or (percent - chance < NEAR and percent < NEARLY * chance)
 
 
+def percentile_interval(values: Numbers) -> Interval:
+    """Return the interval that holds the middle 95 % of resamples."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(float(low), float(high))
+
+
 def bootstrap_mean(values: Sequence[float]) -> Interval:
     """Return the interval of a mean over clients: they are drawn again, with replacement."""
     drawn = np.random.default_rng(SEED).choice(np.asarray(values, float), (RESAMPLES, len(values)))
-    return _bounds(drawn.mean(axis=1))
+    return percentile_interval(drawn.mean(axis=1))
 
 
 def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
@@ -120,7 +128,7 @@ def bootstrap_macro(confusion: NDArray[np.int64]) -> dict[str, Interval]:
         ):
             ratios = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
             found[name].append(100 * ratios.sum(axis=1) / occurring)
-    return {name: _bounds(np.concatenate(values)) for name, values in found.items()}
+    return {name: percentile_interval(np.concatenate(values)) for name, values in found.items()}
 
 
 def _sums(counts: NDArray[np.int64], at: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
@@ -140,7 +148,7 @@ def bootstrap_figures(images: Sequence[int], figures: Callable[..., Mapping[str,
     for _ in range(max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // sum(images)))):
         for name, value in figures(*(generator.integers(0, count, count) for count in images)).items():
             found.setdefault(name, []).append(value)
-    return {name: _bounds(np.array(values)) for name, values in found.items()}
+    return {name: percentile_interval(np.array(values)) for name, values in found.items()}
 
 
 def bootstrap_seeds(
@@ -161,7 +169,7 @@ def bootstrap_seeds(
         seeds = generator.integers(0, count, count)
         again = np.array([list(run.values()) for run in drawn(generator)])
         found.append(mean + wider * (known[seeds].mean(0) - mean) + (again - known)[seeds].mean(0))
-    bounds = (_bounds(np.clip(values, 0, 100)) for values in np.array(found).T)
+    bounds = (percentile_interval(np.clip(values, 0, 100)) for values in np.array(found).T)
     return dict(zip(runs[0], bounds, strict=True))
 
 
@@ -249,7 +257,7 @@ def bootstrap_lead(first: Sequence[str], second: Sequence[str]) -> Interval:
     leads = 100 * (ours - theirs)
     generator = np.random.default_rng(SEED)
     images = leads.mean(0)[generator.integers(0, leads.shape[1], (RESAMPLES, leads.shape[1]))].mean(1)
-    return _bounds(images + new_seeds(leads.mean(1), generator))
+    return percentile_interval(images + new_seeds(leads.mean(1), generator))
 
 
 def bootstrap_lead_of_clients(
@@ -264,7 +272,7 @@ def bootstrap_lead_of_clients(
             again = generator.binomial(images, shares, (RESAMPLES, len(images))) / images
             known[seed] += sign * 100 * shares.mean()
             drawn[:, seed] += sign * 100 * again.mean(1)
-    return _bounds(drawn.mean(1) + new_seeds(known, generator))
+    return percentile_interval(drawn.mean(1) + new_seeds(known, generator))
 
 
 def new_seeds(leads: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
@@ -292,14 +300,29 @@ def mean_of(values: Numbers) -> tuple[float, Interval]:
 
 def mean_of_few(values: Numbers, bounds: tuple[float, float] = (-1.0, 1.0)) -> tuple[float, Interval]:
     """Return the mean over clients, and Student's interval, which holds for few of them too."""
-    from scipy.stats import t
-
     mean, count = float(values.mean()), len(values)
     if count < 2:
         return mean, Interval(*bounds)
-    spread = max(float(values.std(ddof=1)), ROUNDED)
-    half = float(t.ppf(0.975, count - 1)) * spread / count**0.5
+    half = student_half(max(float(values.std(ddof=1)), ROUNDED), count)
     return mean, Interval(max(mean - half, bounds[0]), min(mean + half, bounds[1]))
+
+
+def student_half(deviation: Spread, count: int) -> Spread:
+    """Return half the width of Student's interval of a mean of ``count`` values."""
+    from scipy.stats import t
+
+    half: Spread = float(t.ppf(0.975, count - 1)) * deviation / count**0.5
+    return half
+
+
+def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Return p of a paired t-test over seeds; None for fewer than three, or if all differ alike."""
+    from scipy.stats import ttest_rel
+
+    differences = np.array(ours) - np.array(theirs)
+    if len(differences) < MIN_PAIRED or float(differences.std()) < 1e-12:
+        return None
+    return float(ttest_rel(ours, theirs).pvalue)
 
 
 def share_of(right: float, total: int) -> tuple[float, Interval]:
@@ -340,8 +363,3 @@ def hits_at(inside: Numbers, outside: Numbers, weights: Numbers, false_alarms: f
     passed = np.cumsum(weights[order]) / weights.sum()
     threshold = outside[order][np.searchsorted(passed, false_alarms)]
     return float((inside > threshold).mean())
-
-
-def _bounds(values: NDArray[np.float64]) -> Interval:
-    low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(float(low), float(high))
