@@ -28,7 +28,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
@@ -50,7 +50,8 @@ from fedvl.federation.orders import order_of
 from fedvl.federation.round import Federation
 from fedvl.methods import load_method
 from fedvl.methods.base import Method, Samples, Task
-from fedvl.methods.cachefl import CacheFL, CacheOptions, search
+from fedvl.methods.cachefl import CacheFL, CacheOptions
+from fedvl.methods.parts.heads import class_scores
 from fedvl.models.checkpoint import load_model
 from fedvl.runs.preparation import embed_classes
 from fedvl.runs.settings import resolve_experiment
@@ -163,6 +164,22 @@ def choose(data: Data, name: str, grid: dict[str, tuple[float, ...]]) -> tuple[d
             best = settings, statistics.mean(scores)
     edges = [key for key, value in best[0].items() if value in (grid[key][0], grid[key][-1])]
     return best[0], {**best[0], "validation": round(best[1], 1), "on_the_edge_of_the_grid": edges}
+
+
+def search(
+    method: CacheFL, tensors: Tensors, validation: Samples, alphas: Sequence[float], betas: Sequence[float]
+) -> tuple[float, float]:
+    """Return the best alpha and beta on ``validation`` (never the test); the first of equals."""
+    features = validation.inputs["features"]
+    zero_shot = class_scores(method, tensors, features)
+    affinity = features @ tensors["keys"].T
+    best = (-1, 0.0, 0.0)
+    for beta in betas:
+        retrieved = method.retrieved(affinity, beta)
+        for alpha in alphas:
+            right = int(((zero_shot + alpha * retrieved).argmax(-1) == validation.labels).sum())
+            best = max(best, (right, alpha, beta), key=lambda found: found[0])
+    return best[1:]
 
 
 def measure(data: Data, seeds: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fedvl.errors import FedVLError
 from fedvl.federation.local import LocalEngine
 from fedvl.federation.round import Federation
 from fedvl.methods.base import Batch, Samples, Task, Update
-from fedvl.methods.cachefl import CacheFL, CacheOptions, search
+from fedvl.methods.cachefl import CacheFL, CacheOptions
 from fedvl.models.checkpoint import load_model
 from fedvl.runs.settings import resolve_experiment
 from fedvl.seeding import torch_generator
@@ -193,17 +193,6 @@ def test_the_report_says_where_the_cache_came_from():
     made = small_method("cachefl", synthetic="diffusers:models/painter").notes()[0]
     assert "models/painter generated" in made
     assert "painter-" in made
-
-
-def test_search_finds_the_alpha_that_validation_wants():
-    """Texts point the wrong way (class 0's text is class 1's direction); the keys know better, and need alpha > 1."""
-    method = CacheFL(CacheOptions(cache_shots=1, alpha=0.0, scale=1.0), plain_task(torch.eye(2).flip(0)))
-    validation = Samples({"features": torch.eye(2)}, torch.tensor([0, 1]))
-    # right when alpha (1 - exp(-beta)) > 1: with beta 1 from alpha 1.58 on, with beta 5 from 1.007 on
-    keys = {"keys": torch.eye(2)}
-    assert search(method, keys, validation, [0.0, 1.0, 2.0, 3.0], [1.0, 5.0]) == (2.0, 1.0)
-    assert search(method, keys, validation, [0.0, 1.0, 1.2], [1.0, 5.0]) == (1.2, 5.0)
-    assert search(method, keys, validation, [0.0, 0.5], [1.0, 5.0]) == (0.0, 1.0)  # nothing helps: the first of equals
 
 
 def test_training_beats_the_untrained_cache_and_zero_shot_on_real_images():

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedvl.evaluation.clusters import cluster, name_clusters
-from fedvl.evaluation.metrics import confusion_matrix
 from fedvl.methods.base import Answer, Method, Samples
 from fedvl.tensors import Tensors
 
@@ -98,12 +97,6 @@ def predict_classes(
     named = name_clusters(found, samples.labels.cpu().numpy(), classes)
     unknown = np.full(len(named), np.nan)
     return Predicted(named, unknown, unknown)
-
-
-def confusion(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.int64]:
-    """Return the confusion matrix of one session over labelled samples."""
-    answers = predict_classes(method, tensors, samples, batch_size).classes
-    return confusion_matrix(samples.labels.cpu().numpy(), answers, len(method.task.class_names))
 
 
 def represent_all(method: Method, tensors: Tensors, samples: Samples, batch_size: int) -> NDArray[np.float32]:

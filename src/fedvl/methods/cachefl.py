@@ -6,14 +6,13 @@ are trained (eq. 8) and averaged (eq. 9). From Tip-Adapter, as the paper is sile
 in eq. 5 (without it alpha from 0.6 to 10 makes no sense), and alpha and beta for other datasets.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvl.methods.base import Method, Options, Samples
+from fedvl.methods.base import Method, Options
 from fedvl.methods.parts.heads import class_scores, head_roles, head_start
 from fedvl.methods.parts.synthetic import (
     HELD_OUT,
@@ -122,19 +121,3 @@ class CacheFL(Method):
         """Return eq. 6; the product with the one-hot W2 is a sum over each class's keys."""
         near = torch.exp(beta * affinity - beta)
         return near.view(*near.shape[:-1], len(self.task.class_names), -1).sum(-1)
-
-
-def search(
-    method: CacheFL, tensors: Tensors, validation: Samples, alphas: Sequence[float], betas: Sequence[float]
-) -> tuple[float, float]:
-    """Return the best alpha and beta on ``validation`` (never the test); the first of equals."""
-    features = validation.inputs["features"]
-    zero_shot = class_scores(method, tensors, features)
-    affinity = features @ tensors["keys"].T
-    best = (-1, 0.0, 0.0)
-    for beta in betas:
-        retrieved = method.retrieved(affinity, beta)
-        for alpha in alphas:
-            right = int(((zero_shot + alpha * retrieved).argmax(-1) == validation.labels).sum())
-            best = max(best, (right, alpha, beta), key=lambda found: found[0])
-    return best[1:]

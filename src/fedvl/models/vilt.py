@@ -7,7 +7,6 @@ Its steps can be used separately: `embed_text` and `embed_image` return the inpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,10 +29,7 @@ class ViltShape:
 
 
 class FusedEncoder(FrozenEncoder):
-    """Encoder of images and texts in one transformer.
-
-    Use `collate` with a model that keeps the aspect ratio of images (`crop` 0).
-    """
+    """Encoder of images and texts in one transformer; the images of a batch have one shape."""
 
     shape: ViltShape
 
@@ -56,15 +52,6 @@ class FusedEncoder(FrozenEncoder):
         self.transformer = Transformer(shape.stack)
         self.ln_final = nn.LayerNorm(width, epsilon)
         self.pooler = nn.Linear(width, width)
-
-    def collate(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return normalised pixels, zero-padded to n x 3 x H x W, and the sizes, n x 2."""
-        sizes = torch.tensor([image.shape[-2:] for image in images])
-        height, width = sizes.amax(0).tolist()
-        padded = [
-            F.pad(self.normalise(image), (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images
-        ]
-        return torch.stack(padded), sizes
 
     def for_runs(self, text_length: int | None = None) -> FusedEncoder:
         """Return the encoder that reads square images, and texts of so many positions if given.
@@ -91,15 +78,10 @@ class FusedEncoder(FrozenEncoder):
         ended = tokens == self.tokenizer.end
         return (ended.int().cumsum(-1) - ended.int()) == 0
 
-    def image_mask(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Return an n x (1 + M) mask: True for the class token and patches inside the image."""
+    def image_mask(self, pixels: Tensor) -> Tensor:
+        """Return an n x (1 + M) mask: True for the class token and all patches."""
         rows, columns = (side // self.patch for side in pixels.shape[-2:])
-        inside = torch.ones(pixels.shape[0], rows, columns, dtype=torch.bool, device=pixels.device)
-        if sizes is not None:
-            limits = (sizes.to(pixels.device) // self.patch)[:, :, None, None]
-            inside = torch.arange(rows, device=pixels.device)[:, None] < limits[:, 0]
-            inside = inside & (torch.arange(columns, device=pixels.device) < limits[:, 1])
-        return F.pad(inside.flatten(1), (1, 0), value=True)
+        return torch.ones(pixels.shape[0], 1 + rows * columns, dtype=torch.bool, device=pixels.device)
 
     def embed_text(self, tokens: Tensor) -> Tensor:
         """Return n x L x width embeddings, with positions and the text modality added."""
@@ -107,22 +89,10 @@ class FusedEncoder(FrozenEncoder):
         embedded: Tensor = self.text_norm(x) + self.modalities[0]
         return embedded
 
-    def embed_image(self, pixels: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """Return n x (1 + M) x width embeddings of normalised pixels, n x 3 x H x W.
-
-        sizes: from `collate`, if the images differ in size.
-        """
+    def embed_image(self, pixels: Tensor) -> Tensor:
+        """Return n x (1 + M) x width embeddings of normalised pixels, n x 3 x H x W."""
         x = self.patches(pixels)
-        rows, columns = x.shape[-2:]
-        if sizes is None:
-            positions = self._positions(rows, columns)
-        else:
-            fitted = []
-            for height, width in (sizes // self.patch).tolist():
-                inner = self._positions(height, width)
-                fitted.append(F.pad(inner, (0, columns - width, 0, rows - height)))
-            positions = torch.cat(fitted)
-        x = (x + positions).flatten(2).transpose(1, 2)
+        x = (x + self._positions(*x.shape[-2:])).flatten(2).transpose(1, 2)
         first = (self.class_embedding + self.image_positions[0]).expand(x.shape[0], 1, -1)
         return torch.cat([first, x], 1) + self.modalities[1]
 
@@ -155,7 +125,6 @@ class FusedEncoder(FrozenEncoder):
         prompts: Tensor | None = None,
         text_mask: Tensor | None = None,
         image_mask: Tensor | None = None,
-        sizes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states and the pooled state of the text's first token, n x width.
 
@@ -163,11 +132,11 @@ class FusedEncoder(FrozenEncoder):
         n x P x width, prepended at the first layer. Masks are True where a token may be attended
         to; by default only padding is ignored.
         """
-        embedded = torch.cat([self.embed_text(tokens), self.embed_image(pixels, sizes)], 1)
+        embedded = torch.cat([self.embed_text(tokens), self.embed_image(pixels)], 1)
         mask = torch.cat(
             [
                 self.text_mask(tokens) if text_mask is None else text_mask,
-                self.image_mask(pixels, sizes) if image_mask is None else image_mask,
+                self.image_mask(pixels) if image_mask is None else image_mask,
             ],
             1,
         )
