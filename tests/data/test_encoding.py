@@ -32,6 +32,20 @@ def test_a_row_does_not_depend_on_what_is_beside_it_nor_on_threads(tiny, images,
         assert torch.equal(encode_images(tiny, kind, images[place : place + 1])[0], whole[place])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["features", "patches"])
+def test_a_row_of_a_gpu_does_not_depend_on_what_is_beside_it_and_is_near_that_of_a_processor(tiny, images, kind):
+    encoder = load_model("fedvl-tiny", "cuda")
+    whole = encode_images(encoder, kind, images)
+    order = np.random.default_rng(0).permutation(20)
+    assert torch.equal(encode_images(encoder, kind, [images[place] for place in order]), whole[order])
+    for place in (0, 7, 19):
+        assert torch.equal(encode_images(encoder, kind, images[place : place + 1])[0], whole[place])
+    several = [images[place % 20] for place in range(encoding.BATCHES["cuda"] + 5)]  # a batch and a part of one
+    assert torch.equal(encode_images(encoder, kind, several), whole[torch.arange(len(several)) % 20])
+    torch.testing.assert_close(whole, encode_images(tiny, kind, images), rtol=0.02, atol=0.02)
+
+
 def test_every_batch_has_one_size_and_a_processor_computes_it_on_one_thread(tiny, images, monkeypatch):
     sizes, threads = [], []
 
