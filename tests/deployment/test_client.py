@@ -12,7 +12,7 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 from helpers.kills import draw_images
-from helpers.parties import EXPERIMENT, SmallClient, request
+from helpers.parties import EXPERIMENT, NO_WATCH, SmallClient, request
 
 from fedvl import __version__
 from fedvl.deployment.audit_log import NO_HEAD, read_log
@@ -124,7 +124,9 @@ def rehearsing(tmp_path, monkeypatch):
             pin_roster(party, roster_of(tmp_path / "clinic", read_federation(tmp_path / "clinic")))
             for experiment in read_experiments(party).values():
                 approve_experiment(party, experiment)
-        return Client(party, str(images) if data else None, Silent(), print)
+        client = Client(party, str(images) if data else None, print)
+        client.prepare(Silent())
+        return client
 
     return make
 
@@ -157,7 +159,7 @@ def test_a_rehearsal_of_noise_or_secure_sums_is_refused_unless_the_server_is_on_
     assert train(client).startswith("Without --data this is a rehearsal")
     assert "sent" not in [entry["kind"] for entry in read_log(client.folder).chain.entries]
     with pytest.raises(FedVLError, match="Without --data this is a rehearsal"):
-        client.serve(stay=False)
+        client.serve(NO_WATCH, stay=False)
 
 
 def test_a_rehearsal_without_them_takes_part(rehearsing):

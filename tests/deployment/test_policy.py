@@ -19,7 +19,7 @@ from scipy.stats import norm
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.parties import EXPERIMENT, SmallClient
+from helpers.parties import EXPERIMENT, NO_WATCH, SmallClient
 from helpers.small import small_method
 
 from fedvl.config import PrivacyConfig
@@ -265,7 +265,7 @@ def test_a_client_connects_only_if_it_may_answer_something(tmp_path, monkeypatch
     client.state.mkdir()
     write_policy(client.state)
     with pytest.raises(FedVLError, match="has not approved the experiment bbbbbbbbbbbb"):
-        client.serve(stay=False)
+        client.serve(NO_WATCH, stay=False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.parties import HEAD
+from helpers.parties import HEAD, NO_WATCH
 
 from fedvl.cli import app
 from fedvl.deployment import keys as keys_module
@@ -142,13 +142,19 @@ def ask(client, tensors, kind):
     return client.answer(Message(header, pack_tensors(tensors)))
 
 
+def prepared_client(folder, images):
+    client = Client(folder, images, print)
+    client.prepare(Silent())
+    return client
+
+
 def test_an_operator_that_certifies_keys_of_its_own_for_the_others_gets_no_sum_of_one_client(place, images):
     """The first roster of a run has the operator's keys for b and c: a's update would be the only unknown of the sum."""
     roster = honest(place)
     invented(place)  # from now on the server hands out the certificates of its own keys
     command("federation", "roster", place.real["a"], saved(place, roster))
     command("federation", "approve", place.real["a"], "--yes")
-    client = Client(place.real["a"], images, Silent(), print)
+    client = prepared_client(place.real["a"], images)
     (ready,) = client.ready.values()
     start = ready.prepared.method.start(torch.Generator().manual_seed(0))
     reply = ask(client, {**start, ROSTER: entries(place, client)}, FIRST_STEP)
@@ -168,13 +174,13 @@ def saved(place, roster):
 
 def test_without_a_pinned_roster_nothing_is_approved_and_nothing_answered(place, images):
     party = place.real["a"]
-    client = Client(party, images, Silent(), print)
+    client = prepared_client(party, images)
     problem = ask(client, {}, "keys").header.problem
     assert problem.startswith("Secure aggregation needs a pinned roster: get roster.json from the operator")
     with pytest.raises(FedVLError, match="Secure aggregation needs a pinned roster"):
         command("federation", "approve", party, "--yes")
     with pytest.raises(FedVLError, match="Secure aggregation needs a pinned roster"):
-        client.serve(stay=False)
+        client.serve(NO_WATCH, stay=False)
     assert not [entry for entry in read_log(party).chain.entries if entry["kind"] == "approved"]
 
 
@@ -246,7 +252,7 @@ def test_a_client_answers_under_a_new_roster_only_after_a_new_approval(place, im
     party = place.real["a"]
     pin_roster(party, honest(place))
     command("federation", "approve", party, "--yes")
-    client = Client(party, images, Silent(), print)
+    client = prepared_client(party, images)
     assert ask(client, {}, "keys").header.problem == ""
     before = client.parties[RUN]
     pin_roster(party, rostered(place, make_join_request(place.real["b"], renew=True)))

@@ -11,7 +11,7 @@ if find_spec("flwr") is None:
 
 from fedvl.deployment import supervisor
 from fedvl.deployment.connection import Reached, UnreachableError
-from fedvl.deployment.supervisor import Supervised
+from fedvl.deployment.supervisor import Supervised, Watch
 from fedvl.errors import FedVLError
 
 
@@ -57,11 +57,14 @@ def until(condition):
 
 class Start:
     def __init__(self, folder):
-        self.folder, self.nodes, self.said = folder, [], []
+        self.folder, self.watches, self.said = folder, [], []
+
+    def watch(self, **named):
+        self.watches.append(Watch(self.folder, "fed:1", self.said.append, **named))
+        return self.watches[-1]
 
     def __call__(self, **named):
-        self.nodes.append(Supervised(self.folder, "fed:1", 1, self.folder / "secret", 2**16, self.said.append, **named))
-        return self.nodes[-1]
+        return Supervised(self.watch(**named).__enter__(), 1, self.folder / "secret", 2**16)
 
 
 @pytest.fixture
@@ -72,18 +75,28 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "Process", Ending)
     start = Start(tmp_path)
     yield start
-    for node in start.nodes:
-        node.stop()
+    for watch in start.watches:
+        watch.__exit__()
+
+
+def test_a_problem_that_waiting_does_not_mend_is_raised_by_the_first_look(server, started):
+    """Nothing is encoded or started then; the error is all that is said."""
+    server.problem = UnreachableError("key", "The server does not know this client's key.", lasting=True)
+    with pytest.raises(FedVLError, match="does not know this client's key"), started.watch():
+        pytest.fail("it goes on")
+    assert (server.asked, started.said) == (1, [])
 
 
 def test_a_problem_that_waiting_does_not_mend_ends_the_client_at_once(server, started):
-    server.problem = UnreachableError("key", "The server does not know this client's key.", lasting=True)
     node = started()
-    until(lambda: node.watch.lasting)
+    server.problem = UnreachableError("key", "The server does not know this client's key.", lasting=True)
+    node.watch.join()
     with pytest.raises(FedVLError, match="does not know this client's key"):
         node.check()
-    node.watch.join()
-    assert (server.asked, started.said) == (1, ["The server does not know this client's key."])
+    assert started.said == ["Connected.", "The server does not know this client's key."]
+    asked = server.asked
+    time.sleep(0.05)
+    assert server.asked == asked
 
 
 def test_a_problem_that_may_pass_is_told_once_and_tried_again_until_it_has_passed(server, started):
@@ -101,11 +114,10 @@ def test_a_problem_that_may_pass_is_told_once_and_tried_again_until_it_has_passe
 
 
 def test_nothing_is_told_after_the_end(server, started):
-    node = started()
-    until(lambda: started.said)
-    node.stop()
-    server.problem = UnreachableError("port", "No connection to fed:1.")
-    node.watch.join()
+    with started.watch() as watch:
+        server.problem = UnreachableError("port", "No connection to fed:1.")
+        watch.over.set()
+    watch.join()
     assert started.said == ["Connected."]
 
 

@@ -101,6 +101,7 @@ def test_clients_behind_an_authenticated_proxy_nginx_with_sni_and_caddy_finish_a
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_client_says_why_it_cannot_connect_and_ends_once_it_is_revoked(images, tmp_path):
+    """It says so before it encodes its images; started again after that, it encodes none."""
     folder = make(tmp_path, images)
     log = tmp_path / "north.log"
     client = fedvl("client", folder / "parties" / "north", "--stay", log=log)
@@ -114,6 +115,11 @@ def test_a_client_says_why_it_cannot_connect_and_ends_once_it_is_revoked(images,
             wait_until(lambda: "Waiting for south, west." in (tmp_path / "run.log").read_text(), server)
             revoke(folder, "north")
             assert client.wait(LATEST) == 2
-    assert (
-        "Error: The server does not know this client's key: it was not admitted yet, or was revoked." in log.read_text()
-    )
+            again = fedvl("client", folder / "parties" / "north", log=tmp_path / "again.log")
+            assert again.wait(LATEST) == 2
+    told = log.read_text()
+    assert told.index("Trying again.") < told.index("images are ready")
+    revoked = "Error: The server does not know this client's key: it was not admitted yet, or was revoked."
+    assert revoked in told
+    assert revoked in (tmp_path / "again.log").read_text()
+    assert "images are ready" not in (tmp_path / "again.log").read_text()

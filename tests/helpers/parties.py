@@ -30,6 +30,7 @@ NODE = 1000  # node = 1000 + client
 # Methods that are nothing between machines: one trains nothing, one wants all data in one place.
 STAY_AT_HOME = {"zero-shot", "centralised"}
 METHODS = [name for name in method_names() if name not in STAY_AT_HOME]
+NO_WATCH: Any = None  # on a server that is not connected to
 UNREADABLE = object()  # what Flower itself fails on
 AT_ONCE = 0.001  # seconds: a deadline for parties that have answered, or never will, when the requests are sent
 

@@ -359,7 +359,7 @@ def client(
     ] = False,
     page: Annotated[
         bool,
-        typer.Option("--page", help="Serve a page on this machine to make_join_request, look, approve and follow."),
+        typer.Option("--page", help="Serve a page on this machine to join, look, approve and follow."),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free one.")] = 0,
     metrics: MetricsPort = None,
@@ -378,15 +378,12 @@ def client(
         with TerminalDisplay(quiet) as display:
             serve_site(folder, data, display, stay, port, ca_bundle)
         return
-    with TerminalDisplay(quiet) as display:
-        found = Client(
-            folder,
-            data,
-            display,
-            partial(display.console.print, soft_wrap=True, highlight=False, markup=False),
-            survey,
-        )
+    display = TerminalDisplay(quiet)
+    say = partial(display.console.print, soft_wrap=True, highlight=False, markup=False)
+    found = Client(folder, data, say, survey)
     if dry_run:
+        with display:
+            found.prepare(display)
         for rehearsal in found.dry_run():
             print_dry_run(rehearsal)
             for part in own_figures(rehearsal["audit"]):
@@ -394,9 +391,12 @@ def client(
         return
     if found.rehearsal:
         print("This is a rehearsal with the experiment's own dataset; --data names your images.", file=sys.stderr)
-    if not quiet:
-        print(f"{found.file.name}: images are ready; connecting to {found.file.server}.", file=sys.stderr)
-    found.serve(stay, metrics, ca_bundle)
+    with found.watch(ca_bundle) as watch:
+        with display:
+            found.prepare(display)
+        if not quiet:
+            print(f"{found.file.name}: images are ready for the server {found.file.server}.", file=sys.stderr)
+        found.serve(watch, stay, metrics)
 
 
 def status(

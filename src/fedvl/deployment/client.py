@@ -37,7 +37,7 @@ from fedvl.deployment.rehearsal import rehearse
 from fedvl.deployment.roster import needed_roster
 from fedvl.deployment.secure_sum import SumMember
 from fedvl.deployment.state import RUNS, begin_run, begun, log_of, log_secrets, open_state, read_party
-from fedvl.deployment.supervisor import Supervised, free_port
+from fedvl.deployment.supervisor import Supervised, Watch, free_port
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.methods.mistakes import explained
@@ -64,28 +64,36 @@ class Ready(NamedTuple):
 class Client:
     server_version = ""  # of FedVL at the server, once it has said it
 
-    def __init__(
-        self, folder: Path, data: str | None, display: Display, say: Callable[[str], None], survey: bool = False
-    ) -> None:
-        self.folder, self.data, self.say = folder, data, say
+    def __init__(self, folder: Path, data: str | None, say: Callable[[str], None], survey: bool = False) -> None:
+        self.folder, self.data, self.say, self.survey = folder, data, say, survey
         self.rehearsal = data is None  # then it draws from the experiment's seed, to the bits of fedvl run
         self.file, self.state = read_party(folder), open_state(folder)
         self.log = RehearsalLog(log_of(folder).path) if self.rehearsal else log_of(folder)
         self.log.entries("approved")  # a log that does not fit is told before anything else
         self.policy_hash = ""  # of the policy that was read last
         self.roster = ""  # fingerprint of the roster that was read last
-        self.surveyed = self._check_images(display) if survey else None  # then it answers nothing but a survey
-        self.ready: dict[str, Ready] = {}
-        for name, experiment in read_experiments(folder, dataset=self.rehearsal).items():
+        self.experiments = read_experiments(folder, dataset=self.rehearsal)
+        for experiment in self.experiments.values():
             check_extras(experiment, data or experiment.data.dataset)
-            torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
-            with explained(experiment.method.name):
-                prepared = self._prepare(experiment, data, display)
-            self.ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(name, prepared)
+        self.surveyed: CheckedImages | None = None  # then it answers nothing but a survey
+        self.ready: dict[str, Ready] = {}  # by identity
         self.parties: dict[str, Party] = {}
         self.finished = False
         self.stay = False  # for further runs when one is over
         self.stopping = False  # its person ends its part
+
+    def prepare(self, display: Display) -> None:
+        """Read and encode the client's images, once."""
+        if self.ready:
+            return
+        self.surveyed = self._check_images(display) if self.survey else None
+        ready = {}
+        for name, experiment in self.experiments.items():
+            torch.set_num_threads(experiment.federation.threads)  # text features depend on it too
+            with explained(experiment.method.name):
+                prepared = self._prepare(experiment, self.data, display)
+            ready[experiment_id(experiment, prepared.method.task.encoder)] = Ready(name, prepared)
+        self.ready = ready
 
     def _check_images(self, display: Display) -> CheckedImages:
         """Look for faults in the client's images, and write a page for its person alone."""
@@ -267,13 +275,17 @@ class Client:
 
     # --- the process that connects
 
-    def serve(self, stay: bool, metrics: int | None = None, ca_bundle: Path | None = None) -> None:
-        """Answer the server until the run is over, or for ever; offer metrics on a port.
+    def watch(self, ca_bundle: Path | None = None) -> Watch:
+        """Return the watch on the server, which is begun before images are encoded.
 
         Connections are accepted from servers of the authorities of ``ca_bundle`` too.
         """
-        self.stay = stay
         check_key(self.folder)
+        return Watch(self.folder, self.file.server, self.say, ca_bundle)
+
+    def serve(self, watch: Watch, stay: bool, metrics: int | None = None) -> None:
+        """Answer the server until the run is over, or for ever; offer metrics on a port."""
+        self.stay = stay
         refusals = [self._why_not(experiment) for experiment in self.ready]
         if all(refusals):
             raise FedVLError(refusals[0])
@@ -284,12 +296,11 @@ class Client:
         with self._secret_file(secret) as secret_file, ExitStack() as stack:
             if metrics is not None:
                 stack.enter_context(served(page_server(metrics, "/metrics", answered.text, CONTENT_TYPE, "--metrics")))
-            limit = most_bytes(self.folder)
-            node = Supervised(self.folder, self.file.server, port, secret_file, limit, self.say, ca_bundle)
+            node = Supervised(watch, port, secret_file, most_bytes(self.folder))
 
             def answer(message: Message) -> Message:
                 node.connected()
-                self.server_version = node.watch.version
+                self.server_version = watch.version
                 began, run = time.perf_counter(), message.header.run
                 reply = self.answer(message)
                 spent = self.parties[run].spent if run in self.parties else None

@@ -241,20 +241,24 @@ class Site:
     def say(self, line: str) -> None:
         self.said = [*self.said, f"{datetime.now():%H:%M:%S} {visible(line)}"][-SAID:]
 
-    def prepare(self) -> Client:
-        """Read the client's images, once."""
-        if self.client is None:
-            self.client = Client(self.folder, self.data, self.display, self.say)
-        return self.client
-
     def rehearse(self) -> None:
-        for found in self.prepare().dry_run():
+        client = self._client()
+        client.prepare(self.display)
+        for found in client.dry_run():
             self.dry_runs[found["experiment"]] = dry_run_of(found)
 
     def participate(self) -> None:
-        client = self.prepare()
-        client.stopping, self.connected = False, True
-        client.serve(self.stay, None, self.ca_bundle)
+        client = self._client()
+        with client.watch(self.ca_bundle) as watch:
+            client.prepare(self.display)
+            client.stopping, self.connected = False, True
+            client.serve(watch, self.stay)
+
+    def _client(self) -> Client:
+        """Return the client of this folder, whose images are read once."""
+        if self.client is None:
+            self.client = Client(self.folder, self.data, self.say)
+        return self.client
 
     def look_for_faults(self) -> None:
         if self.data is None:

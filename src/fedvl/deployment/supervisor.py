@@ -24,69 +24,74 @@ AUTHORITIES = "authorities.crt"
 class Watch(Thread):
     """Look at the server as long as the client runs: say what is wrong with the connection, once.
 
-    A SuperNode waits without a word, and a client that trains does not look at its SuperNode.
+    A SuperNode waits without a word, and a client that encodes or trains does not look at its
+    SuperNode. The first look is made before anything else; it raises a problem that waiting does
+    not mend.
     """
 
-    def __init__(self, address: str, authorities: Path, key: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, address: str, say: Callable[[str], None] = print, bundle: Path | None = None
+    ) -> None:
         super().__init__(daemon=True)
-        self.address, self.key, self.say = address, key, say
-        self.authorities = read_authorities(authorities)
+        self.folder, self.address, self.say = folder, address, say
+        self.key, self.certificates = state_folder(folder) / KEY, folder / "ca.crt"
+        self.authorities = read_authorities(self.certificates)
+        if bundle is not None:
+            self.authorities += read_authorities(bundle)
+            self.certificates = state_folder(folder) / AUTHORITIES
+            write_whole(self.certificates, self.authorities.encode())
         self.lasting: UnreachableError | None = None  # a problem that waiting does not mend
         self.version = ""  # of FedVL at the server
+        self.told = ""
         self.over = Event()
+
+    def __enter__(self) -> "Watch":
+        sentence = self._look()
+        if self.lasting is not None:
+            raise self.lasting
+        self._tell(sentence)
         self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.over.set()
 
     def run(self) -> None:
-        told = None
-        while self.lasting is None:
-            try:
-                reached = reach(self.address, self.authorities, self.key)
-                self.version = reached.version
-                problem = ""
-            except UnreachableError as error:
-                problem = str(error)
-                self.lasting = error if error.lasting else None
-            if problem != told and not self.over.is_set():
-                way = f" through the proxy {reached.proxy}" if not problem and reached.proxy else ""
-                self.say(f"{problem} Trying again." if problem and not self.lasting else problem or f"Connected{way}.")
-                told = problem
-            if self.over.wait(WATCH_SECONDS):
-                return
+        while self.lasting is None and not self.over.wait(WATCH_SECONDS):
+            self._tell(self._look())
+
+    def _look(self) -> str:
+        try:
+            reached = reach(self.address, self.authorities, self.key)
+        except UnreachableError as error:
+            self.lasting = error if error.lasting else None
+            return str(error) if error.lasting else f"{error} Trying again."
+        self.version = reached.version
+        return f"Connected through the proxy {reached.proxy}." if reached.proxy else "Connected."
+
+    def _tell(self, sentence: str) -> None:
+        if sentence != self.told and not self.over.is_set():
+            self.say(sentence)
+            self.told = sentence
 
 
 class Supervised:
     """The SuperNode of this machine, restarted when it ends, as the server may have been."""
 
-    def __init__(
-        self,
-        folder: Path,
-        server: str,
-        port: int,
-        secret_file: Path,
-        most_bytes: int,
-        say: Callable[[str], None] = print,
-        bundle: Path | None = None,
-    ) -> None:
-        self.folder = folder
-        self.most_bytes = most_bytes
-        authorities, key = folder / "ca.crt", state_folder(folder) / KEY
-        if bundle is not None:
-            both = read_authorities(authorities) + read_authorities(bundle)
-            authorities = state_folder(folder) / AUTHORITIES
-            write_whole(authorities, both.encode())
+    def __init__(self, watch: Watch, port: int, secret_file: Path, most_bytes: int) -> None:
+        self.watch, self.most_bytes = watch, most_bytes
         self.options = [
-            *("--superlink", server, "--port", str(port), "--isolation", "process"),
-            *("--root-certificates", str(authorities)),
-            *("--auth-supernode-private-key", str(key)),
+            *("--superlink", watch.address, "--port", str(port), "--isolation", "process"),
+            *("--root-certificates", str(watch.certificates)),
+            *("--auth-supernode-private-key", str(watch.key)),
             *("--superexec-auth-secret-file", str(secret_file)),
         ]
         self.short_lives, self.not_before = 0, 0.0
-        self.watch = Watch(server, authorities, key, say)
         self._start()
 
     def _start(self) -> None:
         limits = flower().node_settings(self.most_bytes)
-        self.process = Process("supernode", self.options, state_folder(self.folder) / "flower", **limits)
+        self.process = Process("supernode", self.options, state_folder(self.watch.folder) / "flower", **limits)
         self.began = time.monotonic()
 
     def connected(self) -> None:
@@ -106,7 +111,6 @@ class Supervised:
         return True
 
     def stop(self) -> None:
-        self.watch.over.set()
         self.process.stop()
 
 
