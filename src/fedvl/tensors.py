@@ -152,6 +152,16 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
+def hash_as_tensor(name: str) -> torch.Tensor:
+    """The bytes of a hash or another name in hexadecimal."""
+    return torch.frombuffer(bytearray.fromhex(name), dtype=torch.uint8)
+
+
+def tensor_as_hash(tensor: torch.Tensor) -> str:
+    """The bytes of any tensor in hexadecimal: a stranger may have sent it."""
+    return bytes(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()).hex()
+
+
 def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The content of a safetensors file, whatever the devices and strides of the tensors."""
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}

@@ -4,6 +4,7 @@ import re
 import secrets
 import socket
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,3 +194,31 @@ def test_an_experiment_that_another_version_described_names_both_versions(tmp_pa
     assert client.problem(experiment="f" * 64).startswith(
         f"{said} The server runs FedVL 9.9.9, and it {__version__}: install"
     )
+
+
+# --- a comparison of two runs
+
+
+def test_another_run_is_one_of_its_own_that_may_be_evaluated(client):
+    client.stay = True
+    client.problem(run="1")
+    client.problem(run="2", experiment="d" * 64)
+    found = client._other_run(EXPERIMENT, "2")
+    assert found == (client.ready["d" * 64].prepared, client.state / "runs" / "2")
+    with pytest.raises(FedVLError, match="did not take part in the run that the model is to be compared with"):
+        client._other_run(EXPERIMENT, "3")
+    (client.state / "policy.toml").write_text("evaluations = 0")
+    with pytest.raises(FedVLError, match="The line evaluations"):
+        client._other_run(EXPERIMENT, "2")
+
+
+def test_counts_of_secure_sums_do_not_leave_by_a_comparison_with_another_run(client):
+    client.stay = True
+    client.problem(run="2", experiment="d" * 64)
+    ready = client.ready["d" * 64]
+    summed = ready.prepared.experiment.federation.model_copy(update={"secure_sum": True, "least_clients": 2})
+    changed = ready.prepared.experiment.model_copy(update={"federation": summed})
+    client.ready["d" * 64] = ready._replace(prepared=SimpleNamespace(**{**vars(ready.prepared), "experiment": changed}))
+    with pytest.raises(FedVLError, match="would leave by themselves"):
+        client._other_run(EXPERIMENT, "2")
+    assert client._other_run("d" * 64, "2").folder == client.state / "runs" / "2"

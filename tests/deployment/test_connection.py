@@ -26,6 +26,7 @@ from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import make_authority, make_server_certificate
 from fedvl.deployment.link import flower
 from fedvl.deployment.membership import create, revoke
+from fedvl.deployment.messages import FORMAT
 from fedvl.deployment.supervisor import free_port
 from fedvl.errors import FedVLError
 
@@ -188,7 +189,7 @@ def planted_clock(clinic, port, patch):
 
 
 def planted_version(clinic, port, patch):
-    patch.setattr(door, "FORMAT", 2)
+    patch.setattr(door, "FORMAT", 99)
     patch.setattr(door, "__version__", "9.9.9")
     return f"localhost:{port}", "north"
 
@@ -204,7 +205,7 @@ PLANTED = {
     "version": (
         planted_version,
         "name, port, TLS, authority, key, clock",
-        f"The server runs FedVL 9.9.9 and this machine {__version__}, whose messages have different formats (2 and 1)",
+        f"The server runs FedVL 9.9.9 and this machine {__version__}, whose messages have different formats (99 and {FORMAT})",
     ),
 }  # fmt: skip
 

@@ -12,13 +12,15 @@ import torch
 from fedvl.deployment import evaluation
 from fedvl.deployment.evaluation import SITES_TEST, evaluate_sites
 from fedvl.deployment.own_counts import request_of
+from fedvl.deployment.remote import SiteCounts
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import count
+from fedvl.evaluation.counts import bin_edges, count
 from fedvl.runs.contents import Federation
-from fedvl.runs.evaluation import AT_HALF, ON_TEST
+from fedvl.runs.evaluation import AT_HALF, ON_TEST, read_thresholds
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import prepare
+from fedvl.tensors import digest
 
 NAMES = ["north", "south", "west"]
 
@@ -41,10 +43,11 @@ class Engine:
     def __init__(self, counts: dict[int | None, Any], reporters: list[int], refusals: list[Any]) -> None:
         self.names, self.counts, self.reporters, self.refusals = NAMES, counts, reporters, refusals
         self.asked: list[Any] = []
+        self.paired: dict[int | None, Any] = {}
 
     def evaluate(self, number, request, classes):
         self.asked.append((number, request, classes))
-        return self.counts
+        return {client: SiteCounts(counts, self.paired.get(client)) for client, counts in self.counts.items()}
 
     def refused(self):
         return self.refusals
@@ -82,6 +85,8 @@ def test_counts_of_sites_are_added_up_and_each_has_its_figures(folder, connect, 
     waited, (number, request, asked) = engine.asked
     assert (waited, number, asked) == ("clinic", 3, classes)
     assert torch.equal(request["model"], request_of(folder.tensors()[0])["model"])
+    shares: Any = read_thresholds(folder)
+    assert [float(bin_edges()[bin_]) for bin_ in request["thresholds"]] == pytest.approx(list(shares.shares.values()))
     assert found.pooled.accuracy.value == pytest.approx(60.0)
     assert {site: each.accuracy.value for site, each in found.by_site.items()} == pytest.approx(
         {"north": 100 * 5 / 6, "south": 25.0}
@@ -131,8 +136,69 @@ def test_a_run_that_is_unfinished_or_private_is_refused(folder, connect):
 
 def test_thresholds_are_those_that_go_with_the_model_or_one_half(folder, connect, prepared):
     classes = len(prepared.class_names)
-    connect(Engine({0: counts_of(5, 1, classes)}, [0], []))
+    engine = connect(Engine({0: counts_of(5, 1, classes)}, [0], []))
     (folder.path / "thresholds.json").unlink()
     found: Any = evaluate_sites(folder, 1, Silent())
     assert found.thresholds_from == AT_HALF
+    assert "thresholds" not in engine.asked[1][1], "sites keep their own"
     assert found.pooled.classes[0].threshold is None, "all images are of class 0"
+
+
+# --- two models
+
+
+@pytest.fixture
+def other(folder, tmp_path):
+    """Another run of the same federation, with another model."""
+    path = shutil.copytree(folder.path, tmp_path / "before")
+    found = RunFolder(path)
+    found.write_federation(Federation(federation=str(tmp_path / "clinic"), run="1" * 32))
+    tensors, last = found.tensors()
+    found.finish(found.result, found.examples, {name: tensor + 1 for name, tensor in tensors.items()}, last)
+    return RunFolder(path)
+
+
+def test_two_models_are_compared_by_the_sum_of_what_sites_give(folder, other, connect, prepared):
+    """Of 30 images 8 are right with this model only, 1 with the other only: exact p = 2 (1 + 9) / 2^9."""
+    classes = len(prepared.class_names)
+    counts = counts_of(5, 1, classes)
+    engine = connect(Engine({0: counts, 1: counts, 2: counts}, [0, 1, 2], []))
+    engine.paired = {0: np.array([10, 6, 1, 1]), 1: np.array([5, 2, 0, 5]), 2: np.full(4, -1)}
+    found: Any = evaluate_sites(folder, 1, Silent(), other)
+    _, (_, request, _) = engine.asked
+    assert {name: bytes(tensor.tolist()).hex() for name, tensor in request.items() if name != "thresholds"} == {
+        "model": digest(folder.tensors()[0]),
+        "other_run": "1" * 32,
+        "other_model": digest(other.tensors()[0]),
+    }
+    against = found.against
+    assert (against.other, against.images, against.gained, against.lost) == ("before", 30, 8, 1)
+    assert against.p == pytest.approx(20 / 2**9)
+    assert against.difference.value == pytest.approx(100 * 7 / 30)
+    assert found.refused == [
+        "west: its counts of both models are withheld; one is of few images (least_cell of its policy)."
+    ]
+
+
+def test_without_counts_of_both_models_there_is_no_comparison(folder, other, connect, prepared):
+    engine = connect(Engine({0: counts_of(5, 1, len(prepared.class_names))}, [0], []))
+    engine.paired = {0: np.full(4, -1)}
+    assert evaluate_sites(folder, 1, Silent(), other).against is None
+    engine.paired = {0: np.zeros(4, np.int64)}
+    assert evaluate_sites(folder, 1, Silent(), other).against is None
+
+
+def test_only_runs_of_the_same_sites_and_classes_are_compared(folder, other, connect, tmp_path):
+    other.write_federation(Federation(federation=str(tmp_path / "other clinic"), run="1" * 32))
+    with pytest.raises(FedVLError, match="is of another federation, whose sites have other images"):
+        evaluate_sites(folder, 1, Silent(), RunFolder(other.path))
+    (other.path / "federation.json").unlink()
+    with pytest.raises(FedVLError, match="is not one between machines; give a run of the same federation"):
+        evaluate_sites(folder, 1, Silent(), RunFolder(other.path))
+
+
+def test_a_run_of_secure_sums_is_not_compared_outside_of_one(folder, other):
+    federation = other.experiment.federation.model_copy(update={"secure_sum": True})
+    other.experiment = other.experiment.model_copy(update={"federation": federation})
+    with pytest.raises(FedVLError, match="clients send counts of both in a secure sum only"):
+        evaluate_sites(folder, 1, Silent(), other)

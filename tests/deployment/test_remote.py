@@ -4,6 +4,7 @@ import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers.lazy import lazily
@@ -31,8 +32,10 @@ from helpers.parties import (
     without,
 )
 
+from fedvl.deployment.own_counts import as_tensors
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
+from fedvl.evaluation.counts import count, count_pair
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
@@ -195,3 +198,66 @@ def test_an_answer_that_is_never_sent_whole_does_not_keep_others_from_being_rece
     pull.join(60)
     assert list(transport.collect(["stuck"])) == [("stuck", 0, "stuck")]
     assert transport.pulls == {}
+
+
+# --- counts of an evaluation
+
+
+LABELS = np.array([0, 0, 1, 1, 2])
+FIRST, SECOND = (np.eye(3)[answers] * 0.8 + 0.05 for answers in ([0, 0, 1, 2, 2], [0, 1, 1, 1, 0]))
+THREE: dict[str, torch.Tensor] = {"model": torch.zeros(32, dtype=torch.uint8)}
+PAIR_OF_MODELS = {
+    **THREE,
+    "other_run": torch.zeros(16, dtype=torch.uint8),
+    "other_model": torch.ones(32, dtype=torch.uint8),
+}
+
+
+def counting(folder, tables, **settings):
+    """The small federation, whose clients answer an evaluation with these tables."""
+    federation, grid = remote_federation("linear", folder, **settings)
+    for client, party in enumerate(grid.parties):
+        party.counts = lambda request, least, client=client: tables(client)
+    return federation.engine
+
+
+def both_models(client):
+    return as_tensors(count(LABELS, FIRST), count_pair(LABELS, FIRST, SECOND))
+
+
+def test_counts_of_two_models_come_from_each_client_or_as_one_sum(tmp_path):
+    each = counting(tmp_path / "each", both_models).evaluate(1, PAIR_OF_MODELS, 3)
+    assert set(each) == set(range(CLIENTS))
+    assert [found.paired.tolist() for found in each.values()] == [[2, 2, 1, 0]] * CLIENTS
+    secure = counting(tmp_path / "sum", both_models, secure_sum=True, least_clients=2)
+    (found,) = secure.evaluate(1, PAIR_OF_MODELS, 3).values()
+    assert found.paired.tolist() == [2 * CLIENTS, 2 * CLIENTS, CLIENTS, 0]
+    assert found.counts.confusion.tolist() == (CLIENTS * count(LABELS, FIRST).confusion).tolist()
+
+
+def test_counts_of_two_models_that_cannot_be_are_refused(tmp_path):
+    """Client 1 counts other images, client 2 sends none of both models, and client 3 counts that were not requested."""
+    lies = {1: as_tensors(count(LABELS, FIRST), np.array([9, 9, 9, 9])), 2: as_tensors(count(LABELS, FIRST))}
+    engine = counting(tmp_path / "pair", lambda client: lies.get(client) or both_models(client))
+    assert set(engine.evaluate(1, PAIR_OF_MODELS, 3)) == {0, 3, 4}
+    assert {each.client: each.reason for each in engine.refused()} == {
+        1: "its counts of two models are of other images than its scores",
+        2: "its counts are not those that were requested",
+    }
+    engine = counting(tmp_path / "one", lambda client: as_tensors(count(LABELS, FIRST)) if client < 3 else lies[1])
+    found = engine.evaluate(1, THREE, 3)
+    assert {client: each.paired for client, each in found.items()} == {0: None, 1: None, 2: None}
+
+
+def test_an_evaluation_that_was_answered_is_not_answered_with_other_counts(tmp_path):
+    """A comparison with each of many models would tell about single images."""
+    engine = counting(tmp_path, both_models)
+    first = engine.evaluate(1, PAIR_OF_MODELS, 3)
+    again = engine.evaluate(1, PAIR_OF_MODELS, 3)
+    assert [each.paired.tolist() for each in again.values()] == [each.paired.tolist() for each in first.values()]
+    other = {**PAIR_OF_MODELS, "other_run": torch.ones(16, dtype=torch.uint8)}
+    assert not engine.evaluate(1, other, 3)
+    assert {each.reason for each in engine.refused()} == {
+        "it says: This client has answered this evaluation with other counts; request another (--number)."
+    }
+    assert len(engine.evaluate(2, other, 3)) == CLIENTS

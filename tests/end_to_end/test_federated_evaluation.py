@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics
 
 if find_spec("flwr") is None:
@@ -23,7 +24,7 @@ from fedvl.deployment.files import resolve_for_parties
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.calibration import calibration_error
-from fedvl.runs.evaluation import prepare_others, read_evaluation, shares_of
+from fedvl.runs.evaluation import FROM_SERVER, prepare_others, read_evaluation, read_thresholds, shares_of
 from fedvl.runs.folder import RunFolder
 
 TESTED = {"east": 12, "north": 6, "south": 4}  # images of each class
@@ -87,11 +88,15 @@ def start_site(place, site):
     return fedvl("client", party, "--data", images, "--stay", log=place.logs / f"{site}.log")
 
 
+def site_runs(place, run, sites):
+    return [place.folder / "parties" / site / "state" / "runs" / run.federation.run for site in sites]
+
+
 def scores_of(place, run, sites):
     """The labels and shares of all test images, in one place: what the server never sees."""
     found = []
-    for site in sites:
-        own = RunFolder.open(place.folder / "parties" / site / "state" / "runs" / run.federation.run)
+    for site, path in zip(sites, site_runs(place, run, sites), strict=True):
+        own = RunFolder.open(path)
         prepared = prepare_others(own, str(place.root / "images" / site), Silent())
         found.append(shares_of(prepared, *own.tensors(), own))
     return tuple(np.concatenate(part) for part in zip(*found, strict=True))
@@ -115,7 +120,7 @@ def test_figures_of_one_secure_sum_are_those_of_the_pooled_scores_without_a_site
     """The third site is killed in the middle of the sum."""
     run = place.root / "linear"
     log = place.folder / "audit.jsonl"
-    words = ("evaluate", place.folder, run, "--json")
+    words = ("evaluate", place.folder, run, "--against", place.root / "fst-cbdg", "--json")
     evaluated = fedvl(*words, log=place.root / "evaluate.log")
     with ended([evaluated]):
         asked = '"message": "share_evaluate"'
@@ -134,7 +139,19 @@ def test_figures_of_one_secure_sum_are_those_of_the_pooled_scores_without_a_site
     assert found.pooled.accuracy.value == pytest.approx(100 * (answers == labels).mean())
     wanted = calibration_error(shares.max(1), answers == labels)
     assert abs(found.pooled.ece.value - wanted) <= found.pooled.ece.binning + ROUNDING
-    assert "AUROC" in (run / "evaluation.html").read_text()
+    page = (run / "evaluation.html").read_text()
+    assert "AUROC" in page
+    _, others = scores_of(place, RunFolder(place.root / "fst-cbdg"), found.sites)
+    gained, lost = (
+        (answers == labels) & (others.argmax(1) != labels),
+        (answers != labels) & (others.argmax(1) == labels),
+    )
+    assert (found.against.gained, found.against.lost, found.against.images) == (gained.sum(), lost.sum(), len(labels))
+    assert found.against.p == pytest.approx(stats.binomtest(int(gained.sum()), int((gained | lost).sum())).pvalue)
+    chosen = [read_thresholds(RunFolder(path)) for path in (run, *site_runs(place, RunFolder(run), found.sites))]
+    assert all(each.shares == chosen[0].shares for each in chosen)
+    assert [each.chosen for each in chosen[1:]] == [FROM_SERVER] * len(found.sites)
+    assert "DeLong&#39;s test of areas needs the scores of single images" in page
 
 
 def test_counts_that_leave_by_themselves_have_no_small_cells(place):
@@ -149,6 +166,8 @@ def test_counts_that_leave_by_themselves_have_no_small_cells(place):
     assert found.pooled.images == 90
     labels, shares = scores_of(place, run, ["east", "north"])
     assert_within_binning(found.pooled, labels, shares)
+    with pytest.raises(FedVLError, match="clients send counts of both in a secure sum only"):
+        evaluate_sites(run, 1, Silent(), RunFolder(place.root / "linear"))
 
 
 def assert_within_binning(found, labels, shares):
@@ -179,7 +198,7 @@ def test_a_server_cannot_have_a_model_of_its_choice_evaluated(place, name, monke
     run = RunFolder(place.root / name)
     crafted = {key: tensor + 1 for key, tensor in run.tensors()[0].items()}
     honest: Any = vars(evaluation)["request_of"]
-    monkeypatch.setattr(evaluation, "request_of", lambda shared: honest(crafted))
+    monkeypatch.setattr(evaluation, "request_of", lambda shared, thresholds: honest(crafted, thresholds))
     for site in SITES:  # as if they had not been asked before
         for path in (place.folder / "parties" / site / "state" / "runs").glob("*/000002-*"):
             path.unlink()

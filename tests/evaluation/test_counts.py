@@ -12,9 +12,12 @@ from fedvl.evaluation.counts import (
     add_counts,
     bin_edges,
     count,
+    count_pair,
     given,
     merge_bins,
+    misstated_pair,
     withheld,
+    withheld_pair,
 )
 
 
@@ -147,3 +150,66 @@ def test_tables_that_are_not_of_one_set_of_images_are_refused(change, reason):
     change(found)
     assert reason in (module.misstated(found, 4) or "")
     assert bool(reason) == (module.misstated(found, 4) is not None)
+
+
+# --- two models
+
+
+def answers(labels, right):
+    """Shares of two classes that are right or wrong about these images."""
+    sure = np.where(labels == 0, 0.9, 0.1)
+    first = np.where(right, sure, 1 - sure)
+    return np.stack([first, 1 - first], 1)
+
+
+def pair_of(both, first, second, neither):
+    """Labels of two classes, and the shares of two models, so that each class has these counts."""
+    cells = [(True, True)] * both + [(True, False)] * first + [(False, True)] * second + [(False, False)] * neither
+    labels = np.repeat([0, 1], len(cells))
+    of_first, of_second = (np.array([cell[model] for cell in cells] * 2) for model in (0, 1))
+    return labels, answers(labels, of_first), answers(labels, of_second)
+
+
+def test_images_are_counted_by_which_of_two_models_has_them_right():
+    assert count_pair(*pair_of(4, 3, 2, 1)).tolist() == [8, 6, 4, 2]
+    assert count_pair(*pair_of(0, 1, 0, 0)).tolist() == [0, 2, 0, 0]
+
+
+def test_counts_of_two_models_are_withheld_if_one_is_small():
+    assert withheld_pair(*pair_of(10, 5, 5, 5), 10).tolist() == [20, 10, 10, 10]
+    assert withheld_pair(*pair_of(10, 5, 0, 5), 5).tolist() == [20, 10, 0, 10], "nothing is not a few"
+    assert withheld_pair(*pair_of(10, 4, 10, 10), 9).tolist() == [MERGED] * 4
+
+
+def test_counts_of_two_models_are_withheld_if_they_would_tell_hits_that_are():
+    """Each class has 3 errors of the first model, fewer than 5: the sum of all right answers would tell them."""
+    labels, first, second = pair_of(10, 7, 3, 0)
+    assert count_pair(labels, first, second).tolist() == [20, 14, 6, 0]
+    assert withheld_pair(labels, first, second, 5).tolist() == [MERGED] * 4
+    assert withheld_pair(labels, second, first, 5).tolist() == [MERGED] * 4
+    assert withheld_pair(labels, first, second, 3).tolist() == [20, 14, 6, 0]
+
+
+def test_images_of_rare_classes_are_in_no_count_of_two_models():
+    labels, first, second = pair_of(10, 5, 5, 5)
+    rare = np.append(labels, 0)[25:]  # one image of class 0
+    assert withheld_pair(rare, first[:26], second[:26], 5).sum() == 25
+
+
+@pytest.mark.parametrize(
+    "table, problem",
+    [
+        ([8, 6, 4, 2], None),
+        ([MERGED] * 4, None),
+        ([8, 6, 6], "another shape"),
+        ([9, 5, 4, 1], "other images"),
+        ([16, -2, 4, 2], "other images"),
+        ([MERGED, 6, 4, 2], "other images"),
+        ([7, 6, 5, 2], "other right answers"),
+    ],
+)
+def test_a_table_of_two_models_fits_the_counts_of_the_first(table, problem):
+    labels, first, _ = pair_of(4, 3, 2, 1)
+    found = misstated_pair(np.array(table), count(labels, first))
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in str(found)

@@ -19,9 +19,10 @@ On this machine, on images that were not there when the run was made:
 
   fedvl evaluate runs/linear --dataset labelled/
 
-The models of two runs on the same images:
+The models of two runs on the same images, here or at the sites:
 
   fedvl evaluate runs/linear --against runs/zero-shot
+  fedvl evaluate clinic runs/clinic --against runs/clinic-before
 """
 
 
@@ -52,14 +53,13 @@ def evaluate(
     if len(words) > 2:
         raise FedVLError("Give a run, after its federation's folder: fedvl evaluate FEDERATION RUN.")
     folder = RunFolder(words[-1], trust_method)
+    other = None if against is None else RunFolder.open(against, trust_method)
     if folder.federation is None or dataset is not None:
         if len(words) == 2:
             raise FedVLError("A federation's folder is for runs between machines, without --dataset; leave it out.")
         folder = RunFolder.open(words[-1], trust_method)
         with TerminalDisplay(quiet) as display:
-            found = evaluate_run(
-                folder, dataset, display, None if against is None else RunFolder.open(against, trust_method)
-            )
+            found = evaluate_run(folder, dataset, display, other)
     else:
         from fedvl.commands.federation import end_on_termination
         from fedvl.deployment.evaluation import evaluate_sites
@@ -68,7 +68,7 @@ def evaluate(
             raise FedVLError(f"The run in {words[1]} is of another federation: {folder.federation.federation}.")
         end_on_termination()
         with folder.lock(), TerminalDisplay(quiet) as display:
-            found = evaluate_sites(folder, number, display)
+            found = evaluate_sites(folder, number, display, other)
     write_evaluation(folder, found)
     page = write_evaluation_page(found, out or folder.path / "evaluation.html")
     if as_json:

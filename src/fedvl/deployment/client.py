@@ -30,7 +30,7 @@ from fedvl.deployment.link import flower, most_bytes
 from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import REVEAL, Header, Message
 from fedvl.deployment.metrics import Answered
-from fedvl.deployment.own_counts import own_counts
+from fedvl.deployment.own_counts import FinishedRun, own_counts
 from fedvl.deployment.party import COUNTS, Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.rehearsal import rehearse
@@ -247,12 +247,23 @@ class Client:
             torch.set_num_threads(prepared.experiment.federation.threads)
             engine = local_engine(prepared)
             sums = partial(self._member, header.run, engine.federation.least_clients)
-            counts = partial(own_counts, prepared, folder)
+            counts = partial(own_counts, FinishedRun(prepared, folder), partial(self._other_run, header.experiment))
             survey = self._survey if self.surveyed is not None else None
             party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts, survey)
             log_secrets(self.log, self.state, header.run)
             self.parties[header.run] = party
         return self.parties[header.run]
+
+    def _other_run(self, compared: str, run: str) -> FinishedRun:
+        """Return another run, for a comparison in a run of the experiment ``compared``."""
+        experiment = next((entry["experiment"] for entry in self.log.entries("begun") if entry["run"] == run), "")
+        if experiment not in self.ready:
+            raise FedVLError("This client did not take part in the run that the model is to be compared with.")
+        found, asked = (self.ready[each].prepared.experiment for each in (experiment, compared))
+        self.permit(experiment).check_evaluation(found, 1)
+        if found.federation.secure_sum and not asked.federation.secure_sum:
+            raise FedVLError("The counts of a run of secure sums would leave by themselves; evaluate that run instead.")
+        return FinishedRun(self.ready[experiment].prepared, self.state / RUNS / run)
 
     def _member(self, run: str, least: int, folder: Path) -> SumMember:
         return SumMember(run, self.file.number, folder, credentials(self.folder, self.file), least)

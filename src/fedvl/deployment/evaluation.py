@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from fedvl.deployment.membership import read_federation
 from fedvl.deployment.own_counts import request_of
+from fedvl.deployment.remote import SiteCounts
 from fedvl.deployment.server import connected, wait_for_all
 from fedvl.display import Display
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import add_counts
-from fedvl.evaluation.figures import Evaluation, figures_of_counts, half
+from fedvl.evaluation.counts import MERGED, add_counts
+from fedvl.evaluation.figures import Evaluation, PairedModels, figures_of_counts, half, paired_counts
+from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import AT_HALF, facts_of, read_thresholds
 from fedvl.runs.folder import RunFolder
 
@@ -16,29 +20,36 @@ SUMS_FILE = "evaluation-sums.json"
 SITES_TEST = "the sites' own test images"
 
 
-def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluation:
-    """Let every connected site count its test images; ``number``: of the evaluation, from 1."""
-    assert folder.federation is not None
-    if not folder.finished:
-        raise FedVLError(f"The run in {folder.path} is not finished; go on with it by fedvl resume {folder.path}.")
-    if folder.experiment.privacy.unit != "none":
-        raise FedVLError(
-            "The counts of an evaluation have no noise, and clients of a run with --privacy send nothing without; each "
-            "client's own report has the accuracy on its images."
-        )
-    place = Path(folder.federation.federation)
+def evaluate_sites(folder: RunFolder, number: int, display: Display, against: RunFolder | None = None) -> Evaluation:
+    """Let every connected site count its test images; ``number``: of the evaluation, from 1.
+
+    ``against``: another run of the same sites, whose model is compared on the same images.
+    """
+    place = check_evaluated(folder)
     names = folder.result.class_names
     chosen = read_thresholds(folder)
-    thresholds = chosen.bins(names) if chosen else [half()] * len(names)
+    shared, travelling = folder.tensors()[0], chosen.bins(names) if chosen else []
+    if against is None:
+        request = request_of(shared, travelling)
+    else:
+        check_pair(folder, against)
+        request = request_of(shared, travelling, federation_of(against).run, against.tensors()[0])
+    thresholds = travelling or [half()] * len(names)
     with connected(folder, display, SUMS_FILE) as (engine, _):
         wait_for_all(engine, read_federation(place))
-        found = engine.evaluate(number, request_of(folder.tensors()[0]), len(names))
+        found = engine.evaluate(number, request, len(names))
         refusals = engine.refused()
         sites = {client: engine.names[client] for client in sorted(engine.reporters)}
     refused = [f"{engine.names[each.client]}: {each.reason}" for each in refusals if each.client is not None]
     if not found:
         raise FedVLError(f"No site sent counts. {' '.join(refused) or 'None was connected, or none has test images.'}")
-    tables = {sites[client]: counts for client, counts in found.items() if client is not None}
+    refused += [
+        f"{sites[client]}: its counts of both models are withheld; one is of few images (least_cell of its policy)."
+        for client, each in found.items()
+        if client is not None and withholds(each)
+    ]
+    pooled = add_counts([each.counts for each in found.values()])
+    tables = {sites[client]: each.counts for client, each in found.items() if client is not None}
     return Evaluation(
         **facts_of(folder, folder.result),
         images_from=SITES_TEST,
@@ -47,6 +58,53 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display) -> Evaluati
         sites=list(sites.values()),
         missing=[name for name in engine.names if name not in sites.values()],
         refused=refused,
-        pooled=figures_of_counts(add_counts(list(found.values())), names, thresholds),
+        pooled=figures_of_counts(pooled, names, thresholds),
         by_site={site: figures_of_counts(counts, names, thresholds) for site, counts in tables.items()},
+        against=None if against is None else compared_at_sites(against, list(found.values())),
     )
+
+
+def federation_of(folder: RunFolder) -> Federation:
+    if folder.federation is None:
+        raise FedVLError(f"The run in {folder.path} is not one between machines; give a run of the same federation.")
+    return folder.federation
+
+
+def check_evaluated(folder: RunFolder) -> Path:
+    """Refuse a run without a model, or with noise; return the folder of its federation."""
+    place = Path(federation_of(folder).federation)
+    if not folder.finished:
+        raise FedVLError(f"The run in {folder.path} is not finished; go on with it by fedvl resume {folder.path}.")
+    if folder.experiment.privacy.unit != "none":
+        raise FedVLError(
+            "The counts of an evaluation have no noise, and clients of a run with --privacy send nothing without; each "
+            "client's own report has the accuracy on its images."
+        )
+    return place
+
+
+def check_pair(folder: RunFolder, against: RunFolder) -> None:
+    """Refuse a comparison with a run of other sites or classes, or whose counts would leave unmasked."""
+    if check_evaluated(against).resolve() != check_evaluated(folder).resolve():
+        raise FedVLError(f"The run in {against.path} is of another federation, whose sites have other images.")
+    if against.result.class_names != folder.result.class_names:
+        raise FedVLError(f"The run in {against.path} has other classes, so that the two models cannot be compared.")
+    if against.experiment.federation.secure_sum and not folder.experiment.federation.secure_sum:
+        raise FedVLError(
+            f"The run in {against.path} is one of secure sums, and {folder.path} is not: clients send counts of both in a "
+            "secure sum only. Evaluate the first against the second."
+        )
+
+
+def withholds(found: SiteCounts) -> bool:
+    return found.paired is not None and bool((found.paired == MERGED).any())
+
+
+def compared_at_sites(against: RunFolder, counts: list[SiteCounts]) -> PairedModels | None:
+    """Return McNemar's test of the sites that gave their counts of two models; None if none did."""
+    given = [each.paired for each in counts if each.paired is not None and not withholds(each)]
+    if not given:
+        return None
+    both, gained, lost, neither = np.stack(given).sum(0).tolist()
+    images = both + gained + lost + neither
+    return paired_counts(against.path.resolve().name, gained, lost, images) if images else None

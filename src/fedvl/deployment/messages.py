@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # half of the start of Flower's own processes, which carry me
 
     from fedvl.tensors import Tensors
 
-FORMAT = 1  # of messages between machines: to be raised by every change of Header or of what a message holds
+FORMAT = 2  # of messages between machines: to be raised by every change of Header or of what a message holds
 MAX_HEADER_CHARACTERS = 4096  # of a message; ours have some 500
 MAX_LOSS = 1e6  # either way: a loss beyond it is a lie or a divergence, and would spoil the record
 LENGTH_BYTES = 8  # of the number that says how long the header is

@@ -113,9 +113,11 @@ class Party:
 
     def _answered(self, request: Header, before: dict[str, Any], asked: str) -> bool:
         """Return whether a request gets its earlier answer: a round or an attempt has one."""
-        if self.sums is None:  # another count of other images would give the difference away
-            return request.kind in COUNTS or bool(before["asked"] != asked)
-        return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
+        if self.sums is not None:
+            return request.kind in ("adopt", "keys") or before["sum_attempt"] == request.sum_attempt
+        if request.kind in COUNTS and before["asked"] != asked:  # other counts would give the difference away
+            raise FedVLError("This client has answered this evaluation with other counts; request another (--number).")
+        return request.kind in COUNTS or bool(before["asked"] != asked)
 
     def _work_masked(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
         """Take one step of secure aggregation; numbers leave masked only."""

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -20,9 +19,10 @@ from fedvl.config import FederationConfig
 from fedvl.data import survey
 from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors, unpack_tensors
+from fedvl.deployment.own_counts import OTHER_RUN, PAIRED
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import Counts, misstated, shapes_of_counts
+from fedvl.evaluation.counts import PAIR, Counts, misstated, misstated_pair, shapes_of_counts
 from fedvl.federation.checks import (
     MAX_REPORTED,
     Refusal,
@@ -47,7 +47,7 @@ from fedvl.federation.statistics import Statistics, sum_of_statistics
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Shapes
 from fedvl.runs.contents import Status
-from fedvl.tensors import IntArray, Tensors, placed
+from fedvl.tensors import IntArray, Tensors, hash_as_tensor, placed, tensor_as_hash
 
 STATE = "state"
 WAITING = "waiting for clients"  # a phase of a run: clients are not connected
@@ -65,6 +65,13 @@ class Transport(Protocol):
     def send(self, messages: Mapping[int, Message], seconds: float) -> dict[str, int]: ...
 
     def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, int | None, Message | FedVLError]]: ...
+
+
+class SiteCounts(NamedTuple):
+    """Counts of test images of a site, or of all; ``paired``: of two models, if that was requested."""
+
+    counts: Counts
+    paired: IntArray | None
 
 
 class Identity(NamedTuple):
@@ -136,7 +143,7 @@ class RemoteEngine:
         for client in cohort:
             if client in answers:
                 header, tensors = answers[client]
-                private = {STATE: name_as_tensor(header.state)} if header.state else {}
+                private = {STATE: hash_as_tensor(header.state)} if header.state else {}
                 update = Update(client, tensors, header.weight)
                 trained.append(Trained(update, private, header.loss, header.examples))
         return trained
@@ -147,7 +154,7 @@ class RemoteEngine:
         problem = unsound(decode_updates(total, shared), len(states), self.config)
         self.sums.judge(list(states), problem and f"The sum of round {round_index + 1} {problem}.")
         trained = [
-            Trained(Update(client, {}, 0.0), {STATE: name_as_tensor(state)} if state else {}, 0.0, 0)
+            Trained(Update(client, {}, 0.0), {STATE: hash_as_tensor(state)} if state else {}, 0.0, 0)
             for client, state in states.items()
         ]
         return Summed(total, list(states), trained, sent)
@@ -211,7 +218,7 @@ class RemoteEngine:
         self.round, self.reporters = round_index, list(states)
         for client, state in states.items():
             if state:
-                self.private[client] = {STATE: name_as_tensor(state)}
+                self.private[client] = {STATE: hash_as_tensor(state)}
         return [Report(None, tensors)], self.refused()
 
     def adopt(self, settlements: Mapping[int | None, Tensors]) -> None:
@@ -220,15 +227,23 @@ class RemoteEngine:
         for answer in self._exchange("adopt", self.round, payloads).values():
             self._note_state(answer.header)
 
-    def evaluate(self, number: int, request: Tensors, classes: int) -> dict[int | None, Counts]:
+    def evaluate(self, number: int, request: Tensors, classes: int) -> dict[int | None, SiteCounts]:
         """Collect the counts of an evaluation of the finished run: of each client, or their sum.
 
         ``reporters`` are the clients that they are of.
         """
-        found = self._counts(
-            "evaluate", number, request, {**shapes_of_counts(classes)}, partial(misstated, classes=classes)
-        )
-        return {client: Counts(**tables) for client, tables in found.items()}
+        shapes: Shapes = {**shapes_of_counts(classes), **({PAIRED: (len(PAIR),)} if OTHER_RUN in request else {})}
+
+        def problem_of(tables: dict[str, IntArray]) -> str | None:
+            if tables.keys() != shapes.keys():
+                return "its counts are not those that were requested"
+            counts, paired = split_pair(tables)
+            problem = misstated(counts, classes)
+            return problem or (None if paired is None else misstated_pair(paired, Counts(**counts)))
+
+        found = self._counts("evaluate", number, request, shapes, problem_of)
+        split = {client: split_pair(tables) for client, tables in found.items()}
+        return {client: SiteCounts(Counts(**counts), paired) for client, (counts, paired) in split.items()}
 
     def survey(self, classes: int) -> dict[int | None, survey.Tables]:
         """Collect what the clients say of their images before training: each, or their sum."""
@@ -291,10 +306,10 @@ class RemoteEngine:
 
     def _note_state(self, header: Header) -> None:
         if header.state:
-            self.private[header.client] = {STATE: name_as_tensor(header.state)}
+            self.private[header.client] = {STATE: hash_as_tensor(header.state)}
 
     def _states_of_others(self, client: int) -> set[str]:
-        return {read_name(held[STATE]) for other, held in self.private.items() if other != client}
+        return {tensor_as_hash(held[STATE]) for other, held in self.private.items() if other != client}
 
     def _request(self, kind: MessageKind, round_index: int, client: int, sum_attempt: int) -> Header:
         private = self.private.get(client)
@@ -306,7 +321,7 @@ class RemoteEngine:
             kind=kind,
             sum_attempt=sum_attempt,
             client=client,
-            state=read_name(private[STATE]) if private else "",
+            state=tensor_as_hash(private[STATE]) if private else "",
         )
 
     def _exchange(
@@ -442,9 +457,6 @@ class RemoteEngine:
         )
 
 
-def read_name(tensor: torch.Tensor) -> str:
-    return bytes(tensor.cpu().numpy()).hex()
-
-
-def name_as_tensor(name: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(name), dtype=torch.uint8)
+def split_pair(tables: dict[str, IntArray]) -> tuple[dict[str, IntArray], IntArray | None]:
+    """Return the counts of one model, and those of two if there are any."""
+    return {name: table for name, table in tables.items() if name != PAIRED}, tables.get(PAIRED)

@@ -21,6 +21,7 @@ from fedvl.tensors import IntArray
 LIMIT, BINS = 16.0, 256  # of log-odds: bins of 1/8 between these limits
 STEP = 2 * LIMIT / BINS
 GROUPS, PARTS = 15, 20  # of the share of the predicted class: bins of the ECE, and parts of each
+PAIR = ("both", "first", "second", "neither")  # of two models, which has an image right
 MERGED = -1  # in place of a count that is not given by itself
 MAX_IMAGES = 2**31  # images of a site: what claims more is a lie
 
@@ -137,6 +138,39 @@ def withheld(labels: IntArray, shares: NDArray[np.float64], least: int) -> Count
         found.calibration[:] = 0
     merge_bins(found.calibration, least)
     return found
+
+
+def misstated_pair(table: NDArray[np.int64], counts: Counts) -> str | None:
+    """Return why this is not the table of two models on the images of these counts, or None."""
+    if table.shape != (len(PAIR),):
+        return "its counts of two models have another shape"
+    if (table == MERGED).all():
+        return None
+    if (table < 0).any() or table.sum() != counts.images.sum():
+        return "its counts of two models are of other images than its scores"
+    hits = np.diag(counts.confusion)
+    if not (hits == MERGED).any() and table[:2].sum() != hits.sum():
+        return "its counts of two models have other right answers than its confusion matrix"
+    return None
+
+
+def count_pair(labels: IntArray, first: NDArray[np.float64], second: NDArray[np.float64]) -> IntArray:
+    """Count images by which of two models have them right, in the order of ``PAIR``."""
+    of_first, of_second = (shares.argmax(1) == labels for shares in (first, second))
+    found: IntArray = np.bincount(2 * ~of_first + ~of_second, minlength=len(PAIR))
+    return found
+
+
+def withheld_pair(labels: IntArray, first: NDArray[np.float64], second: NDArray[np.float64], least: int) -> IntArray:
+    """Count images as :func:`count_pair` does; give nothing if a count is small, or gives one away.
+
+    The images are those of :func:`withheld`. If it hides hits of a class, the number of all right
+    answers would tell them.
+    """
+    kept = np.bincount(labels, minlength=first.shape[1])[labels] >= least
+    found = count_pair(labels[kept], first[kept], second[kept])
+    hidden = any((np.diag(withheld(labels, shares, least).confusion) == MERGED).any() for shares in (first, second))
+    return np.full_like(found, MERGED) if hidden or small(found, least).any() else found
 
 
 def small(counts: IntArray, least: int) -> NDArray[np.bool_]:

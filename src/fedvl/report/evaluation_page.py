@@ -78,6 +78,8 @@ def paired_lines(found: PairedModels) -> list[str]:
         f"Against {found.other} on the same {found.images:,} images: {first}; difference in accuracy "
         f"{written(found.difference, 1)} points, McNemar's exact test {p_value(found.p)}."
     ]
+    if not found.classes:
+        lines.append("DeLong's test of areas needs the scores of single images, which do not leave sites.")
     return lines + [
         f"AUROC of {each.name}: {each.second:.3f}, with {found.other} {each.first:.3f}; difference "
         f"{written(each.difference, 3)}, DeLong's test {p_value(each.p)}."

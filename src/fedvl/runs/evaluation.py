@@ -37,6 +37,7 @@ FILE, THRESHOLDS = "evaluation.json", "thresholds.json"
 OWN_TEST = "the run's own test images"
 AT_HALF = "a share of one half"
 ON_TEST = "chosen on the run's own test images, by Youden's index"
+FROM_SERVER = "chosen on the server's labelled images, by Youden's index, and sent with an evaluation"
 ON_VALIDATION = "chosen on validation images that clients held out, by Youden's index"
 
 
@@ -73,11 +74,7 @@ def evaluate_test(
     counts = count(labels, shares)
     held = counts if validator is None else count(*validator.shares(*models, temperature))
     bins = choose_thresholds(held)
-    chosen = Thresholds(
-        chosen=ON_TEST if validator is None else ON_VALIDATION,
-        shares={name: float(bin_edges()[bin_]) for name, bin_ in zip(names, bins, strict=True)},
-    )
-    write_whole(folder.file(THRESHOLDS), chosen.model_dump_json(indent=1).encode())
+    write_thresholds(folder, thresholds_at(bins, names, ON_TEST if validator is None else ON_VALIDATION))
     at_half = validator is None
     found = figures_of_counts(counts, names, [half()] * len(names) if at_half else bins)
     facts = facts_of(folder, result)
@@ -206,6 +203,17 @@ def read_evaluation(folder: RunFolder) -> Evaluation | None:
     path = folder.file(FILE)
     content = read_json(path)
     return None if content is None else validated(Evaluation, content, path)
+
+
+def thresholds_at(bins: Sequence[int], names: Sequence[str], chosen: str) -> Thresholds:
+    """Return thresholds at the beginnings of these bins of scores."""
+    return Thresholds(
+        chosen=chosen, shares={name: float(bin_edges()[bin_]) for name, bin_ in zip(names, bins, strict=True)}
+    )
+
+
+def write_thresholds(folder: RunFolder, found: Thresholds) -> None:
+    write_whole(folder.file(THRESHOLDS), found.model_dump_json(indent=1).encode())
 
 
 def read_thresholds(folder: RunFolder) -> Thresholds | None:
