@@ -1,11 +1,14 @@
 """Measures whose values can be computed by hand."""
 
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.small import encoder_of
+from sklearn import metrics
 
 from fedvl.comparisons.measures import MEASURES, MeasuredRun, Reopened, measure_run
 from fedvl.data.sources import Opener
@@ -13,6 +16,8 @@ from fedvl.errors import FedVLError
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
 from fedvl.runs.contents import Result
+from fedvl.runs.evaluation import read_evaluation, shares_of
+from fedvl.runs.folder import RunFolder
 from fedvl.tensors import Tensors
 
 
@@ -100,3 +105,22 @@ def test_a_figure_of_a_candidate_set_or_condition_is_measured_by_its_name() -> N
     assert [measure_run(f"accuracy@{part}", run) for part in ("full", "base", "hm3")] == [50.0, 60.0, 40.0]
     with pytest.raises(FedVLError, match="no 'accuracy@new' to measure"):
         measure_run("accuracy@new", run)
+
+
+@pytest.mark.parametrize(
+    "measure, score", [("auroc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score)]
+)
+def test_areas_of_a_simulation_are_those_of_scikit_learn_within_binning(measure, score, folder_of, tmp_path) -> None:
+    """The mean over classes of one against all others, by the scores of the run's model on its test images."""
+    folder = RunFolder(shutil.copytree(folder_of("linear"), tmp_path / "run"))
+    run = MeasuredRun(folder, Opener.once())
+    prepared, shared, last = run.reopened
+    labels, shares = shares_of(prepared, shared, last, folder)
+    wanted = np.mean([score(labels == number, shares[:, number]) for number in range(shares.shape[1])])
+    found: Any = read_evaluation(folder)
+    binning = getattr(found.pooled, measure).binning
+    assert 0 < binning < 0.02
+    assert abs(measure_run(measure, run) - 100 * wanted) <= 100 * binning
+    folder.file("evaluation.json").unlink()
+    with pytest.raises(FedVLError, match=f"no '{measure}' to measure; evaluate it: fedvl evaluate"):
+        measure_run(measure, run)
