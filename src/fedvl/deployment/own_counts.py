@@ -53,7 +53,7 @@ def own_counts(run: FinishedRun, find: Callable[[str], FinishedRun], request: Te
     compared = OTHER_RUN in request
     if MODEL_HASH not in request or not request.keys() <= REQUESTED or compared != (OTHER_HASH in request):
         raise FedVLError("The request of an evaluation has an unexpected format.")
-    labels, shares = scores_of(run, tensor_as_hash(request[MODEL_HASH]))
+    labels, shares = scores_of_run(run, tensor_as_hash(request[MODEL_HASH]))
     names = run.prepared.class_names
     if SENT_THRESHOLDS in request:
         keep_thresholds(RunFolder(run.folder), names, request[SENT_THRESHOLDS])
@@ -64,7 +64,7 @@ def own_counts(run: FinishedRun, find: Callable[[str], FinishedRun], request: Te
     if not compared:
         return as_tensors(counts)
     other = find(tensor_as_hash(request[OTHER_RUN]))
-    others, theirs = scores_of(other, tensor_as_hash(request[OTHER_HASH]))
+    others, theirs = scores_of_run(other, tensor_as_hash(request[OTHER_HASH]))
     if other.prepared.class_names != names or not np.array_equal(labels, others):
         raise FedVLError("The two runs have other classes or test images here, and cannot be compared.")
     pair = withheld_pair(labels, shares, theirs, least) if least > 1 else count_pair(labels, shares, theirs)
@@ -78,7 +78,7 @@ def keep_thresholds(folder: RunFolder, names: Sequence[str], bins: torch.Tensor)
     write_thresholds(folder, thresholds_at(bins.tolist(), names, FROM_SERVER))
 
 
-def scores_of(run: FinishedRun, model: str) -> tuple[IntArray, FloatArray]:
+def scores_of_run(run: FinishedRun, model: str) -> tuple[IntArray, FloatArray]:
     """Return labels and shares of a client's test images by a finished run's model, of this SHA-256."""
     folder = RunFolder(run.folder)
     if not folder.finished:
