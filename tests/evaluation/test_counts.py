@@ -176,9 +176,9 @@ def test_images_are_counted_by_which_of_two_models_has_them_right():
 
 
 def test_counts_of_two_models_are_withheld_if_one_is_small():
-    assert withheld_pair(*pair_of(10, 5, 5, 5), 10).tolist() == [20, 10, 10, 10]
-    assert withheld_pair(*pair_of(10, 5, 0, 5), 5).tolist() == [20, 10, 0, 10], "nothing is not a few"
-    assert withheld_pair(*pair_of(10, 4, 10, 10), 9).tolist() == [MERGED] * 4
+    assert withheld_pair(*pair_of(10, 5, 5, 5), least=10).tolist() == [20, 10, 10, 10]
+    assert withheld_pair(*pair_of(10, 5, 0, 5), least=5).tolist() == [20, 10, 0, 10], "nothing is not a few"
+    assert withheld_pair(*pair_of(10, 4, 10, 10), least=9).tolist() == [MERGED] * 4
 
 
 def test_counts_of_two_models_are_withheld_if_they_would_tell_hits_that_are():
