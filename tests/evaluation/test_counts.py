@@ -1,5 +1,7 @@
 """Counts of an evaluation: sums over sites, and cells that are withheld from what leaves alone."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -162,7 +164,7 @@ def answers(labels, right):
     return np.stack([first, 1 - first], 1)
 
 
-def pair_of(both, first, second, neither):
+def pair_of(both: int, first: int, second: int, neither: int) -> tuple[Any, Any, Any]:
     """Labels of two classes, and the shares of two models, so that each class has these counts."""
     cells = [(True, True)] * both + [(True, False)] * first + [(False, True)] * second + [(False, False)] * neither
     labels = np.repeat([0, 1], len(cells))
