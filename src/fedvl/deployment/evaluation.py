@@ -84,7 +84,7 @@ def check_evaluated(folder: RunFolder) -> Path:
 
 
 def check_pair(folder: RunFolder, against: RunFolder) -> None:
-    """Refuse a comparison with a run of other sites or classes, or whose counts would leave unmasked."""
+    """Refuse a comparison with a run of other sites or classes, or with less protection."""
     if check_evaluated(against).resolve() != check_evaluated(folder).resolve():
         raise FedVLError(f"The run in {against.path} is of another federation, whose sites have other images.")
     if against.result.class_names != folder.result.class_names:

@@ -31,7 +31,7 @@ class FinishedRun(NamedTuple):
 def request_of(
     shared: Tensors, thresholds: Sequence[int] = (), other_run: str = "", other_shared: Tensors | None = None
 ) -> Tensors:
-    """Return what an evaluation asks for: the model, by its SHA-256; and another to compare it with.
+    """Return what an evaluation asks for: a model by its SHA-256, and another to compare it with.
 
     ``thresholds`` go with the model, if there are any.
     """
@@ -79,7 +79,7 @@ def keep_thresholds(folder: RunFolder, names: Sequence[str], bins: torch.Tensor)
 
 
 def scores_of_run(run: FinishedRun, model: str) -> tuple[IntArray, FloatArray]:
-    """Return labels and shares of a client's test images by a finished run's model, of this SHA-256."""
+    """Return labels and shares of a client's test images by a finished run's own model."""
     folder = RunFolder(run.folder)
     if not folder.finished:
         raise FedVLError("This client has not finished that run; the server's operator runs fedvl resume.")

@@ -68,7 +68,7 @@ class Transport(Protocol):
 
 
 class SiteCounts(NamedTuple):
-    """Counts of test images of a site, or of all; ``paired``: of two models, if that was requested."""
+    """Counts of test images of a site, or of all; ``paired``: of two models, if requested."""
 
     counts: Counts
     paired: IntArray | None
