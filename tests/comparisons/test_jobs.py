@@ -2,19 +2,23 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedvl.cli import app
-from fedvl.comparisons import jobs
-from fedvl.comparisons.jobs import resuming, run_side_by_side, unfinished, with_share_of_cores, write_slurm_array
+from fedvl.comparisons.jobs import Workers, resuming, unfinished, write_slurm_array
 from fedvl.comparisons.run import flags_grid, perform_grid
 from fedvl.data.sources import Opener
-from fedvl.display import GridDisplay, TerminalDisplay
+from fedvl.display import GridDisplay, SilentLine
 from fedvl.errors import FedVLError
+from fedvl.runs.folder import RunFolder
 
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"clients": 2, "shots": 4, "partition": "iid"},
@@ -22,39 +26,80 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def test_each_of_four_runs_at_once_gets_a_quarter_of_the_cores(monkeypatch):
-    monkeypatch.setattr(jobs, "usable_cores", lambda: 10)
-    plain = {key: value for key, value in SMALL.items() if key != "federation"}
-    threads = [
-        case.settings["federation"]["threads"]
-        for case in with_share_of_cores(flags_grid(["linear", "fedprox"], [], [], 1, plain), 4).cases()
-    ]
-    assert threads == [2, 2]
-    alone = with_share_of_cores(flags_grid(["linear"], [], [], 1, plain), 20)
-    assert [case.settings["federation"]["threads"] for case in alone.cases()] == [1]
-    said = flags_grid(["linear"], [], [], 1, {"federation": {"threads": 7}})
-    assert with_share_of_cores(said, 4) == said
-
-
 @pytest.mark.slow
-def test_runs_of_an_array_and_of_two_jobs_are_those_of_one_process_after_another(tmp_path):
-    grid, opener = flags_grid(["linear", "fedprox", "zero-shot"], [], [], 1, SMALL), Opener.once()
+def test_runs_of_an_array_and_of_two_workers_have_the_bits_of_one_process(tmp_path):
+    grid, opener = flags_grid(["linear", "fedprox", "zero-shot"], [], [], 2, SMALL), Opener.once()
     folders = unfinished(grid, tmp_path / "jobs")
-    assert len(folders) == 3
+    assert len(folders) == 6
     script = tmp_path / "array.sh"
     write_slurm_array(folders, script)
-    assert "#SBATCH --array=0-2" in script.read_text()
+    assert "#SBATCH --array=0-5" in script.read_text()
     subprocess.run(["bash", script], check=True, env={**os.environ, "SLURM_ARRAY_TASK_ID": "1"})
     left = unfinished(grid, tmp_path / "jobs")
-    assert [folder.path for folder in left] == [folders[0].path, folders[2].path]
-    with TerminalDisplay(quiet=True) as display:
-        run_side_by_side(left, 2, GridDisplay(display))
-        assert unfinished(grid, tmp_path / "jobs") == []
-        side_by_side = perform_grid(grid, tmp_path / "jobs", GridDisplay(display), opener)
-        one_by_one = perform_grid(grid, tmp_path / "alone", GridDisplay(display), opener)
+    assert [folder.path for folder in left] == [folders[0].path, *(folder.path for folder in folders[2:])]
+    display = GridDisplay(SilentLine())
+    with Workers(2) as workers:
+        left[0].file("config.toml").rename(tmp_path / "away")  # one of them fails, and the others do not
+        workers.run(left, display)
+        assert "FileNotFoundError" in left[0].file("job.log").read_text()
+        (tmp_path / "away").rename(left[0].file("config.toml"))
+        (first, second) = workers.workers
+        first.process.kill()
+        first.process.wait()
+        workers.run(unfinished(grid, tmp_path / "jobs"), display)  # a worker that was killed is replaced
+        assert workers.workers[1] is second
+        workers.run(unfinished(grid, tmp_path / "jobs"), display)
+    assert [worker.process.returncode for worker in workers.workers] == [0, 0]
+    assert unfinished(grid, tmp_path / "jobs") == []
+    side_by_side = perform_grid(grid, tmp_path / "jobs", display, opener)
+    one_by_one = perform_grid(grid, tmp_path / "alone", display, opener)
     assert side_by_side.failures == one_by_one.failures == []
     assert side_by_side.figures == one_by_one.figures
     assert side_by_side.tests == one_by_one.tests
+    for folder in folders:
+        again = RunFolder(tmp_path / "alone" / folder.path.name)
+        assert folder.result.state_sha256 == again.result.state_sha256
+        assert folder.file("config.toml").read_bytes() == again.file("config.toml").read_bytes()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from fedvl.comparisons.jobs import Worker, Workers, unfinished
+from fedvl.comparisons.run import flags_grid
+from fedvl.display import GridDisplay, SilentLine
+
+grid = flags_grid(["linear"], [], [], 1, {"federation": {"rounds": 100000}})
+with Workers(1) as workers:
+    workers.workers.append(Worker(0))
+    print(workers.workers[0].process.pid, flush=True)
+    workers.run(unfinished(grid, Path(sys.argv[1])), GridDisplay(SilentLine()))
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed_and_a_locked_run_is_waited_for(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    eventually(lambda: any(folder.file("metrics.jsonl").exists() for folder in map(RunFolder, tmp_path.iterdir())))
+    (folder,) = map(RunFolder, tmp_path.iterdir())
+    assert folder.at_work
+    told = []
+
+    def waits(text):
+        told.append(text)
+        parent.kill()
+
+    with folder.lock(waits=waits):  # which its worker would hold for hours
+        assert told == [f"waiting for process {worker}"]
+        assert not Path(f"/proc/{worker}/exe").exists()
+    assert parent.wait() == -signal.SIGKILL
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # --- a comparison from a stranger
@@ -123,8 +168,8 @@ def test_a_log_or_folder_that_is_a_link_is_not_written(tmp_path):
     (folder,) = unfinished(grid, tmp_path / "runs")
     (tmp_path / "victim").write_text("precious")
     (folder.path / "job.log").symlink_to(tmp_path / "victim")
-    with TerminalDisplay(quiet=True) as display, pytest.raises(FedVLError, match="is a link"):
-        run_side_by_side([folder], 2, GridDisplay(display))
+    with Workers(2) as workers, pytest.raises(FedVLError, match="is a link"):
+        workers.run([folder], GridDisplay(SilentLine()))
     assert (tmp_path / "victim").read_text() == "precious"
     shutil.move(folder.path, tmp_path / "elsewhere")
     folder.path.symlink_to(tmp_path / "elsewhere")

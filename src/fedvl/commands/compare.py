@@ -67,7 +67,7 @@ The same command resumes where it was stopped; finished runs are not repeated.
 RunAssignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting of every run, as section.key=value; repeatable.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each with its share of the cores and GPUs.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at once, each on federation.threads cores and a GPU.")]
 
 
 def compare(
@@ -130,37 +130,27 @@ def compare(
     show(summary, out / "report.html")
 
 
-def run_first(grid: "Grid", runs: Path, jobs: int, quiet: bool) -> "Grid":
-    """Run what is not finished, several at once; return the grid as it was run."""
-    from fedvl.comparisons.jobs import run_side_by_side, unfinished, with_share_of_cores
+def run_grid(grid: "Grid", runs: Path, jobs: int, quiet: bool, opener: "Opener") -> "GridOutcome":
+    """Run a grid with a display of its progress."""
+    from fedvl.comparisons.jobs import perform_side_by_side
     from fedvl.display import GridDisplay, TerminalDisplay
 
-    grid = with_share_of_cores(grid, jobs)
     with keeping_finished_runs(), TerminalDisplay(quiet) as display:
-        run_side_by_side(unfinished(grid, runs), jobs, GridDisplay(display))
-    return grid
-
-
-def run_grid(grid: "Grid", runs: Path, jobs: int, quiet: bool, opener: "Opener") -> "GridOutcome":
-    """Run a grid, several runs at once if asked to; first what its tuned cells try."""
-    from fedvl.comparisons.tuning import perform_tuned
-
-    def perform(part: "Grid") -> "GridOutcome":
-        return performed(run_first(part, runs, jobs, quiet) if jobs > 1 else part, runs, quiet, opener)
-
-    return perform_tuned(grid, perform)
+        return perform_side_by_side(grid, runs, jobs, GridDisplay(display), opener)
 
 
 def write_array(grid: "Grid", runs: Path, script: Path) -> None:
     """Write the runs that are not finished as a Slurm array; say how to go on."""
     from fedvl.comparisons.jobs import unfinished, write_slurm_array
+    from fedvl.comparisons.run import perform_grid
     from fedvl.comparisons.tuning import trials_of, with_choices
     from fedvl.data.sources import Opener
+    from fedvl.display import GridDisplay, SilentLine
 
     trials = trials_of(grid)
     folders = unfinished(trials, runs)
     if trials.rows and not folders:
-        grid, _ = with_choices(grid, performed(trials, runs, True, Opener.once()))
+        grid, _ = with_choices(grid, perform_grid(trials, runs, GridDisplay(SilentLine()), Opener.once()))
     folders = folders or unfinished(grid, runs)
     if not folders:
         raise FedVLError("All runs are finished; leave --slurm out to compare them.")
@@ -271,14 +261,6 @@ def reproduce_all(
         show(summary, folder / name / "report.html", stop=False)
     if failed:
         raise typer.Exit(1)
-
-
-def performed(grid: "Grid", runs: Path, quiet: bool, opener: "Opener") -> "GridOutcome":
-    from fedvl.comparisons.run import perform_grid
-    from fedvl.display import GridDisplay, TerminalDisplay
-
-    with keeping_finished_runs(), TerminalDisplay(quiet) as display:
-        return perform_grid(grid, runs, GridDisplay(display), opener)
 
 
 @contextmanager

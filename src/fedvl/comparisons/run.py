@@ -130,7 +130,7 @@ def perform_grid(grid: Grid, runs: Path, display: GridDisplay, opener: Opener) -
 def perform_case(case: Case, runs: Path, display: GridDisplay, opener: Opener) -> tuple[RunFolder, bool]:
     """Return the finished run, and whether it ran now."""
     folder = folder_of(case, runs)
-    with folder.lock():
+    with folder.lock(waits=display.waiting):
         fresh = not write_settings(folder).finished
         complete(folder, display, opener)
     return folder, fresh

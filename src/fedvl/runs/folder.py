@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -114,8 +114,12 @@ class RunFolder:
         write_whole(self.file("config.toml"), experiment.to_toml().encode())
 
     @contextmanager
-    def lock(self, new: bool = False) -> Iterator[None]:
-        """Hold the folder against other processes; the lock ends with this one."""
+    def lock(self, new: bool = False, waits: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Hold the folder against other processes; the lock ends with this one.
+
+        If another process holds it, wait for the lock after a call of ``waits`` that names the
+        process; without ``waits`` refuse the folder.
+        """
         path = self.file(".lock")
         if path.exists():
             regular(path, MAX_LOCK)
@@ -125,10 +129,13 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 holder = file.read().partition(" ")[0] or "just started"
-                exists = f"{self.path} exists already: another process" if new else "Another process"
-                raise FedVLError(
-                    f"{exists} ({holder}) is at work in {self.path}; wait for it or choose another --out."
-                ) from error
+                if waits is None:
+                    exists = f"{self.path} exists already: another process" if new else "Another process"
+                    raise FedVLError(
+                        f"{exists} ({holder}) is at work in {self.path}; wait for it or choose another --out."
+                    ) from error
+                waits(f"waiting for process {holder}")
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.truncate(0)
             file.write(f"{os.getpid()} {process_start(os.getpid())}")
             file.flush()
