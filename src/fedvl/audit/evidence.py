@@ -23,7 +23,7 @@ from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.federation.records import RoundFigures
 from fedvl.federation.round import Federation
-from fedvl.methods.base import Method, Samples
+from fedvl.methods.base import Method, Samples, overrides
 from fedvl.methods.parts.losses import CLASS_LIST
 from fedvl.models.vilt import FusedEncoder
 from fedvl.runs.experiment import local_engine, make_federation, make_judge, make_validator
@@ -137,7 +137,7 @@ class Evidence:
 
     def _averaged(self, name: str) -> bool:
         method = self.method
-        return method.role.needs(name) == "sum" or type(method).merge is Method.merge
+        return method.role.needs(name) == "sum" or not overrides(method, "merge")
 
 
 def class_shares(labels: Tensor, classes: int) -> NDArray[np.float64]:

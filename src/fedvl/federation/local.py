@@ -43,7 +43,7 @@ from fedvl.federation.statistics import Statistics, clipped_statistics, statisti
 from fedvl.federation.statistics_privacy import StatisticsPrivacy, statistics_privacy
 from fedvl.federation.steps import first, first_batch
 from fedvl.federation.training import ChunkTraining
-from fedvl.methods.base import Batch, Method, Samples
+from fedvl.methods.base import Batch, Samples, overrides
 from fedvl.seeding import torch_generator
 from fedvl.tensors import Tensors, count_bytes, count_elements, placed
 
@@ -92,7 +92,7 @@ class LocalEngine(ChunkTraining):
     @cached_property
     def _joins(self) -> bool:
         """Whether the method keeps something with a client, until it is seen to keep nothing."""
-        return type(self.method).join is not Method.join
+        return overrides(self.method, "join")
 
     @property
     def clients(self) -> int:

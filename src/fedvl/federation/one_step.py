@@ -17,7 +17,7 @@ from fedvl.federation.local import LocalEngine
 from fedvl.federation.optimisers import Optimiser, learning_rate
 from fedvl.federation.steps import mixed_products
 from fedvl.federation.training import MAX_CHUNK, working_set
-from fedvl.methods.base import Batch, Method
+from fedvl.methods.base import Batch, overrides
 from fedvl.seeding import derived_seed, keys_of
 from fedvl.tensors import Tensors
 
@@ -105,8 +105,8 @@ def refuse_others(engine: LocalEngine, shared: Tensors) -> None:
     """Refuse a run in which the mean of updates is not one step along the mean of gradients."""
     method, training, federation = engine.method, engine.training, engine.federation
     role, largest = method.role, max(engine.rows.counts, default=0)
-    plain = all(getattr(type(method), hook) is getattr(Method, hook) for hook in ("objective", "correct", "hand_out"))
-    alone = type(method).join is Method.join and not role.firsts and not role.has_begins and not role.has_ends
+    plain = not any(overrides(method, hook) for hook in ("objective", "correct", "hand_out"))
+    alone = not overrides(method, "join") and not role.firsts and not role.has_begins and not role.has_ends
     averaged = all(role.needs(name) == "sum" and role.shared(name).trained for name in shared)
     problem = (
         "trains with SGD"

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from fedvl.config import BY_CLIENT, Experiment
-from fedvl.methods.base import Method
+from fedvl.methods.base import Method, overrides
 from fedvl.methods.roles import Private
 
 Coverage = Literal["covered", "withheld", "not covered"]
@@ -109,4 +109,4 @@ def figures_of_test(method: Method, experiment: Experiment) -> Released:
 def keeps(method: Method) -> bool:
     """Return whether clients have tensors of their own."""
     declared = any(isinstance(role, Private) for role in method.roles().values())
-    return declared or type(method).join is not Method.join
+    return declared or overrides(method, "join")

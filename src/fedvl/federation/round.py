@@ -35,7 +35,7 @@ from fedvl.federation.robust import RULES, Rule, by_root
 from fedvl.federation.stacks import Answers, Trained, Updates
 from fedvl.federation.statistics import Statistics, no_statistics
 from fedvl.federation.statistics_privacy import StatisticsPrivacy
-from fedvl.methods.base import Mean, Method
+from fedvl.methods.base import Mean, Method, overrides
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import ByClient, Tensors, count_bytes, flatten
 
@@ -493,7 +493,7 @@ class Federation:
 
     def _handed(self, cohort: list[int]) -> ByClient:
         """Return what each client begins with: the shared tensors, unless the method says more."""
-        if type(self.method).hand_out is Method.hand_out:
+        if not overrides(self.method, "hand_out"):
             return dict.fromkeys(cohort, self.shared)
         return {client: self.method.hand_out(self.shared, self.last, client) for client in cohort}
 

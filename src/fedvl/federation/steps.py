@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 from fedvl.config import FederationConfig, TrainingConfig
 from fedvl.federation.graphs import Replayed
 from fedvl.federation.privacy import RecordPrivacy, row_gradients
-from fedvl.methods.base import CLOSED_FORMS, Batch, Method
+from fedvl.methods.base import Batch, Method, closed_form_of, overrides
 from fedvl.methods.parts.losses import UNIT
 from fedvl.tensors import Tensors, pick_device
 
@@ -63,10 +63,9 @@ def gradient_step(
         totals = torch.func.vmap(by_row, in_dims=(0, 0, axes))(moving, still, batch)
         return totals, (batch.mask.new_zeros(len(batch.mask)), {})
 
-    closed_form = CLOSED_FORMS.get(type(method))  # of this very class: a subclass may have another loss
-
-    def in_closed_form(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-        assert closed_form is not None
+    def fastest(moving: Tensors, still: Tensors, batch: Batch) -> tuple[Tensors, tuple[Tensor, Tensors]]:
+        if (closed_form := closed_form_of(method)) is None:  # asked at each step: a loss may be replaced at any time
+            return together(moving, still, batch)
         gradients, losses, changed = closed_form(method, {**still, **moving}, batch)
         return gradients, (losses, changed)
 
@@ -81,14 +80,14 @@ def gradient_step(
     elif federation.one_by_one:
         step = corrected(alone, method, of_received)
     else:
-        batched = corrected(in_closed_form if closed_form else together, method, of_received)
+        batched = corrected(fastest, method, of_received)
         step = Replayed(batched) if device == "cuda" and replay else batched
     return in_precision(step, training.precision, device)
 
 
 def corrected(step: GradientStep, method: Method, of_received: int | None) -> GradientStep:
     """Return the step with the gradients that the method makes of those of its loss."""
-    if type(method).correct is Method.correct:
+    if not overrides(method, "correct"):
         return step
     correct = torch.func.vmap(method.correct, in_dims=(0, 0, of_received))
 

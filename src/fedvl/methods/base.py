@@ -199,7 +199,8 @@ class Consultation(Protocol):
 # Gradients, losses and changed tensors of stacked clients (clients first), for the very class that wrote the loss:
 # a subclass, whose loss may differ, has none unless it says ``same_loss_as``
 ClosedForm = Callable[[Any, Tensors, Batch], tuple[Tensors, Tensor, Tensors]]
-CLOSED_FORMS: "dict[type[Method] | None, ClosedForm]" = {}
+LOSS_HOOKS = ("predict", "loss", "objective")
+CLOSED_FORMS: "dict[type[Method], tuple[ClosedForm, tuple[Callable[..., Any], ...]]]" = {}  # with these hooks
 HOOKS: dict[str, Callable[..., Any]] = {}  # those of Method, by name
 Form = TypeVar("Form", bound=ClosedForm)
 CHOICES = {
@@ -347,7 +348,11 @@ class Method:
             )
         for name, hook in HOOKS.items():
             check_arguments(cls, name, hook)
-        if same_loss_as in CLOSED_FORMS:
+        if same_loss_as is not None and same_loss_as in CLOSED_FORMS:
+            if loss_hooks(cls) != CLOSED_FORMS[same_loss_as][1]:
+                raise TypeError(
+                    f"{cls.__name__} has its own {' or '.join(LOSS_HOOKS)}; leave out same_loss_as={same_loss_as.__name__}"
+                )
             CLOSED_FORMS[cls] = CLOSED_FORMS[same_loss_as]
 
     def __init__(self, options: Options, task: Task) -> None:
@@ -433,7 +438,25 @@ def closed_form(method: type[Method]) -> Callable[[Form], Form]:
     """Register gradients in closed form for exactly this method."""
 
     def register(form: Form) -> Form:
-        CLOSED_FORMS[method] = form
+        CLOSED_FORMS[method] = form, loss_hooks(method)
         return form
 
     return register
+
+
+def loss_hooks(method: type[Method]) -> tuple[Callable[..., Any], ...]:
+    return tuple(getattr(method, name) for name in LOSS_HOOKS)
+
+
+def closed_form_of(method: Method) -> ClosedForm | None:
+    """Return the method's closed form, if its loss is still the one that the form was written for.
+
+    A hook may have been replaced since, on the object, its class or a base of it.
+    """
+    form, hooks = CLOSED_FORMS.get(type(method), (None, ()))
+    return None if vars(method).keys() & set(LOSS_HOOKS) or loss_hooks(type(method)) != hooks else form
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Return whether a method has a hook of its own, in its class or on the object."""
+    return hook in vars(method) or getattr(type(method), hook) is not getattr(Method, hook)

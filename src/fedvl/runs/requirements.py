@@ -12,7 +12,7 @@ from fedvl.federation.attacks import TRIGGERED
 from fedvl.federation.sealed import alternatives, made_of_samples
 from fedvl.federation.statistics_privacy import sensitivity_of
 from fedvl.methods import load_method
-from fedvl.methods.base import Method
+from fedvl.methods.base import Method, overrides
 from fedvl.tensors import Tensors
 
 RULE_BETWEEN_MACHINES = "centred-clipping"  # the best of those measured in docs/robust.md
@@ -330,7 +330,7 @@ def check_privacy(method: Method, experiment: Experiment) -> None:
             f"out, or use {use_of_sums(name)}."
         )
     untrained = [shared for shared in start if not role.shared(shared).trained]
-    if untrained and type(method).step is Method.step:
+    if untrained and not overrides(method, "step"):
         raise FedVLError(
             f"Method '{name}' shares tensors that gradients do not move, such as {untrained[0]}, and noise would spoil "
             "them; leave --privacy out."
@@ -414,7 +414,7 @@ def check_record_privacy(method: Method, experiment: Experiment) -> None:
             f"Method '{name}' sends {', '.join(ended)} other than as training left it, which noise does not cover; use "
             "--privacy client:eps=3, or another method."
         )
-    if type(method).correct is not Method.correct:
+    if overrides(method, "correct"):
         raise FedVLError(
             f"Method '{name}' corrects gradients, and record-level privacy clips and hides those of the loss; use "
             "--privacy client:eps=3, or another method."
