@@ -83,7 +83,7 @@ class DataConfig(Section):
     partition: str = "dirichlet:0.5"
     """How training images are split among clients: iid, even, dirichlet:ALPHA, shards:COUNT,
     quantity:FRACTION, pachinko:BETA, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint,
-    or a CSV file.
+    or a .csv or .json file of rows.
     """
     clients: int = Field(10, ge=1, le=MAX_CLIENTS)
     """Number of clients."""

@@ -51,8 +51,15 @@ class Partition:
     seed: int
 
 
+def is_partition_file(spec: str) -> bool:
+    """Return whether a specification is the path of a file that says who holds what."""
+    return spec.lower().endswith((".csv", ".json"))
+
+
 def parse_spec(spec: str) -> tuple[str, float]:
     """Return the scheme of a specification such as `dirichlet:0.3` and its number, 0 if none."""
+    if is_partition_file(spec):
+        return "file", 0.0
     scheme, colon, text = spec.partition(":")
     if scheme in ("iid", "even", "disjoint", "domains", "domains+disjoint"):
         if colon:
@@ -61,7 +68,7 @@ def parse_spec(spec: str) -> tuple[str, float]:
     if scheme not in _EXAMPLES:
         raise FedVLError(
             f"Partition '{spec}' is not known; use iid, even, dirichlet:ALPHA, shards:CLASSES, quantity:FRACTION, "
-            "pachinko:BETA, disjoint, domains, domains+dirichlet:ALPHA or domains+disjoint."
+            "pachinko:BETA, disjoint, domains, domains+dirichlet:ALPHA, domains+disjoint, or a .csv or .json file."
         )
     try:
         value = float(text)

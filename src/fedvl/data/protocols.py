@@ -11,6 +11,7 @@ from fedvl.config import DataConfig
 from fedvl.data.partition import (
     Partition,
     few_shot,
+    is_partition_file,
     long_tail,
     open_split,
     parse_spec,
@@ -18,6 +19,7 @@ from fedvl.data.partition import (
     partition_test,
     share_clients,
 )
+from fedvl.data.partition_file import TrainingImages, partition_from_file
 from fedvl.errors import FedVLError
 from fedvl.seeding import numpy_generator
 from fedvl.tensors import IntArray
@@ -38,7 +40,8 @@ class Labels(NamedTuple):
     """Labels of both splits, below ``classes`` or -1 for none, and domains if there are any.
 
     Of several datasets, each is a domain, and ``origins`` is the dataset's number of each class.
-    ``groups`` is the number of each class's group, if the catalogue has groups.
+    ``groups`` is the number of each class's group, if the catalogue has groups. A partition file
+    names ``images``.
     """
 
     train: IntArray
@@ -47,6 +50,7 @@ class Labels(NamedTuple):
     domains: Domains | None = None
     origins: IntArray | None = None
     groups: IntArray | None = None
+    images: TrainingImages | None = None
 
 
 def number_domains(train: Sequence[str] | None, test: Sequence[str] | None) -> Domains | None:
@@ -129,7 +133,7 @@ def _closed(labels: Labels, data: DataConfig, seed: int) -> tuple[Assignment, Pa
 
 def _one_domain_each(spec: str, what: str) -> str:
     """Return the partition among clients of one domain each, as the given one says."""
-    if spec.startswith("domains"):
+    if spec.startswith("domains") or is_partition_file(spec):
         return spec
     scheme = parse_spec(spec)[0]
     if scheme not in ("iid", "dirichlet", "disjoint"):
@@ -156,6 +160,9 @@ def with_client_shots(assignment: Assignment, labels: IntArray, shots: int | Non
 
 
 def _draw(labels: Labels, data: DataConfig, spec: str, rows: IntArray, seed: int) -> Partition:
+    if is_partition_file(spec):
+        assert labels.images is not None, "preparation knows what the training images are called"
+        return partition_from_file(spec, labels.images, labels.train, rows, data.clients, seed)
     numbers = _partition_by(labels, spec).train[rows]
     return partition(numbers, spec, data.clients, seed, data.minimum, labels.classes)
 
@@ -165,6 +172,8 @@ def _partition_by(labels: Labels, spec: str) -> Labels | Domains:
 
     For `pachinko` they are as for `domains+`, with groups of classes as domains.
     """
+    if is_partition_file(spec):
+        return labels
     if spec.startswith("pachinko"):
         return _in_groups(labels, spec)
     if not spec.startswith("domains"):

@@ -26,6 +26,7 @@ from fedvl.data.imported import ImportedEncoder, encoding_in
 from fedvl.data.inputs import Read, domains_of, embed_classes, read_forms, stacked_rows
 from fedvl.data.missing import LabelNoise, conditions_of, with_wrong_labels, without_modalities
 from fedvl.data.partition import few_shot
+from fedvl.data.partition_file import TrainingImages
 from fedvl.data.protocols import (
     NO_ROWS,
     PROTOCOLS,
@@ -303,6 +304,7 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
         domains,
         origins,
         None if groups is None else np.array(groups),
+        images_of(sources.dataset, encoded) if "train" in encoded.read else None,
     )
     if "train" not in encoded.read:
         return only_test(known, experiment.data.clients)
@@ -315,6 +317,11 @@ def assign(sources: Sources, encoded: Encoded, experiment: Experiment) -> Assign
     return with_client_shots(found, known.train, experiment.data.client_shots, experiment.seed)
 
 
+def images_of(dataset: Dataset, encoded: Encoded) -> TrainingImages:
+    split = dataset.splits["train"]
+    return TrainingImages(encoded.read["train"].kept, split.describe)
+
+
 def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experiment: Experiment) -> Assignment:
     """Assign the rows of the dataset without its additions, and then those that were added."""
     data, dataset = experiment.data, sources.dataset
@@ -323,7 +330,10 @@ def assign_additions(sources: Sources, encoded: Encoded, known: Labels, experime
     train, test = (rows_of_parts(dataset.splits[split], encoded.read[split].kept) for split in SPLITS)
     owners = owners_of(data)
     domains = known.domains and Domains(known.domains.train[train[0]], known.domains.test[test[0]], known.domains.names)
-    before = Labels(known.train[train[0]], known.test[test[0]], dataset.before, domains, groups=known.groups)
+    images = known.images and known.images._replace(kept=known.images.kept[train[0]])
+    before = Labels(
+        known.train[train[0]], known.test[test[0]], dataset.before, domains, groups=known.groups, images=images
+    )
     data = data.model_copy(update={"clients": data.clients - owners.count(None)})
     found = PROTOCOLS["closed"](before, data, experiment.seed)
     new = count(data.clients)

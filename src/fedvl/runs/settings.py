@@ -9,8 +9,11 @@ from pydantic import ValidationError
 
 from fedvl.config import Experiment, MethodConfig, Settings, explain, nested, overlay, resolve, toml_value
 from fedvl.data.catalogue import is_own, lookup
+from fedvl.data.partition import is_partition_file
+from fedvl.data.partition_file import clients_of
 from fedvl.errors import FedVLError
 from fedvl.federation.steps import choose_precision
+from fedvl.files import file_sha256
 from fedvl.methods import file_digest, load_method
 
 # Settings of a federation that may change between rounds: they decide whether there is another round and who is waited
@@ -32,6 +35,7 @@ def resolve_experiment(settings: Settings) -> Experiment:
         method.presets[asked.preset],
         options_for_dataset(asked.name, wanted.data.dataset),
         for_own_images(settings, wanted),
+        for_partition_file(wanted),
         settings,
     ):
         overlay(layered, layer)
@@ -55,6 +59,12 @@ def for_own_images(settings: Settings, wanted: Experiment) -> Settings:
     if simulated or several or protocol != "closed" or not is_own(wanted.data.dataset):
         return {}
     return {"data": {"clients": 1, "partition": "iid"}}
+
+
+def for_partition_file(wanted: Experiment) -> Settings:
+    """Return as many clients as a partition file has."""
+    spec = wanted.data.partition
+    return {"data": {"clients": clients_of(spec)}} if is_partition_file(spec) else {}
 
 
 def new_experiment(settings: Settings) -> Experiment:
@@ -97,6 +107,7 @@ def resume_key(experiment: Experiment) -> str:
         "validation": evaluation.validation,
         "every": evaluation.every if validated and evaluation.every > 1 else None,  # the rounds to choose from
         "rounds": rounds if experiment.training.schedule == "cosine" else None,  # its learning rate depends on them
+        "rows": file_sha256(Path(assigned)) if is_partition_file(assigned := experiment.data.partition) else None,
     }
     settings |= {name: value for name, value in further.items() if value}
     for section, key in (("method", "name"), ("data", "dataset"), ("model", "name")):
