@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import small_method, small_samples
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy, normalize
@@ -55,3 +56,7 @@ def test_settings_are_those_of_cachefls_table():
 def test_bad_options_are_refused(wrong):
     with pytest.raises(ValidationError):
         AdapterOptions(**wrong)
+
+
+def test_it_declares_what_was_published():
+    assert_published("adapterfl")

@@ -1,6 +1,7 @@
 """centralised: the linear classifier on all data in one place."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
 
 
@@ -20,3 +21,7 @@ def test_it_learns():
     federation = small_federation(small_method("centralised"), rounds=5)
     run_quietly(federation)
     assert federation.records[-1].loss < federation.records[0].loss
+
+
+def test_it_declares_what_was_published():
+    assert_published("centralised")

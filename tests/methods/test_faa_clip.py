@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
 
 from fedvl.tensors import Tensors
@@ -59,3 +60,7 @@ def test_the_discriminator_stays_with_its_client() -> None:
     federation = run_quietly(small_federation(small_method("faa-clip", hidden=5), rounds=2))
     assert not any(name.startswith("domain") for name in federation.shared)
     assert any(name.startswith("domain") for name in federation.engine.private_of(0))
+
+
+def test_it_declares_what_was_published():
+    assert_published("faa-clip")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 from hypothesis import given, settings
@@ -157,3 +158,7 @@ def test_with_noise_it_gains_as_much_as_the_noise_leaves(epsilon, least):
     found, zero_shot = accuracy("fed-em", settings)
     assert found > least
     assert found > zero_shot - 1
+
+
+def test_it_declares_what_was_published():
+    assert_published("fed-em")

@@ -1,5 +1,6 @@
 """fed-intra: Fed-PRIME with the pool within a client alone."""
 
+from helpers.published import assert_published
 from helpers.small import small_method
 
 from fedvl.seeding import torch_generator
@@ -9,3 +10,7 @@ def test_it_has_one_pool():
     tensors = small_method("fed-intra").start(torch_generator(0, "start"))
     assert tensors.keys() & {"inter", "intra", "uses"} == {"intra"}
     assert {key for key in tensors if key.startswith("projection")} == {"projection.intra"}
+
+
+def test_it_declares_what_was_published():
+    assert_published("fed-intra")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import run_quietly, small_batch, small_federation, small_method, small_samples
 from pydantic import ValidationError
 
@@ -346,3 +347,7 @@ def test_the_server_that_matches_needs_each_client_and_says_what_does_not():
     experiment = resolve_experiment({"method": {"name": "fed-prime"}, "federation": {"secure_sum": True}})
     with pytest.raises(FedVLError, match=r"needs inter, uses of each client.*--set method\.matching=client"):
         check_secure_sum(small_method("fed-prime"), experiment)
+
+
+def test_it_declares_what_was_published():
+    assert_published("fed-prime")

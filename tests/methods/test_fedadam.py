@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers.published import assert_published
 from helpers.small import small_method, stepped
 
 OPTIONS = {"server_rate": 0.5, "server_betas": (0.8, 0.75), "tau": 0.1}
@@ -22,3 +23,7 @@ def test_two_steps_of_the_server_by_hand():
 def test_what_has_not_moved_stays():
     _, state = stepped(small_method("fedadam", **OPTIONS), [2.0])
     assert (state["weight"] == small_method("fedadam").start(None)["weight"]).all()
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedadam")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.runs import run_experiment
 from helpers.small import (
     RAGGED,
@@ -166,3 +167,7 @@ def test_one_image_alone_leaves_finite_tensors(name):
     (trained,) = federation.engine.train(0, [2], federation.shared)
     assert trained.update.weight == 1
     assert all(tensor.isfinite().all() for tensor in trained.update.tensors.values())
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedavg-nn")

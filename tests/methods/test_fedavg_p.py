@@ -1,6 +1,7 @@
 """fedavg-p: prompts of each kind of sample, and how they begin."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 
 KINDS = ("complete", "text-only", "image-only")
@@ -52,3 +53,7 @@ def test_the_released_start_has_the_released_epsilon_and_the_models_own_stays():
     assert method.task.fused.ln_final.eps == small_method("fedavg-p").encoder.ln_final.eps != 1e-6
     for ours, theirs in zip(method.encoder.parameters(), method.task.fused.parameters(), strict=True):
         assert ours is theirs
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedavg-p")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import run_quietly, small_federation, small_method, stepped
 
 
@@ -18,3 +19,7 @@ def test_without_momentum_and_at_rate_1_it_is_fedavg():
     federation = run_quietly(small_federation(small_method("fedavgm", server_momentum=0.0)))
     for name, tensor in plain.shared.items():
         torch.testing.assert_close(federation.shared[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedavgm")

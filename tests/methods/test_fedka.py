@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, drawn, small_method, small_samples, small_task
 
 from fedvl.display import Silent
@@ -146,3 +147,7 @@ def test_target_images_are_the_users_validation_images_without_labels(tmp_path, 
 def test_fedka_without_target_images_is_refused():
     with pytest.raises(FedVLError, match="--protocol open"):
         FedKA(FedKAOptions(), replace(small_task(), target=None))
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedka")

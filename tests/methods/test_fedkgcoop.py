@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.prompts import gradient
+from helpers.published import assert_published
 from helpers.runs import run
 from helpers.small import batch_of, small_method, small_samples
 
@@ -59,3 +60,7 @@ def test_the_pull_keeps_texts_near_on_real_images():
         return float(method.distance(method.texts.features(context)))
 
     assert trained(8.0) < 0.8 * trained(0.0)
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedkgcoop")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import run_quietly, small_encoder, small_federation, small_method, small_samples
 from torch.nn.functional import normalize
@@ -199,3 +200,7 @@ def test_training_beats_zero_shot_on_real_images(variant: str) -> None:
     }
     trained, zero_shot = accuracy("fedlora", settings, variant=variant)
     assert trained > zero_shot + 4  # 9 and 7 points were seen
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedlora")

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers.prompts import SKEWED, gradient, settings
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import batch_of, drawn, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
@@ -176,3 +177,7 @@ def test_it_learns_on_real_images():
     short = settings(0.1, rounds=4, data=SKEWED, training={"learning_rate": 0.1, "batch_size": 32})
     learned, zero_shot = accuracy("fedmgp", short, visual_tokens=0, groups=3, tail="")
     assert learned > zero_shot + 4
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedmgp")

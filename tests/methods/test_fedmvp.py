@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.runs import run
 from helpers.small import CLASSES, batch_of, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import cross_entropy, normalize
@@ -163,3 +164,7 @@ def test_its_loss_falls_on_real_images_and_predictions_stay_near_zero_shot():
     first, _, last = (record.loss for record in finished.federation.records)
     assert last < first - 0.2  # 2.39 and 1.88 were seen
     assert abs(finished.accuracy - finished.zero_shot_accuracy) < 15  # of 40 images
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedmvp")

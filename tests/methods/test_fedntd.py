@@ -3,6 +3,7 @@
 import math
 
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, small_method, small_samples
 
 from fedvl.methods.fedntd import not_true_distance
@@ -33,3 +34,7 @@ def test_fedntd_loss_adds_the_distance_to_what_the_server_sent():
     padded = batch._replace(mask=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
     real = not_true_distance(own, sent, batch.labels, 2.0)[:3].mean()
     torch.testing.assert_close(method.objective(moved, padded)[0] - plain.objective(moved, padded)[0], 0.7 * 4 * real)
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedntd")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import CLASSES, RAGGED, run_quietly, small_federation, small_method, small_samples, small_task
 from pydantic import ValidationError
 
@@ -218,3 +219,7 @@ def test_precision_is_a_matter_of_gpus():
 def test_impossible_options_are_refused(option):
     with pytest.raises(ValidationError):
         FedOTP(FedOTPOptions(**option), small_task())
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedotp")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.runs import run
 from helpers.small import RAGGED, run_quietly, small_encoder, small_federation, small_method, small_samples, small_task
 
@@ -309,3 +310,7 @@ def test_every_visual_prompt_learns_from_real_images():
     assert federation.records[1].loss < federation.records[0].loss
     assert federation.records[0].pseudo_label_accuracy > 60
     assert federation.records[0].cosine_distance_visual < federation.records[0].cosine_distance_context  # figure 3
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedpp")

@@ -1,6 +1,7 @@
 """fedprox: the pull towards what was received."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, small_method, small_samples
 
 
@@ -13,3 +14,7 @@ def test_fedprox_adds_the_proximal_term_and_its_gradient():
     torch.testing.assert_close(extra, torch.tensor(0.4 / 2 * (24 * 4.0 + 4 * 1.0)), rtol=1e-4, atol=0)
     gradients = [torch.func.grad(lambda t, m=m: m.objective(t, batch)[0])(moved)["bias"] for m in (proximal, plain)]
     torch.testing.assert_close(gradients[0] - gradients[1], torch.full((4,), -0.4), rtol=1e-4, atol=1e-5)
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedprox")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, small_method, small_samples
 
 
@@ -13,3 +14,7 @@ def test_proximal_term_counts_weights_alone():
     batch = batch_of(small_samples(plain, 5), start)
     extra = proximal.objective(moved, batch)[0] - plain.objective(moved, batch)[0]
     assert float(extra) == pytest.approx(0.4 / 2 * (4 * 9.0 + 4 * 1.0))
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedprox-nn")

@@ -1,6 +1,7 @@
 """fedprox-p: the pull on every tensor."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import small_batch, small_method
 
 
@@ -15,3 +16,7 @@ def test_the_pull_adds_mu_times_the_way_from_what_was_received_to_every_gradient
         torch.testing.assert_close(
             pulled[name] - plain[name], 0.3 * (tensors[name] - received[name]), rtol=0, atol=1e-5
         )
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedprox-p")

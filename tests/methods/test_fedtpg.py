@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.prompts import method_on, settings, task_of
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import batch_of, small_encoder
 from torch.nn.functional import gelu, normalize
@@ -120,3 +121,7 @@ def test_a_new_user_can_ask_about_other_classes():
     asked = {"data": {"clients": 3}, "evaluation": {"protocol": "open"}}
     learned, _ = accuracy("fedtpg", settings(0.003, rounds=2, **asked))
     assert learned > 40
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedtpg")

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers.published import assert_published
 from helpers.small import small_method, stepped
 
 
@@ -15,3 +16,7 @@ def test_two_steps_of_the_server_by_hand():
     first = 0.5 * 0.4 / (math.sqrt(v[0]) + 0.1)
     assert found == pytest.approx([first, first + 0.5 * 0.42 / (math.sqrt(v[1]) + 0.1)], rel=1e-5)
     assert float(state["v.bias"][0]) == pytest.approx(v[1])
+
+
+def test_it_declares_what_was_published():
+    assert_published("fedyogi")

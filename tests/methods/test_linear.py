@@ -1,6 +1,7 @@
 """linear: its start and its loss."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import batch_of, small_method, small_samples
 
 
@@ -20,3 +21,7 @@ def test_linear_loss_is_the_cross_entropy_of_torch():
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(scores, batch.labels))
     assert changed == {}
     assert not any(tensor.any() for tensor in method.start(torch.Generator()).values())
+
+
+def test_it_declares_what_was_published():
+    assert_published("linear")

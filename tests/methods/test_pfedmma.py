@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.prompts import gradient
+from helpers.published import assert_published
 from helpers.runs import run
 from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
 from torch.nn.functional import linear, normalize, relu
@@ -133,3 +134,7 @@ def test_it_learns_its_clients_classes_on_real_images():
     first, second = (record.loss for record in finished.federation.records)
     assert second < 0.7 * first  # 1.98 and 0.72 were seen
     assert finished.accuracy > finished.zero_shot_accuracy - 5  # of 40 images
+
+
+def test_it_declares_what_was_published():
+    assert_published("pfedmma")

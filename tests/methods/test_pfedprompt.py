@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers.prompts import method_on, settings
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import batch_of, run_quietly, small_encoder, small_federation, small_method, small_samples
 
@@ -84,3 +85,7 @@ def test_a_memory_of_ones_own_helps_a_client_with_few_classes():
     personal, _ = accuracy("pfedprompt", settings(0.03, rounds=2, **skewed))
     common, zero_shot = accuracy("promptfl", settings(0.03, rounds=2, **skewed))
     assert personal > max(common, zero_shot) + 10
+
+
+def test_it_declares_what_was_published():
+    assert_published("pfedprompt")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.prompts import SKEWED, gradient, settings
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.small import batch_of, run_quietly, small_federation, small_method, small_samples
 
@@ -65,3 +66,7 @@ def test_it_learns_on_real_images():
     """Each client's own images of few classes; 50 times its paper's rate, for there are few rounds."""
     learned, zero_shot = accuracy("promptfolio", settings(0.1, rounds=8, data=SKEWED), context=4)
     assert learned > zero_shot + 4
+
+
+def test_it_declares_what_was_published():
+    assert_published("promptfolio")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.prompts import gradient
+from helpers.published import assert_published
 from helpers.small import batch_of, small_federation, small_method, small_samples
 
 from fedvl.errors import FedVLError
@@ -38,3 +39,7 @@ def test_promptprox_stays_nearer_to_what_it_received_and_without_mu_is_promptfl(
 
     assert distance("promptprox", mu=5.0) < 0.95 * distance("promptfl")
     assert distance("promptprox", mu=0.0) == distance("promptfl")
+
+
+def test_it_declares_what_was_published():
+    assert_published("promptprox")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.real import accuracy
 from helpers.runs import run
 from helpers.small import RAGGED, run_quietly, small_federation, small_method, small_samples
@@ -112,3 +113,7 @@ def test_where_clients_differ_their_own_solutions_are_better():
     finished = run({**settings, "evaluation": {"protocol": "personal"}})
     shared = replace(finished.judge, private_of=lambda client: {}).judge(finished.federation.shared, {})
     assert finished.accuracy > shared.figures["accuracy"] + 10
+
+
+def test_it_declares_what_was_published():
+    assert_published("ridge")

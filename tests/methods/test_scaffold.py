@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.published import assert_published
 from helpers.small import RAGGED, run_quietly, small_federation, small_method
 from torch.nn.functional import cross_entropy
 
@@ -91,3 +92,7 @@ def test_optimisers_for_which_the_variates_are_wrong_are_refused(training, setti
     with pytest.raises(FedVLError, match=f"'scaffold' is derived for training.{setting}"):
         check_method(small_method("scaffold"), experiment)
     check_method(small_method("scaffold"), resolve_experiment({"method": {"name": "scaffold"}}))
+
+
+def test_it_declares_what_was_published():
+    assert_published("scaffold")

@@ -1,6 +1,7 @@
 """zero-shot: the nearest text."""
 
 import torch
+from helpers.published import assert_published
 from helpers.small import small_method
 
 
@@ -10,3 +11,7 @@ def test_zero_shot_picks_the_nearest_text():
     scores = method.predict({}, {"features": method.task.text_features})
     assert scores.argmax(1).tolist() == [0, 1, 2, 3]
     torch.testing.assert_close(scores.diagonal(), 10 * torch.ones(4))  # the logit scale
+
+
+def test_it_declares_what_was_published():
+    assert_published("zero-shot")
