@@ -1,5 +1,8 @@
 """The label probe: one item that tells how many images of a class a client has, chosen on imitated clients alone."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from fedvl.audit.evidence import class_shares
 from fedvl.audit.finding import SERVER, SHOWN, Finding, Unmeasured
 from fedvl.audit.imitation import Coordinates
 from fedvl.audit.label_histogram import Probe
-from fedvl.audit.label_probe import LEAST_CLIENTS, attack, best_probe
+from fedvl.audit.label_probe import LEAST_CLIENTS, attack, best_probe, fixed
 from fedvl.audit.messages import LOW_BITS
 from fedvl.evaluation.statistics import correlation
 
@@ -91,3 +94,18 @@ def test_without_true_labels_it_gives_no_value():
     (found,) = attack(evidence)
     assert isinstance(found, Unmeasured)
     assert "no true labels" in found.sentence
+
+
+def test_an_item_is_a_probe_only_with_one_shape_in_all_messages():
+    seen: Any = SimpleNamespace(items={"weight": torch.zeros(2, 3), "gist": torch.zeros(4)})
+
+    def shadow(**shapes):
+        return SimpleNamespace(
+            seen=[SimpleNamespace(items={name: torch.zeros(shape) for name, shape in shapes.items()})]
+        )
+
+    same, other = shadow(weight=(2, 3), gist=(4,)), shadow(weight=(3, 2), gist=(4,))
+    assert fixed("weight", 0, seen, [same, same])
+    assert not fixed("weight", 0, seen, [same, other])
+    assert fixed("gist", 0, seen, [same, other])
+    assert not fixed("gist", 0, seen, [same, shadow(weight=(2, 3))])

@@ -1,9 +1,23 @@
 """What an observer sees of a message: every tensor and number of it, by hand."""
 
+from types import SimpleNamespace
+
 import torch
 
-from fedvl.audit.messages import EXAMPLES, LOSS, WEIGHT, Message, Round, low_bits, seen_in, seen_in_sum, subtract
+from fedvl.audit.messages import (
+    EXAMPLES,
+    LOSS,
+    WEIGHT,
+    Message,
+    Recorder,
+    Round,
+    low_bits,
+    seen_in,
+    seen_in_sum,
+    subtract,
+)
 from fedvl.federation.fixed_point import SumOfUpdates
+from fedvl.federation.stacks import Trained
 from fedvl.methods.base import Update
 
 BEFORE = {"weight": torch.tensor([1.0, 2.0])}
@@ -43,3 +57,31 @@ def test_of_a_secure_sum_nothing_of_the_client_alone_is_seen():
     assert seen.beside["report of counts"].tolist() == [50.0, 60.0]
     assert [float(seen.beside[name]) for name in (WEIGHT, LOSS, EXAMPLES)] == [70.0, 2.5, 10.0]
     assert seen.beside.keys() == {"report of counts", WEIGHT, LOSS, EXAMPLES}
+
+
+def engine(trained):
+    """An engine as a recorder knows it: clients send what is given, by round and client."""
+
+    def train(round_index, cohort, shared, own=None):
+        return [Trained(Update(client, trained[round_index, client], 2.0 + client), {}, 0.5, 3) for client in cohort]
+
+    names = ("sum_updates", "sum_statistics", "reports", "adopt")
+    return SimpleNamespace(federation=SimpleNamespace(sequential=False), train=train, **dict.fromkeys(names))
+
+
+def test_a_recorder_keeps_the_messages_of_the_first_clients_and_what_each_began_with():
+    sent = {(index, client): {"w": torch.tensor([10.0 * index + client])} for index in (1, 2) for client in range(3)}
+    watched = engine(sent)
+    recorder, shared = Recorder(watched, 2), {"w": torch.zeros(1)}
+    watched.train(1, [0, 1, 2], shared)
+    first = recorder.end_round(shared, {"w": torch.ones(1)})
+    assert (first.weight, first.tailored) == (2.0 + 3.0 + 4.0, False)
+    own = {client: {"w": torch.tensor([client - 5.0])} for client in range(3)}
+    watched.train(2, [1, 2], {"w": torch.ones(1)}, own)
+    watched.train(2, [1], {"w": torch.ones(1)}, own)  # asked again: the latest answer counts
+    assert recorder.end_round(shared, shared).tailored
+    assert recorder.messages.keys() == {0, 1}, "two clients are kept"
+    assert [message.round_index for message in recorder.messages[1]] == [1, 2]
+    assert [message.before["w"].item() for message in recorder.messages[1]] == [0.0, -4.0]
+    assert [message.update.tensors["w"].item() for message in recorder.messages[1]] == [11.0, 21.0]
+    assert (recorder.messages[0][0].loss, recorder.messages[0][0].examples) == (0.5, 3)

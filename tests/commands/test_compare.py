@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.grids import make_grid
 
+from fedvl.commands.compare import show
+from fedvl.comparisons.contents import Comparison
 from fedvl.comparisons.grid import RECIPES
 from fedvl.errors import FedVLError
 from fedvl.runs.folder import RunFolder
@@ -116,3 +119,13 @@ def test_reproduce_says_what_to_fetch(call: Any, monkeypatch: pytest.MonkeyPatch
 def test_wrong_words_are_told(words: list[str], told: str, call: Any) -> None:
     with pytest.raises(FedVLError, match=told):
         raise call("reproduce", *words).exception
+
+
+@pytest.mark.parametrize(("recipe", "source"), [("paper/table1", "The paper: "), ("own/strengths", "")])
+def test_findings_are_printed_below_what_the_paper_shows(recipe: str, source: str, capsys: Any) -> None:
+    summary = make_grid(recipe=recipe, shows="Ours is ahead.", findings=["Ours is behind.", "It is close."])
+    show(Comparison.model_validate(summary), Path("out/report.html"), stop=False)
+    shown = capsys.readouterr().out
+    assert f"{source}Ours is ahead.\nThis table: Ours is behind. It is close.\n" in shown
+    show(Comparison.model_validate(summary | {"findings": []}), Path("out/report.html"), stop=False)
+    assert "Ours is ahead" not in capsys.readouterr().out

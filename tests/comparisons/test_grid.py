@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from helpers.grids import grid_of
 
-from fedvl.comparisons.grid import Variant, folder_name, read_grid
+from fedvl.comparisons.grid import QUICK, Variant, folder_name, layered, read_grid
 from fedvl.errors import FedVLError
 from fedvl.runs.settings import resolve_experiment
 
@@ -68,3 +68,9 @@ def test_a_grid_file_that_is_wrong_is_told_so(text: str, told: str, tmp_path: Pa
     (tmp_path / "grid.toml").write_text(text)
     with pytest.raises(FedVLError, match=told):
         read_grid(tmp_path / "grid.toml")
+
+
+def test_a_quick_run_is_one_epoch_in_one_round_of_three_clients() -> None:
+    quick = resolve_experiment(layered({"method": {"name": "fst-cbdg"}}, QUICK))
+    assert (quick.federation.rounds, quick.training.local_epochs, quick.data.clients) == (1, 1, 3)
+    assert (quick.data.shots, quick.data.test_shots, quick.data.minimum) == (4, 5, 0)

@@ -1,5 +1,6 @@
 """Measures whose values can be computed by hand."""
 
+import math
 import shutil
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.small import encoder_of
+from PIL import Image
 from sklearn import metrics
 
+from fedvl.comparisons import measures
 from fedvl.comparisons.measures import MEASURES, MeasuredRun, Reopened, measure_run
 from fedvl.data.sources import Opener
 from fedvl.errors import FedVLError
+from fedvl.evaluation.leakage import IMAGE_SIDE
 from fedvl.methods.base import Samples, Task
 from fedvl.methods.linear import Linear, LinearOptions
 from fedvl.runs.contents import Result
@@ -124,3 +128,45 @@ def test_areas_of_a_simulation_are_those_of_scikit_learn_within_binning(measure,
     folder.file("evaluation.json").unlink()
     with pytest.raises(FedVLError, match=f"no '{measure}' to measure; evaluate it: fedvl evaluate"):
         measure_run(measure, run)
+
+
+def test_the_first_training_image_is_attacked_as_numbers_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image has one colour; its label and the trained tensors go with it."""
+    image = Image.new("RGB", (50, 30), (255, 51, 0))
+    split = SimpleNamespace(read=lambda row: image if row == 0 else None, labels=[2, 1])
+    seen: list[Any] = []
+
+    def attack(*given: Any) -> dict[str, Any]:
+        seen.extend(given)
+        return {"value": 12.5}
+
+    monkeypatch.setattr(measures, "attack", attack)
+    prepared: Any = SimpleNamespace(method="the method", experiment=SimpleNamespace(data="the data"))
+    run: Any = SimpleNamespace(
+        reopened=Reopened(prepared, {}, {}),
+        folder=SimpleNamespace(tensors=lambda: ({"keys": torch.ones(1)}, {})),
+        opener=SimpleNamespace(dataset_of=lambda data: SimpleNamespace(splits={"train": split})),
+    )
+    found: Any = measure_run("gradient_inversion", run)
+    assert found.value == 12.5
+    method, shared, picture, label = seen
+    assert (method, list(shared), label) == ("the method", ["keys"], 2)
+    assert picture.shape == (3, IMAGE_SIDE, IMAGE_SIDE)
+    assert picture.amax((1, 2)).tolist() == pytest.approx([1.0, 0.2, 0.0])
+
+
+def test_entropies_are_shares_of_the_bound_by_hand() -> None:
+    """Scores of two classes that are equal have an entropy of 1 bit, the bound; log 3 apart one of 0.811 bits."""
+    texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    features = torch.tensor([[0.5, 0.5], [math.log(3), 0.0]])
+    queried = SimpleNamespace(task=SimpleNamespace(text_features=texts))
+    samples = Samples({"features": features}, torch.tensor([0, 1]))
+    prepared: Any = SimpleNamespace(test=SimpleNamespace(samples=samples), queried=queried)
+    result = Result.model_validate({"method": "m", "seed": 3})
+    run = MeasuredRun(SimpleNamespace(result=result, rounds=[], path="run"), Opener.once())  # type: ignore[arg-type]
+    run.__dict__["reopened"] = Reopened(prepared, {}, {})
+    found: Any = measure_run("entropies", run)
+    quarter = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
+    assert found.y == pytest.approx([1.0, quarter])
+    assert found.bound == 1.0
+    assert found.value == pytest.approx(100 * (1 + quarter) / 2)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedvl.data.dicom import BadDicom, open_dicom
 from fedvl.data.images import BadImage, decode
 from fedvl.data.sources import open_dataset
 
@@ -79,7 +80,7 @@ def test_frames_sizes_and_damage_are_named() -> None:
     raw = np.zeros((2, 2), np.uint16)
     for data, reason in (
         (dicom(raw, NumberOfFrames=3), "3 frames"),
-        (dicom(raw, Rows=60_000, Columns=60_000), "more than the limit"),
+        (dicom(raw, Rows=60_000, Columns=60_000), "60000 x 60000 pixels, more than the limit of 32 megapixels"),
         (dicom(raw, PixelData=b"\0\0"), "damaged"),
         (dicom(raw)[:-4], "damaged"),
         (bytes(128) + b"DICM" + b"\2\0\x10\0UI\x16\x001.2.840.10008.1.2.1.99" + bytes(100), "deflated"),
@@ -103,3 +104,10 @@ def test_a_folder_of_scans(tmp_path: Path) -> None:
     dataset = open_dataset(str(tmp_path))
     assert dataset.class_names == ("healthy", "pneumonia")
     assert dataset.splits["test"].read(1).size == (4, 4)
+
+
+def test_an_image_of_as_many_pixels_as_the_limit_is_read() -> None:
+    raw = np.zeros((2, 3), np.uint16)
+    assert open_dicom(dicom(raw), 6).size == (3, 2)
+    with pytest.raises(BadDicom, match="3 x 2 pixels"):
+        open_dicom(dicom(raw), 5)

@@ -18,7 +18,7 @@ from PIL import Image
 from fedvl.config import DataConfig
 from fedvl.data.catalogue import class_key, find
 from fedvl.data.fetch import default_data_root
-from fedvl.data.sources import OPEN_ANEW, BadImage, Dataset, is_flat, open_dataset
+from fedvl.data.sources import OPEN_ANEW, BadImage, Dataset, Opener, is_flat, open_dataset
 from fedvl.errors import FedVLError
 
 pa = pytest.importorskip("pyarrow")
@@ -707,3 +707,13 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FedVLError, match=r'pip install "fedvl\[parquet\]"'):
         open_dataset(str(path))
+
+
+def test_added_images_follow_those_of_the_dataset(tmp_path: Path) -> None:
+    for name in ("mine", "more"):
+        write_folder(tmp_path / name, rows())
+    opener, own = Opener(), open_dataset(str(tmp_path / "mine"))
+    plain = opener.dataset_of(DataConfig(dataset=str(tmp_path / "mine")))
+    assert content(plain) == content(own)
+    added = opener.dataset_of(DataConfig(dataset=str(tmp_path / "mine"), additions=[f"new={tmp_path / 'more'}"]))
+    assert content(added) == {name: 2 * images for name, images in content(own).items()}

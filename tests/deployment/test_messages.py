@@ -197,3 +197,12 @@ def test_frozen_messages_are_read():
     assert (request.kind, request.round, reply.examples, reply.loss) == ("train", 3, 600, 1.25)
     tensors = unpack_tensors(bytes.fromhex(written["payload"]), LIMIT)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"weight": [[1.5, -2.0]], "counts": [0, 1]}
+
+
+def test_a_message_may_be_as_long_as_the_limit_and_its_header_too():
+    payload = pack_tensors(TENSORS)
+    assert attempt(payload, len(payload)).keys() == TENSORS.keys()
+    assert f"more than the {len(payload) - 1:,}" in attempt(payload, len(payload) - 1)
+    assert "not whole" in attempt(MAX_HEADER_BYTES.to_bytes(8, "little") + b"{}")
+    assert "claims a header" in attempt((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}")
+    assert "not whole" in attempt(bytes(8)), "eight bytes are a length"

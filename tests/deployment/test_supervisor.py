@@ -1,10 +1,13 @@
 """A client's SuperNode that ends: what is tried again, and what is said."""
 
+import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from fedvl.deployment.supervisor import free_port
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -155,3 +158,16 @@ def test_a_client_that_stays_does_not_count_the_ends_of_short_runs(started):
     for _ in range(30):  # a message comes in each of its short lives
         node.connected()
         assert node.check()
+
+
+def test_a_free_port_is_one_that_nobody_has(monkeypatch):
+    with socket.socket() as taken, socket.socket() as other:
+        taken.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        busy, free = taken.getsockname()[1], other.getsockname()[1]
+        other.close()
+        drawn = iter([busy - 20_000, busy - 20_000, free - 20_000])
+        monkeypatch.setattr("secrets.randbelow", lambda below: next(drawn))
+        assert free_port() == free
+    monkeypatch.undo()
+    assert 20_000 <= free_port() < 32_000

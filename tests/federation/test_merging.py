@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers.small import small_task
 
-from fedvl.federation.merging import drift, last_updates
+from fedvl.federation.merging import drift, last_updates, merge
+from fedvl.federation.robust import median
 from fedvl.federation.stacks import Updates
 from fedvl.methods.base import Method, Update
 from fedvl.methods.roles import Shared
@@ -63,3 +64,31 @@ def test_moves_that_cancel_out_have_no_diversity_and_stay_numbers():
     after = [{"visual": torch.tensor([1.0, 0.0])}, {"visual": torch.tensor([-1.0, 0.0])}]
     assert drift(before, after, ["visual"]) == {"cosine_distance_visual": pytest.approx(2)}
     assert all(math.isfinite(value) for value in drift(before, before, ["visual"]).values())
+
+
+class Summing(Method):
+    """The server needs v in sum, and the method adds up w of each client."""
+
+    def roles(self):
+        return {"w": Shared(needs="each")}
+
+    def merge(self, shared, updates):
+        assert shared.keys() == {"w"}
+        assert {name for update in updates for name in update.tensors} == {"w"}
+        return {"w": sum(update.tensors["w"] for update in updates)}
+
+
+def test_what_is_needed_in_sum_is_averaged_by_the_rule_and_the_rest_is_the_methods():
+    method, shared = Summing(Method.options_type(), small_task()), {"w": torch.zeros(2), "v": torch.ones(1, 2)}
+    updates = [
+        Update(client, {"w": torch.tensor([client, 1.0]), "v": 1 + torch.tensor([[move, -move]])}, weight)
+        for client, (move, weight) in enumerate([(3.0, 1.0), (6.0, 3.0), (90.0, 1.0)])
+    ]
+    merged = merge(method, shared, updates)
+    assert list(merged) == ["w", "v"]
+    assert merged["w"].tolist() == [3.0, 3.0]
+    mean = (3 + 3 * 6 + 90) / 5
+    torch.testing.assert_close(merged["v"], torch.tensor([[1 + mean, 1 - mean]]))
+    by_rule = merge(method, shared, updates, median)
+    torch.testing.assert_close(by_rule["v"], torch.tensor([[7.0, -5.0]]))
+    assert by_rule["w"].tolist() == [3.0, 3.0]

@@ -5,7 +5,7 @@ import math
 import torch
 from helpers.small import run_quietly, small_federation, small_method, small_samples
 
-from fedvl.methods.parts.selection import balanced_labels
+from fedvl.methods.parts.selection import Selection, balanced_labels
 from fedvl.tensors import digest
 
 TABLE = torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.9, 0.05, 0.03, 0.02], [0.8, 0.15, 0.03, 0.02], [0.2, 0.7, 0.08, 0.02]])
@@ -115,3 +115,11 @@ def test_quotas_of_shares_grow_as_those_of_counts():
         settled = method.consultation().settle(index, {"counts": torch.full((4,), 320.0)}, None)
         labelled.append(int((method.consultation().adopt(private, settled)["labels"] >= 0).sum()))
     assert labelled == [4, 8]
+
+
+def test_by_default_clients_report_counts_of_which_the_server_needs_the_sum():
+    selection = Selection(predict=lambda round_index, tensors, inputs: TABLE, classes=4, clients=2, interval=3)
+    assert selection.sensitivity is None
+    assert selection.report_shapes == {"counts": (4,), "images": (1,)}
+    assert selection.settlement_shapes == {"totals": (4,), "quota": (2,)}
+    assert [index for index in range(7) if selection.due(index)] == [0, 3, 6]

@@ -92,7 +92,7 @@ class Selection(NamedTuple):
             return {}
         generation = round_index // self.interval
         if self.shares:
-            mean = self.clients * SHARE_PARTS / self.classes  # known: each client's shares are WHOLE together
+            mean = self.clients * SHARE_PARTS / self.classes  # known: a client's shares are SHARE_PARTS together
             totals = (total["counts"] - total["counts"].mean() + mean).clamp(min=mean / MAX_RARE_WEIGHT)
             return {"totals": totals, "generation": totals.new_tensor([generation])}
         totals, images = total["counts"].long(), int(total["images"])
