@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported until a command needs it."""
 
+import gc
 import sys
 from typing import Annotated, NoReturn
 
@@ -24,6 +25,7 @@ from fedvl.errors import FedVLError
 from fedvl.version import __version__
 
 MAX_ERROR = 4000  # characters
+NEW_OBJECTS = 50_000  # between collections: the million that imports make all stay, and a run makes few cycles
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,6 +77,7 @@ def fail(sentence: str) -> NoReturn:
 
 
 def main() -> None:
+    gc.set_threshold(NEW_OBJECTS)
     try:
         app()
     except FedVLError as error:

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import (
+    Image,
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401  (registers WebP; to find it, Pillow would load its 40 other formats)
+)
 
 from fedvl.data.dicom import BadDicom, is_dicom, open_dicom
 from fedvl.errors import FedVLError

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from scipy.stats import mannwhitneyu, wilcoxon
 from torch.nn.functional import normalize
 
 from fedvl.data.catalogue import general_templates
@@ -55,6 +54,8 @@ def compare_labels(
     progress: Progress,
 ) -> Agreement:
     """Compare labels (numbers of classes) of readable rows with the model's answers."""
+    from scipy.stats import wilcoxon  # takes half a second to import
+
     chosen = sample(labels, len(class_names))
     rows, labels = rows[chosen], labels[chosen]
     turned = numpy_generator(0, "turned").permutation(len(rows))[:MAX_TURNED]
@@ -147,6 +148,8 @@ def of_classes(
 
 def ranked(values: FloatArray, inside: NDArray[np.bool_], outside: NDArray[np.bool_]) -> float:
     """Return the chance that values inside rank above those outside as much without a reason."""
+    from scipy.stats import mannwhitneyu
+
     one, other = values[inside], values[outside]
     method = "exact" if max(len(one), len(other)) <= MAX_EXACT_IMAGES else "asymptotic"
     return float(mannwhitneyu(one, other, alternative="greater", method=method).pvalue)

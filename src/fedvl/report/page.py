@@ -5,20 +5,20 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedvl.comparisons.contents import Comparison
 from fedvl.display import visible
 from fedvl.errors import FedVLError
 from fedvl.files import no_link, read_json, validated, write_whole
-from fedvl.report.comparison_of_runs import describe_runs
-from fedvl.report.comparison_page import describe_grid
-from fedvl.report.comparison_tables import write_tables
 from fedvl.report.run_page import describe_run
 from fedvl.report.tables import Values
 from fedvl.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from fedvl.comparisons.contents import Comparison
 
 COMPARISON = "comparison.json"
 
@@ -28,14 +28,19 @@ def write_report(folder: Path) -> Path:
     path = no_link(folder / COMPARISON)
     found = read_json(path)
     if found is not None:
+        from fedvl.comparisons.contents import Comparison
+        from fedvl.report.comparison_page import describe_grid
+
         values = vars(describe_grid(validated(Comparison, found, path)))
         return write_page(folder / "report.html", "grid.html.j2", values)
     run = RunFolder.open(folder)
     return write_page(run.path / "report.html", "run.html.j2", describe_run(run))
 
 
-def write_comparison(summary: Comparison, out: Path) -> Path:
+def write_comparison(summary: "Comparison", out: Path) -> Path:
     """Write the tables, the summary and the page of a comparison or a reproduced recipe."""
+    from fedvl.report.comparison_tables import write_tables
+
     write_tables(summary, out)
     for name in dict.fromkeys(name for cell in summary.cells for name in cell.runs):
         folder = out / "runs" / name
@@ -47,6 +52,8 @@ def write_comparison(summary: Comparison, out: Path) -> Path:
 
 def write_side_by_side(folders: Sequence[Path], path: Path) -> Path:
     """Write one page that compares several runs."""
+    from fedvl.report.comparison_of_runs import describe_runs
+
     return write_page(path, "grid.html.j2", vars(describe_runs([RunFolder.open(folder) for folder in folders])))
 
 
