@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import torch
 import typer.main
@@ -28,6 +29,10 @@ sys.dont_write_bytecode = False
 read, shipped = checkpoint._embedded, checkpoint.EMBEDDED_FOLDER
 kept = cache(read)
 checkpoint._embedded = lambda name: deepcopy(kept(name)) if shipped == checkpoint.EMBEDDED_FOLDER else read(name)
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 # Commands are read from their signatures once, not at each call of one: there are a thousand.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
