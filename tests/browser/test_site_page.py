@@ -2,15 +2,18 @@
 
 import http.server
 import os
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.browser import Browser
+from helpers.browser import PATIENCE, Browser
 from helpers.sites import join_all, make_site
 
 from fedvl.deployment.policy import approved
@@ -47,7 +50,7 @@ def address(browser, site):
 
 def press(browser, text):
     """Go to a button with the Tab key, and press it with Enter."""
-    focused = "document.activeElement.textContent"
+    focused = "document.activeElement === document.body ? '' : document.activeElement.textContent"
     for _ in range(60):
         browser.press("Tab", 9)
         if text in (browser.evaluate(focused) or ""):
@@ -104,6 +107,57 @@ def test_dry_run_approval_and_refusal(browser, site, shared, address, width, dar
     assert browser.errors[errors:] == []
     if shots := os.environ.get("FEDVL_SCREENSHOTS"):
         browser.screenshot(Path(shots) / f"site-{width}-{'dark' if dark else 'light'}.png", whole=True)
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_key_renewal_image_check_survey_and_stop(browser, site, shared, address, width, tmp_path):
+    """With the keyboard alone; work is begun by the page and done here."""
+    pinned(site, shared)
+    asked = site.state().experiments[0]
+    site.act("/approve", {"identity": asked.identity, "roster": asked.roster})
+    site.data = str(images(tmp_path))
+    browser.screen(width, 900, phone=width == 390)
+    browser.open(address)
+    browser.wait_for(f"{TEXT}.includes('approved')")
+    press(browser, "Check the images")
+    browser.wait_for(f"{TEXT}.includes('Now: ') || document.querySelectorAll('#faults .card').length")
+    site.do(*site.jobs.get())
+    browser.wait_for("document.querySelectorAll('#faults .card').length > 0")
+    assert "torn.png" in browser.evaluate(TEXT)
+    press(browser, "Answer a survey")
+    work, _ = site.jobs.get()
+    assert work == "answering a survey"
+    site.connected = SimpleNamespace(stopping=False)
+    browser.wait_for("![...document.querySelectorAll('button')].find((each) => each.textContent === 'Stop').disabled")
+    press(browser, "Stop")
+    wait_for(lambda: site.connected.stopping)
+    site.connected, key = None, site.state().key
+    press(browser, "Make another key, if")
+    press(browser, "Make another key")
+    browser.wait_for("document.getElementById('notice').textContent.includes('Say first')")
+    browser.press("Tab", 9)
+    browser.evaluate("document.getElementById('renewal').focus()")
+    browser.press(" ", 32, " ")
+    press(browser, "Make another key")
+    wait_for(lambda: site.state().key != key)
+    browser.wait_for(f"{TEXT}.includes({site.state().key!r})")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def images(folder):
+    """Three images of one colour, and one that is torn."""
+    for number in range(3):
+        (folder / "images" / "cat").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (9 * number, 80, 70)).save(folder / "images" / "cat" / f"{number}.png")
+    (folder / "images" / "cat" / "torn.png").write_bytes(b"not a picture")
+    return folder / "images"
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_a_page_of_another_origin_cannot_act(browser, site, shared, address):

@@ -1,18 +1,20 @@
-"""The page of a client: what it shows of its folder, and that its actions are those of the terminal."""
+"""The page of a client: its actions are those of the terminal."""
 
-import json
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from PIL import Image
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
 from helpers.sites import join_all, make_site
 
+from fedvl.data.faults import FAULT_KINDS
+from fedvl.deployment import site as module
 from fedvl.deployment.audit_log import read_log
-from fedvl.deployment.membership import make_join_request
 from fedvl.deployment.policy import check_approved, read_experiments, read_policy
 from fedvl.deployment.roster import pinned_roster
 from fedvl.deployment.state import log_of
@@ -129,26 +131,73 @@ def test_jobs_are_done_one_after_the_other_and_their_errors_are_shown(site):
         site.act("/other", {})
 
 
-def test_a_dry_run_shows_what_would_leave_and_what_attacks_learn(site, shared):
-    pinned(site, shared)
-    site.act("/rehearse", {})
+def test_what_the_page_does_not_send_is_refused(site):
+    for path, given in (("/join", {"more": 1}), ("/pin", {}), ("/start", {"stay": True}), ("/policy", {"content": 3})):
+        with pytest.raises(FedVLError, match=r"Give '\w+' as the page does: "):
+            site.act(path, given)
+    assert not site.state().busy
+
+
+def test_another_key_takes_the_place_of_the_first(site):
+    first, request = site.state().key, (site.folder / "a.request.json").read_text()
+    site.act("/join", {"renew": True})
+    assert site.state().key not in ("", first)
+    assert (site.folder / "a.request.json").read_text() != request
+    secrets = [entry["file"] for entry in read_log(site.folder).chain.entries if entry["kind"] == "secret"]
+    assert secrets == ["key", "key"]
+
+
+def test_the_check_of_images_shows_faults_and_their_files(site, tmp_path):
+    site.act("/check", {})
+    site.do(*site.jobs.get())
+    assert site.state().failed.startswith("There are no images to check")
+    for label, shade in (("cat", 50), ("dog", 200)):
+        for number in range(3):
+            path = tmp_path / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (shade, 9 * number, 70)).save(path)
+    (tmp_path / "images" / "cat" / "torn.png").write_bytes(b"not a picture")
+    site.data = str(tmp_path / "images")
+    site.act("/check", {})
     site.do(*site.jobs.get())
     assert site.state().failed == ""
-    (asked,) = site.state().experiments
-    found: Any = asked.dry_run
-    assert [(each.kind, each.shape) for each in found.leaves] == [("train", [10]), ("train", [10, 256])]
-    assert sum(each.bytes for each in found.leaves) == 4 * 10 * 257
-    assert found.attacks
-    assert "this is a rehearsal" in found.refusal
-    json.dumps(site.state().model_dump())
+    found = {each.title: each for each in site.state().faults}
+    assert found[FAULT_KINDS["unreadable"].title].files == ["cat/torn.png"]
+    assert found[FAULT_KINDS["unreadable"].title].fix == FAULT_KINDS["unreadable"].fix
 
 
-def test_a_folder_from_elsewhere_is_shown_as_such_until_its_person_adopts_it(shared, tmp_path):
-    site = make_site(shared, tmp_path, joined=False)
-    make_join_request(site.folder)
-    (site.folder / "state" / "origin.json").unlink()
-    assert "was not made here" in site.state().problem
-    with pytest.raises(FedVLError, match="was not made here"):
-        site.act("/policy", {"content": "least_images = 1"})
-    site.act("/join", {"moved": True})
-    assert site.state().problem == ""
+class Serving:
+    """A client that serves until it is stopped, or once."""
+
+    site: Any
+    made: list[Any] = []
+
+    def __init__(self, folder, data, say, survey=False):
+        self.survey, self.stopping, self.served = survey, True, []
+        self.made.append(self)
+
+    def watch(self, bundle):
+        return nullcontext("the watch")
+
+    def prepare(self, display):
+        assert self.site.connected is None, "it answers nothing before its images are ready"
+
+    def serve(self, watch, stay):
+        self.served.append((watch, stay, self.stopping))
+        assert self.site.state().connected
+        self.site.act("/stop", {})
+
+
+@pytest.mark.parametrize("path, survey, stay", [("/start", False, True), ("/survey", True, False)])
+def test_stop_ends_the_client_that_answers_runs_or_a_survey(path, survey, stay, site, monkeypatch):
+    monkeypatch.setattr(module, "Client", Serving)
+    monkeypatch.setattr(Serving, "made", [])
+    monkeypatch.setattr(Serving, "site", site, raising=False)
+    site.stay = True
+    site.act("/stop", {})  # of nothing
+    site.act(path, {})
+    site.do(*site.jobs.get())
+    assert site.state().failed == ""
+    (client,) = Serving.made
+    assert (client.survey, client.served, client.stopping) == (survey, [("the watch", stay, False)], True)
+    assert not site.state().connected

@@ -1,4 +1,4 @@
-"""A site takes part in a real federation from its page alone, and reads its figures there."""
+"""A site answers a survey, takes part and stops in a real federation from its page alone, and reads its figures there."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def call(address, token, path, given=None):
         return json.load(answer)
 
 
-def test_a_site_refuses_then_approves_and_takes_part(tmp_path, monkeypatch):
+def test_a_site_refuses_then_approves_answers_a_survey_takes_part_and_stops(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
     write_images(tmp_path / "images")
     experiment = resolve_for_parties(SETTINGS, 2)
@@ -55,8 +55,8 @@ def test_a_site_refuses_then_approves_and_takes_part(tmp_path, monkeypatch):
     parties = folder / "parties"
     page = fedvl("client", parties / "east", "--data", tmp_path / "images/east", "--page", log=log)
     other = fedvl("client", parties / "west", "--data", tmp_path / "images/west", log=tmp_path / "west.log")
-    server = start_server(place, "linear", tmp_path / "run")
-    with ended([page, other, server]):
+    survey = fedvl("survey", folder, "--out", tmp_path / "survey", log=tmp_path / "survey.log")
+    with ended([page, other, survey]):
         wait_until(lambda: "#token=" in log.read_text(), page)
         found = re.search(r"(http://127\.0\.0\.1:\d+)/#token=(\S+)", log.read_text())
         assert found is not None
@@ -70,10 +70,24 @@ def test_a_site_refuses_then_approves_and_takes_part(tmp_path, monkeypatch):
         call(address, token, "/refuse", {"identity": asked["identity"], "reason": "Not yet."})
         assert state()["experiments"][0]["decision"] == "refused"
         call(address, token, "/approve", {"identity": asked["identity"], "roster": asked["roster"]})
-        call(address, token, "/start", {})
-        assert server.wait(LATEST) == 0, (tmp_path / "run.log").read_text()
+        call(address, token, "/survey", {})
+        assert survey.wait(LATEST) == 0, (tmp_path / "survey.log").read_text()
+        wait_until(lambda: not state()["busy"], page)
+        surveyed = json.loads((tmp_path / "survey" / "survey.json").read_text())
+        assert (surveyed["sites"], surveyed["images"]) == (["east"], 30), "30 images: the policy rounds to fives"
+        assert surveyed["refused"][0].startswith("west: it says: This client is not there for a survey")
+        assert (parties / "east" / "state" / "survey.html").is_file()
+        server = start_server(place, "linear", tmp_path / "run")
+        with ended([server]):
+            call(address, token, "/start", {})
+            assert server.wait(LATEST) == 0, (tmp_path / "run.log").read_text()
         wait_until(lambda: not state()["busy"], page)
         told = state()
+        call(address, token, "/start", {})
+        wait_until(lambda: state()["connected"], page)
+        call(address, token, "/stop", {})
+        wait_until(lambda: not state()["busy"], page)
+        assert not state()["connected"]
     assert told["failed"] == ""
     (run,) = told["runs"]
     assert (run["finished"], run["method"], run["rounds"]) == (True, "linear", 1)

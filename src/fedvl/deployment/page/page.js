@@ -110,7 +110,18 @@ function showJoin(state) {
   return [
     line(`Send ${state.request} to the operator, if you have not yet. Compare both fingerprints by telephone:`),
     pairs([["this client's key", state.key], ["the server's authority", state.authority]]),
+    showRenewal(),
   ];
+}
+
+function showRenewal() {
+  const agreed = make("input", "", { type: "checkbox", id: "renewal" });
+  const label = make("label", "", { className: "check" }, [agreed, make("span", "The operator admits the new request, and the other clients import and approve a new roster.")]);
+  const renew = () => (agreed.checked ? act("/join", { renew: true }) : say("Say first that the others know of the new key."));
+  return make("details", "", {}, [
+    make("summary", "Make another key, if this one was lost or may be known to others"), label,
+    make("div", "", { className: "acts" }, [button("Make another key", renew)]),
+  ]);
 }
 
 function showParticipants(state) {
@@ -136,7 +147,6 @@ function showRequest(each, state, known) {
   const leaving = each.dry_run ? each.dry_run.leaves.reduce((sum, tensor) => sum + tensor.bytes, 0) : null;
   const reason = make("input", "", { type: "text", maxLength: 300, placeholder: "Reason for a refusal; the server is sent it" });
   reason.setAttribute("aria-label", `Reason for refusing ${each.name}`);
-  const decide = (path) => act(path, { identity: each.identity, roster: each.roster, reason: reason.value });
   return make("div", "", { className: "card" }, [
     make("h3", each.name),
     make("p", words[each.decision], { className: `state ${each.decision}` }),
@@ -154,9 +164,9 @@ function showRequest(each, state, known) {
     each.dry_run && showDryRun(each.dry_run),
     known && make("div", "", { className: "acts" }, [
       button(each.dry_run ? "Dry run again" : "Dry run: what would leave, and what attacks learn", () => act("/rehearse"), false, state.busy),
-      button("Approve", () => decide("/approve"), true, Boolean(each.problem) || each.decision === "approved"),
+      button("Approve", () => act("/approve", { identity: each.identity, roster: each.roster }), true, Boolean(each.problem) || each.decision === "approved"),
     ]),
-    known && make("div", "", { className: "acts" }, [reason, button("Refuse", () => (reason.value.trim() ? decide("/refuse") : (say("Give a reason for the refusal."), reason.focus())))]),
+    known && make("div", "", { className: "acts" }, [reason, button("Refuse", () => (reason.value.trim() ? act("/refuse", { identity: each.identity, reason: reason.value }) : (say("Give a reason for the refusal."), reason.focus())))]),
   ]);
 }
 
@@ -188,10 +198,12 @@ function showProgress(state) {
   const approved = state.experiments.some((each) => each.decision === "approved");
   const acts = make("div", "", { className: "acts" }, [
     button("Take part", () => act("/start"), true, state.busy || !approved),
+    button("Answer a survey", () => act("/survey"), false, state.busy || !approved || !state.data),
     button("Stop", () => act("/stop"), false, !state.connected),
   ]);
+  const survey = state.data && line("A survey checks these images before training, and sends counts. Which files are meant is shown here only.", "quiet");
   const said = state.said.length ? make("details", "", { open: true }, [make("summary", "What happens"), list(state.said.slice(-8))]) : null;
-  return [!approved && line("Approve an experiment first."), acts, said, ...state.runs.map(showRun)];
+  return [!approved && line("Approve an experiment first."), acts, survey, said, ...state.runs.map(showRun)];
 }
 
 function showRun(run) {
