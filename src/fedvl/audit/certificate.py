@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fedvl.audit import perform
 from fedvl.audit.canaries import EPSILON_FINDING
-from fedvl.audit.finding import SERVER, SHOWN, Audit, written_value
+from fedvl.audit.finding import SERVER, SHOWN, Attacked, Audit, written_value
 from fedvl.audit.imitation import METHOD_FAILS
 from fedvl.audit.perform import unexamined
 from fedvl.audit.show import finding_figure, interval, setting, shape_of
@@ -218,7 +218,7 @@ def check_attacks(found: Audit) -> Check:
     return Check(name=name, holds=not problems, sentence=sentence)
 
 
-def check_leaks(found: Audit, limits: Limits) -> Check:
+def check_leaks(found: Attacked, limits: Limits) -> Check:
     """Hold if no attack shows a leak, unless its whole interval is below a limit that was given."""
     name = "No attack shows a leak that was not accepted"
     beyond = [

@@ -48,6 +48,7 @@ MIN_ATTACK_IMAGES = 30  # labelled images, without which an attacker cannot be p
 CHANCE_ORDERS = 1000  # of the classes, by which chance is measured
 ATTACKER_EVERY = 3  # one image of so many is the attacker's, where there is no test
 OTHERS = 4  # one of so many of the attacker's images is for imitated others in a sum
+NOT_TRIED = "Not tried"
 PLAIN, ALONE = "this update", "this update alone, the worst case"
 
 
@@ -72,7 +73,7 @@ def audit_own(
             for part, each in views(evidence, sent, prepared.experiment.federation):
                 for name, attack in OWN_ATTACKS.items():
                     if time.monotonic() - began >= seconds:
-                        found.append(Unmeasured(name, SERVER, f"Not tried: {seconds:g} seconds were over.", part))
+                        found.append(Unmeasured(name, SERVER, f"{NOT_TRIED}: {seconds:g} seconds were over.", part))
                     else:
                         found += [replace(one, of=part) for one in attack(each) if one.view == SERVER]
     return OwnAudit(

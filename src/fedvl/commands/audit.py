@@ -11,6 +11,7 @@ from fedvl.errors import FedVLError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fedvl.audit.certificate import Certificate
     from fedvl.audit.finding import Audit
     from fedvl.config import Experiment
     from fedvl.tensors import ByClient, Tensors
@@ -25,6 +26,9 @@ Examples:
   fedvl audit runs/NAME --fail-above membership=0.6    exit code 1 if above
 
   fedvl audit runs/NAME --certificate                  may its results leave?
+
+  fedvl audit clinic/parties/hospital-a --certificate --dataset images/
+                                                       a client's part in a run between machines
 
   fedvl audit verify clinic/parties/hospital-a         check a party's log
 
@@ -60,6 +64,12 @@ def audit(
             "with code 1 if results should not leave. --fail-above states which leaks are accepted.",
         ),
     ] = False,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="With --certificate and a client's folder: its images, for its part in a run between machines."
+        ),
+    ] = None,
     trust_method: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -79,6 +89,10 @@ def audit(
     limits = parse_limits(fail_above or [])
     if certificate and not target.is_dir():
         raise FedVLError(f"A certificate is for the results of a run; give the folder of a finished run, not {target}.")
+    if dataset is not None:
+        if not certificate:
+            raise FedVLError("--dataset is for the certificate of a client's folder; add --certificate.")
+        raise typer.Exit(0 if write_site_egress(target, dataset, limits, quiet) else 1)
     experiment, trained = open_target(target, trust_method)
     with TerminalDisplay(quiet) as display:
         found = perform(experiment, display, clients, rounds, trained)
@@ -114,12 +128,33 @@ def write_egress(
     from fedvl.display import TerminalDisplay
     from fedvl.runs.folder import RunFolder
 
-    accepted = "".join(f" --fail-above {name}={limit:g}" for name, limit in limits.items())
-    command = f"fedvl audit {target} --certificate --clients {clients} --rounds {rounds}{accepted}"
+    command = f"fedvl audit {target} --certificate --clients {clients} --rounds {rounds}{accepted_limits(limits)}"
     folder = RunFolder(target, trust_method)
     with TerminalDisplay(quiet) as display:
         certificate = certify(folder, found, limits, display, command)
-    page = write_certificate(certificate, folder.result, target)
+    return said_certificate(certificate, write_certificate(certificate, folder.result, target))
+
+
+def write_site_egress(place: Path, data: str, limits: "Mapping[str, float]", quiet: bool) -> bool:
+    """Write the certificate of a client's part in its last run; return whether it is issued."""
+    from fedvl.audit.certificate import write_certificate
+    from fedvl.deployment.site_certificate import certify_site
+    from fedvl.display import TerminalDisplay
+    from fedvl.runs.folder import RunFolder
+
+    command = f"fedvl audit {place} --certificate --dataset {data}{accepted_limits(limits)}"
+    with TerminalDisplay(quiet) as display:
+        certificate = certify_site(place, data, limits, display, command)
+    folder = RunFolder.open(place)
+    return said_certificate(certificate, write_certificate(certificate, folder.result, folder.path))
+
+
+def accepted_limits(limits: "Mapping[str, float]") -> str:
+    return "".join(f" --fail-above {name}={limit:g}" for name, limit in limits.items())
+
+
+def said_certificate(certificate: "Certificate", page: Path) -> bool:
+    """Say whether a certificate is issued, and why not; return it."""
     typer.echo(f"Certificate {'issued' if certificate.issued else 'not issued'}: {page}", err=True)
     for sentence in certificate.reasons:
         typer.echo(f"  {sentence}", err=True)
@@ -166,8 +201,8 @@ def open_target(target: Path, trust_method: bool) -> "tuple[Experiment, tuple[Te
         folder = RunFolder(target, trust_method)
         if folder.federation is not None:
             raise FedVLError(
-                f"The clients of the run in {target} are on other machines, whose images are not here; "
-                "audit a TOML file of its settings with images of your own."
+                f"The clients of the run in {target} are on other machines, whose images are not here: each certifies its own "
+                "part (fedvl audit FOLDER --certificate --dataset IMAGES). Or audit a TOML file of its settings with your images."
             )
         return folder.experiment, folder.tensors() if folder.finished else None
     if target.suffix != ".toml":
