@@ -1,4 +1,4 @@
-"""The page of a client: what the person responsible for the data decides there, and the work it starts.
+"""The page of a client: what its person decides there, and the work that it starts.
 
 It is a page of this machine alone (``report/loopback.py``). Work that takes a while runs one job
 after the other in the main thread: images are read, a dry run is made, messages are answered.

@@ -1,4 +1,4 @@
-"""The egress certificate of a site: what left it in a run between machines, and what that gave away.
+"""The egress certificate of a site: what left it in a run between machines, and what it told.
 
 A run between machines cannot be repeated here, because the images of others are elsewhere. Its
 model is compared with the last message of the server, whose hash the client's log has. Attacks are
@@ -180,7 +180,7 @@ def check_model(run: SiteRun) -> Check:
 
 
 def last_requests(run: SiteRun, entry: LogEntry) -> list[Header]:
-    """Return what the header of the server's last message may have been: a log has its hash only."""
+    """Return what the header of the server's last message may have been."""
     kept = [path.stem.partition("-")[2] for path in run.folder.path.glob("*-*.safetensors")]
     return [
         Header(
@@ -192,7 +192,7 @@ def last_requests(run: SiteRun, entry: LogEntry) -> list[Header]:
             client=run.client,
             state=state,
         )
-        for state in ("", *kept)  # names of private tensors
+        for state in ("", *kept)  # names of private tensors: the log has a hash of the message only
     ]
 
 
@@ -217,7 +217,7 @@ def check_rows(rows: list[Leaving]) -> Check:
 
 
 def check_own_attacks(found: Attacked) -> Check:
-    """Hold if each attack has a value or a reason that lies in the method, and membership a value."""
+    """Hold if each attack has a value or does not apply, and membership has a value."""
     name = "Every attack was made, or does not apply"
     told = {each.name for each in found.findings} | {each.name for each in found.unmeasured}
     absent = [attack for attack in OWN_ATTACKS if not any(each.startswith(attack) for each in told)]
