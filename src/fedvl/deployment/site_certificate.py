@@ -1,4 +1,4 @@
-"""The egress certificate of a site: what left it in a run between machines, and what it told.
+"""The egress certificate of a site: what left it, and what attacks learn from that.
 
 A run between machines cannot be repeated here, because the images of others are elsewhere. Its
 model is compared with the last message of the server, whose hash the client's log has. Attacks are

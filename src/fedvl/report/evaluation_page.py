@@ -8,7 +8,7 @@ from markupsafe import Markup
 from fedvl.evaluation.figures import ClassFigures, Estimate, Evaluation, Figures, PairedModels
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.page import write_page
-from fedvl.report.tables import Values, p_value
+from fedvl.report.tables import Values, moment, p_value
 
 NOT_KNOWN = "withheld"
 OVERALL = (
@@ -97,6 +97,7 @@ def describe(found: Evaluation) -> Values:
     pooled, benefits = found.pooled, rarest(found.pooled)
     return {
         "found": found,
+        "when": moment(found.evaluated),
         "cards": [
             (label, written(getattr(pooled, key), digits), binned(getattr(pooled, key), digits))
             for key, label, digits in OVERALL

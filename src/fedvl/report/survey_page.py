@@ -5,6 +5,7 @@ from pathlib import Path
 from fedvl.data.survey import Survey
 from fedvl.report.data_page import PROPERTIES, shares
 from fedvl.report.page import write_page
+from fedvl.report.tables import moment
 
 
 def recommendations(found: Survey) -> list[tuple[str, str]]:
@@ -50,6 +51,7 @@ def write_survey_page(found: Survey, path: Path) -> Path:
     """Write the page: one HTML file that loads nothing from elsewhere."""
     values = {
         "found": found,
+        "when": moment(found.surveyed),
         "advice": recommendations(found),
         "classes": [(each.name, f"{each.train:,}", f"{each.test:,}") for each in found.classes],
         "properties": [(title, shares(getattr(found, key))) for key, title in PROPERTIES],

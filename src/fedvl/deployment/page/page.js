@@ -156,7 +156,7 @@ function showRequest(each, state, known) {
       ["participants", `${each.clients} clients`],
       ["what the server sees", each.secure_sum ? "sums over clients only (secure aggregation)" : "this client's own update"],
       ["noise", each.privacy === "none" ? "none" : `epsilon ${each.epsilon}, delta ${each.delta}, hides one ${each.privacy === "record" ? "image" : "client"}`],
-      ["leaves in a round", leaving === null ? "known after the dry run" : `${number.format(leaving)} bytes in ${each.dry_run.leaves.length} tensors; in ${each.rounds} rounds about ${number.format(leaving * each.rounds)} bytes`],
+      ["leaves in a round", leaving === null ? "known after the dry run" : `${number.format(leaving)} bytes in ${each.dry_run.leaves.length} tensors; in ${each.rounds} round${each.rounds === 1 ? "" : "s"} about ${number.format(leaving * each.rounds)} bytes`],
       ["roster", each.roster],
       ["identity", each.identity],
     ]),
