@@ -284,7 +284,7 @@ def compare(
     """
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.references import with_references, without_refused
-    from fedvl.comparisons.run import flags_grid, perform_grid, summarise
+    from fedvl.comparisons.run import flags_grid, perform_grid, portable, summarise
     from fedvl.comparisons.tuning import perform_tuned, trials_of, write_grid
     from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay
@@ -306,7 +306,7 @@ def compare(
         wanted = read_grid(Path(grid)).under(Variant(settings=base, seeds=seeds))
     axes = {key: [_plain(value) for value in values] for key, values in (tune or {}).items()}
     wanted = wanted.tuned_by(axes, _plain(validation))
-    wanted = with_references(wanted, given=bool(references))
+    wanted = portable(with_references(wanted, given=bool(references)))
     # all of them, so that a mistake in the last shows before the first is run
     experiments = [resolve_experiment(case.settings) for case in (*wanted.cases(), *trials_of(wanted).cases())]
     folder = Path(out)
@@ -323,7 +323,7 @@ def compare(
     words += ["--validation", str(validation)] if validation is not None else []
     words += [] if references else ["--no-references"]
     words += ["--seeds", str(wanted.seeds), *_assignments(base), "--out", str(folder)]
-    summary = summarise(outcome, shlex.join(words))
+    summary = summarise(outcome, shlex.join(words), wanted)
     write_comparison(summary, folder)
     if outcome.tuned:
         write_grid(outcome.grid, folder / "tuned.toml")

@@ -19,6 +19,7 @@ from fedvl.commands import (
     show,
     survey,
     update,
+    verify,
     withdraw,
 )
 from fedvl.errors import FedVLError
@@ -40,6 +41,9 @@ app.command(epilog=compare.COMPARE_EXAMPLES)(compare.compare)
 app.command(epilog=compare.SWEEP_EXAMPLES)(compare.sweep)
 app.command(epilog=compare.REPRODUCE_EXAMPLES)(compare.reproduce)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=verify.EXAMPLES)(verify.verify)
+app.command()(verify.pack)
+app.command()(verify.leaderboard)
 app.command(epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command()(log.log)
 app.command(epilog=withdraw.EXAMPLES)(withdraw.withdraw)

@@ -98,7 +98,7 @@ def compare(
     """Compare methods over datasets, partitions and seeds: mean, deviation, significance."""
     from fedvl.comparisons.grid import Variant, read_grid
     from fedvl.comparisons.references import with_references, without_refused
-    from fedvl.comparisons.run import flags_grid, summarise
+    from fedvl.comparisons.run import flags_grid, portable, summarise
     from fedvl.comparisons.sweep import listed_axes
     from fedvl.comparisons.tuning import trials_of, write_grid
     from fedvl.data.sources import Opener
@@ -113,7 +113,7 @@ def compare(
     else:
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
     wanted = wanted.tuned_by(listed_axes(tune or []), validation)
-    wanted = with_references(wanted, given=references)
+    wanted = portable(with_references(wanted, given=references))
     for case in (
         *wanted.cases(),
         *trials_of(wanted).cases(),
@@ -123,7 +123,7 @@ def compare(
         write_array(wanted, out / "runs", slurm)
         return
     outcome = without_refused(run_grid(wanted, out / "runs", jobs, quiet, Opener.once()))
-    summary = summarise(outcome, command_line())
+    summary = summarise(outcome, command_line(), wanted)
     write_comparison(summary, out)
     if outcome.tuned:
         write_grid(outcome.grid, out / "tuned.toml")

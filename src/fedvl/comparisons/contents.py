@@ -175,6 +175,7 @@ class Comparison(Content):
     failures: list[Failure] = []
     tuned: list[TunedCell] = []
     settings: dict[str, object] = {}  # as they were asked for
+    grid: dict[str, object] = {}  # with what its cells try; `fedvl verify` performs it again
 
     @property
     def places(self) -> dict[tuple[str, str], GridCell]:

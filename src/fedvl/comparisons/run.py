@@ -31,6 +31,7 @@ from fedvl.comparisons.contents import (
 from fedvl.comparisons.grid import Case, Grid, folder_name, layered
 from fedvl.comparisons.measures import Figure, MeasuredRun, measure_run
 from fedvl.config import MethodConfig, Settings, toml_value
+from fedvl.data.catalogue import is_own
 from fedvl.data.sources import Opener
 from fedvl.display import GridDisplay
 from fedvl.errors import FedVLError
@@ -176,8 +177,11 @@ def short(figure: Figure) -> str:
     return f"{figure:.4g}" if isinstance(figure, float) else f"{len(figure)} values"
 
 
-def summarise(outcome: GridOutcome, command: str) -> Comparison:
-    """Return everything that tables and figures need, as written to comparison.json."""
+def summarise(outcome: GridOutcome, command: str, asked: Grid | None = None) -> Comparison:
+    """Return everything that tables and figures need, as written to comparison.json.
+
+    ``asked`` is the grid before its cells were tuned.
+    """
     grid = outcome.grid
     return Comparison(
         schema=COMPARISON_SCHEMA,
@@ -213,7 +217,24 @@ def summarise(outcome: GridOutcome, command: str) -> Comparison:
             "columns": {name: entry.settings for name, entry in grid.columns.items()},
             "cells": grid.cells,
         },
+        grid=asked.model_dump(mode="json", exclude_defaults=True) if asked else {},
     )
+
+
+def portable(grid: Grid) -> Grid:
+    """Return a grid whose cells name what would follow from the files and devices of a machine."""
+    cells = {row: dict(own) for row, own in grid.cells.items()}
+    for case in grid.cases():
+        if case.seed == 0:
+            experiment, known = resolve_experiment(case.settings), dict[str, Any]()
+            if is_own(experiment.data.dataset):
+                known["data"] = {"clients": experiment.data.clients, "partition": experiment.data.partition}
+            if case.settings.get("training", {}).get("precision") == "auto":
+                known["training"] = {"precision": experiment.training.precision}
+            if known:
+                own = cells.setdefault(case.row, {})
+                own[case.column] = layered(own.get(case.column, {}), known)
+    return grid.model_copy(update={"cells": cells})
 
 
 def averaged_columns(grid: Grid) -> list[Averaged]:

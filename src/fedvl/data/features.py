@@ -76,6 +76,13 @@ class HoldsFeatures(Protocol):
     def look_up(self, split: Any, kind: str) -> "EncodedSplit": ...
 
 
+@runtime_checkable
+class CarriesFeatures(Protocol):
+    """A split whose features came with it, in place of its images."""
+
+    def carried(self, kind: str) -> "EncodedSplit": ...
+
+
 @dataclass(frozen=True)
 class EncodedSplit:
     """Output of an encoder for a split: one row for each usable image.
@@ -116,6 +123,8 @@ def encode_split(
     that need images of the same encoder wait for each other. `progress(done, total)` is called
     while encoding.
     """
+    if isinstance(split, CarriesFeatures):
+        return split.carried(kind)
     if isinstance(encoder, HoldsFeatures):
         return encoder.look_up(split, kind)
     if len(split) == 0:

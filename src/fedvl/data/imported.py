@@ -87,8 +87,11 @@ class ImportedEncoder:
         rows = torch.tensor([row for row in found if row is not None])
         return EncodedSplit(self._images[rows], kept, bad)
 
-    def embed_names(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the imported texts of class names; zeros if none were imported at all."""
+    def embed_names(self, names: Sequence[str], templates: Sequence[str]) -> torch.Tensor:
+        """Return the imported texts of class names; zeros if none were imported at all.
+
+        They were made with templates of their own.
+        """
         if not self._classes:
             return torch.zeros(len(names), self.dim)
         if missing := [name for name in names if class_key(name) not in self._classes]:

@@ -121,7 +121,7 @@ def embed_classes(
     if isinstance(encoder, FusedEncoder):
         return torch.empty(len(dataset.class_names), 0, device=device)
     if isinstance(encoder, ImportedEncoder):
-        return encoder.embed_names(dataset.class_names).to(device)
+        return encoder.embed_names(dataset.class_names, dataset.templates.get(templates, ())).to(device)
     if templates not in dataset.templates:
         raise FedVLError(
             f"Dataset '{dataset.name}' has no templates '{templates}'; it has {', '.join(dataset.templates)}."

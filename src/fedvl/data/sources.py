@@ -5,9 +5,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -471,7 +471,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             yield number, {key: "" if value is None else str(value) for key, value in row.items()}
 
 
-class Opener(NamedTuple):
+@dataclass(frozen=True)
+class Opener:
     dataset: Callable[[str, Path | None], Dataset] = open_dataset
     model: Callable[[str, str], DualEncoder | FusedEncoder | ImportedEncoder] = open_model
 

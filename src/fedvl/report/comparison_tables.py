@@ -29,8 +29,14 @@ LATEX |= {"†": r"$^{\dagger}$", "~": r"\textasciitilde{}", "^": r"\textasciici
 
 def write_tables(summary: Comparison, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("csv", csv_table), ("tex", latex_table), ("html", html_table)):
-        write_whole(out / f"table.{name}", visible(text(summary)).encode())
+    for name, content in tables_of(summary).items():
+        write_whole(out / name, content)
+
+
+def tables_of(summary: Comparison) -> dict[str, bytes]:
+    """Return the content of each file of the table, by name."""
+    written = (("csv", csv_table), ("tex", latex_table), ("html", html_table))
+    return {f"table.{name}": visible(text(summary)).encode() for name, text in written}
 
 
 def figure(value: float, like: float | None = None) -> str:

@@ -29,12 +29,17 @@ def write_report(folder: Path) -> Path:
     found = read_json(path)
     if found is not None:
         from fedvl.comparisons.contents import Comparison
-        from fedvl.report.comparison_page import describe_grid
 
-        values = vars(describe_grid(validated(Comparison, found, path)))
-        return write_page(folder / "report.html", "grid.html.j2", values)
+        return write_page(folder / "report.html", *page_of(validated(Comparison, found, path)))
     run = RunFolder.open(folder)
     return write_page(run.path / "report.html", "run.html.j2", describe_run(run))
+
+
+def page_of(summary: "Comparison") -> tuple[str, Values]:
+    """Return the template of a comparison's page, and its values."""
+    from fedvl.report.comparison_page import describe_grid
+
+    return "grid.html.j2", vars(describe_grid(summary))
 
 
 def write_comparison(summary: "Comparison", out: Path) -> Path:

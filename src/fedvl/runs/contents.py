@@ -267,6 +267,10 @@ class Figures(Content):
     """Remarks on the run, in sentences."""
     device: str | None = None
     """Device of the computation."""
+    machine: str | None = None
+    """Kind of processor and its vector instructions, of which the last bits of results depend."""
+    torch_version: str | None = None
+    """Version of PyTorch."""
     precision: str | None = None
     """Precision of training."""
     started: str | None = None

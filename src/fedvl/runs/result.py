@@ -1,5 +1,6 @@
 """The figures of a finished run, as result.json has them."""
 
+import platform
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,6 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
+from fedvl.data.features import CarriesFeatures
 from fedvl.evaluation import long_tail
 from fedvl.evaluation.base_to_new import figures_with_intervals, kept
 from fedvl.evaluation.calibration import (
@@ -113,6 +115,8 @@ def describe(
         skipped_images=[Skipped(**image) for image in prepared.skipped],
         notes=[*prepared.notes, *prepared.method.notes(), *(federation.journal.notes if federation.journal else ())],
         device=str(prepared.device),
+        machine=machine(),
+        torch_version=torch.__version__,
         # other machines have their own devices
         precision=used_precision(experiment.training.precision, prepared.device.type)
         if isinstance(engine, LocalEngine)
@@ -136,6 +140,10 @@ def describe(
         set_figures(judge, federation, final, zero_shot) if final else Figures(),
         backdoor_figures(prepared, judge, federation) if final else Figures(),
     )
+
+
+def machine() -> str:
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def privacy_figures(prepared: Prepared, federation: Federation) -> Budget | None:
@@ -417,7 +425,9 @@ def backdoor_figures(prepared: Prepared, judge: Judge, federation: Federation) -
 
 def example_images(prepared: Prepared, final: Judged, zero_shot: Judged | None) -> Examples:
     """Return a few test images that training set right or wrong, for the report."""
-    if zero_shot is None:
+    if zero_shot is None or any(
+        isinstance(split, CarriesFeatures) for split in prepared.sources.dataset.splits.values()
+    ):
         return Examples()
     labels, count = prepared.test.samples.labels.cpu().numpy(), prepared.experiment.evaluation.examples
     names = prepared.queried.task.class_names
