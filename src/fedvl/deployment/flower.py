@@ -67,7 +67,7 @@ SECRET_VARIABLE, FOLDER_VARIABLE = "FEDVL_LINK_SECRET", "FEDVL_LINK_FOLDER"
 MAX_BYTES_VARIABLE = "FEDVL_LINK_MOST_BYTES"  # of a message
 NODE_BYTES, COPIES = 2**30, 4  # what a SuperNode needs, and how often it holds a message
 MAX_OBJECTS = 3  # of Flower's in a message of ours: itself, its records, our record
-POLL_SECONDS = 0.05
+POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 0.5  # between looks for a task, which come more rarely while there is none
 NODE_PAUSES = (0.2,) * 10 + (0.5,) * 6 + (1.0,) * 5 + (2.0,) * 5  # between a SuperNode's questions, after a message
 PULL_SECONDS = 1.0  # for an answer to be pulled, before others are looked at
 LINK_SECONDS = 30.0  # without an answer of the SuperLink, which runs on the same machine: it is gone
@@ -271,12 +271,14 @@ def task_client(address: str, authority: bytes | None, secret: str) -> RuntimeHt
 
 def wait_for_task(client: RuntimeHttpClient, kind: TaskType, go_on: Callable[[], bool] = lambda: True) -> str | None:
     """The token of the next task of this kind; None if there is no need to go on."""
+    pause = POLL_SECONDS
     while go_on():
         with suppress(httpx.TransportError):  # it may still be starting, or starting again
             answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
             if answer.HasField("task") and answer.token:
                 return str(answer.token)
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(1.1 * pause, MAX_POLL_SECONDS)
     return None
 
 
