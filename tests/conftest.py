@@ -1,5 +1,6 @@
 """What tests of several folders share as fixtures. What is heavy is imported when a test asks for it."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from fedvl.models import checkpoint
 
 if TYPE_CHECKING:
     from fedvl.serve.model import TrainedModel
+
+# What is imported and collected stays: nothing is found by looking through it for garbage again and again.
+gc.set_threshold(50_000, 20, 20)
 
 # pytest rewrites the assertions of every test file and keeps the result in __pycache__. With PYTHONDONTWRITEBYTECODE it
 # could not, and each process of each run would spend five seconds on it before its first test.
@@ -56,6 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         own = [item for file in list(long.values())[number::processes] for item in file]
         arranged += [*own, *islice(rest, max(length - len(own), 0))]
     items[:] = [*arranged, *rest]
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
