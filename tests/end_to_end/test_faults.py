@@ -131,7 +131,7 @@ def test_a_client_that_is_too_slow_for_one_of_two_runs_is_left_out_of_its_round_
 @pytest.mark.timeout(600)
 def test_two_runs_whose_link_is_killed_say_so_and_go_on_to_the_same_bits(place, tmp_path):
     runs = {name: tmp_path / name for name in ("pfedprompt", "fedpp")}
-    servers = {name: start_server(place, name, run, LINK_SECONDS=2.0) for name, run in runs.items()}
+    servers = {name: start_server(place, name, run, flower__LINK_SECONDS=2.0) for name, run in runs.items()}
     with ended(list(servers.values())):
         wait_until(lambda: any(committed(run) for run in runs.values()), *servers.values())
         [link] = of_folder(place.folder, "superlink")

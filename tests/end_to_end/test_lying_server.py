@@ -1,11 +1,8 @@
 """Servers that lie to real clients in secure sums: refused with an error, and their whole view has nothing of one client."""
 
 import json
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ import torch
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
+from helpers.forker import Forked
 from helpers.kills import draw_images
 from helpers.machines import LATEST, clients_at_work, ended, make_federation
 
@@ -48,9 +46,8 @@ def lie(place, kind, run):
     view = run.with_suffix(".view")
     words = [sys.executable, "-m", "helpers.lying_server", kind, str(VICTIM), str(view)]
     words += ["server", str(place.folder), "--out", str(run), "--quiet"]
-    tests = str(Path(__file__).parents[1])
     with open(run.with_suffix(".log"), "wb") as log:
-        server = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": tests})
+        server = Forked(words, log)
         with ended([server]):
             code = server.wait(LATEST)
     return code, run.with_suffix(".log").read_text(), [load(path) for path in sorted(view.glob("*.safetensors"))]

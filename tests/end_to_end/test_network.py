@@ -104,7 +104,7 @@ def test_a_client_says_why_it_cannot_connect_and_ends_once_it_is_revoked(images,
     """It says so before it encodes its images; started again after that, it encodes none."""
     folder = make(tmp_path, images)
     log = tmp_path / "north.log"
-    client = fedvl("client", folder / "parties" / "north", "--stay", log=log)
+    client = fedvl("client", folder / "parties" / "north", "--stay", log=log, supervisor__WATCH_SECONDS=0.5)
     with ended([client]):
         wait_until(
             lambda: "check that the server is started and firewalls allow it. Trying again." in log.read_text(), client

@@ -4,7 +4,6 @@ import json
 import re
 import urllib.request
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
 
-from helpers.machines import LATEST, ended, fedvl, make_federation, start_server, wait_until
+from helpers.machines import LATEST, as_users_start, ended, make_federation, wait_until
 
 from fedvl.data.sources import open_dataset
 from fedvl.deployment.files import resolve_for_parties
@@ -50,12 +49,11 @@ def test_a_site_refuses_then_approves_answers_a_survey_takes_part_and_stops(tmp_
     write_images(tmp_path / "images")
     experiment = resolve_for_parties(SETTINGS, 2)
     folder = make_federation(tmp_path / "clinic", {site: [experiment] for site in SITES})
-    place = SimpleNamespace(root=tmp_path, folder=folder)
     log = tmp_path / "page.log"
     parties = folder / "parties"
-    page = fedvl("client", parties / "east", "--data", tmp_path / "images/east", "--page", log=log)
-    other = fedvl("client", parties / "west", "--data", tmp_path / "images/west", log=tmp_path / "west.log")
-    survey = fedvl("survey", folder, "--out", tmp_path / "survey", log=tmp_path / "survey.log")
+    page = as_users_start("client", parties / "east", "--data", tmp_path / "images/east", "--page", log=log)
+    other = as_users_start("client", parties / "west", "--data", tmp_path / "images/west", log=tmp_path / "west.log")
+    survey = as_users_start("survey", folder, "--out", tmp_path / "survey", log=tmp_path / "survey.log")
     with ended([page, other, survey]):
         wait_until(lambda: "#token=" in log.read_text(), page)
         found = re.search(r"(http://127\.0\.0\.1:\d+)/#token=(\S+)", log.read_text())
@@ -77,7 +75,7 @@ def test_a_site_refuses_then_approves_answers_a_survey_takes_part_and_stops(tmp_
         assert (surveyed["sites"], surveyed["images"]) == (["east"], 30), "30 images: the policy rounds to fives"
         assert surveyed["refused"][0].startswith("west: it says: This client is not there for a survey")
         assert (parties / "east" / "state" / "survey.html").is_file()
-        server = start_server(place, "linear", tmp_path / "run")
+        server = as_users_start("server", folder, "--out", tmp_path / "run", "--quiet", log=tmp_path / "run.log")
         with ended([server]):
             call(address, token, "/start", {})
             assert server.wait(LATEST) == 0, (tmp_path / "run.log").read_text()

@@ -27,7 +27,9 @@ from fedvl.federation.stacks import Trained
 from fedvl.runs.experiment import local_engine
 from fedvl.runs.preparation import prepare
 from fedvl.seeding import torch_generator
+from helpers.forker import Forked
 
+Process = Forked | subprocess.Popen[bytes]
 HOST = "127.0.0.1"
 LATEST = (
     540  # seconds: no more than a guard, below the tests' own time-outs, on a machine that is busy with other tests
@@ -58,21 +60,26 @@ def redirect(folder: Path, name: str, port: int) -> int:
     return int(told["server"].rpartition(":")[2])
 
 
-def fedvl(*words: object, log: Path, **constants: float) -> subprocess.Popen[bytes]:
-    """Start a command; ``constants`` of ``fedvl.deployment.flower`` are other than they are for users."""
-    start = [sys.executable, "-m", "fedvl.cli"]
-    if constants:
-        changes = "".join(f"flower().{name} = {value}; " for name, value in constants.items())
-        code = f"from fedvl.cli import main; from fedvl.deployment.link import flower; {changes}main()"
-        start = [sys.executable, "-c", code]
+def fedvl(*words: object, log: Path, **constants: float) -> Forked:
+    """Start a command; ``constants``, such as ``flower__LINK_SECONDS``, are other than they are for users."""
+    with open(log, "ab") as file:
+        return Forked([sys.executable, "-m", "fedvl.cli", *words], file, constants=constants)
+
+
+def as_users_start(*words: object, log: Path) -> "subprocess.Popen[bytes]":
+    """Start a command in a process that loads everything by itself."""
     with open(log, "ab") as file:
         return subprocess.Popen(
-            [*start, *map(str, words)], stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, "-m", "fedvl.cli", *map(str, words)],
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
 
 @contextmanager
-def ended(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def ended(processes: Sequence[Process]) -> Iterator[None]:
     """Whatever happens, each of these processes is gone afterwards; their children end with them."""
     try:
         yield
@@ -124,7 +131,7 @@ def kill(*processes: int) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]) -> None:
+def wait_until(condition: Callable[[], Any], *processes: Process) -> None:
     end = time.monotonic() + LATEST
     while not condition():
         assert time.monotonic() < end, "it takes too long"
@@ -132,12 +139,12 @@ def wait_until(condition: Callable[[], Any], *processes: subprocess.Popen[bytes]
         time.sleep(0.1)
 
 
-def start_server(place: SimpleNamespace, experiment: str, run: Path, **constants: float) -> subprocess.Popen[bytes]:
+def start_server(place: SimpleNamespace, experiment: str, run: Path, **constants: float) -> Forked:
     words = ("server", place.folder, "--experiment", experiment, "--out", run, "--quiet")
     return fedvl(*words, log=run.with_suffix(".log"), **constants)
 
 
-def resume(run: Path, **constants: float) -> subprocess.Popen[bytes]:
+def resume(run: Path, **constants: float) -> Forked:
     return fedvl("resume", run, "--quiet", log=run.with_suffix(".log"), **constants)
 
 
