@@ -190,3 +190,19 @@ def test_names_of_others_are_text(run):
 )
 def test_the_rule_of_merging_is_the_methods_own(method, settings, expected):
     assert merging(Experiment.model_validate({"method": {"name": method}, "federation": settings})) == expected
+
+
+def test_of_many_names_the_first_twenty_are_shown(run, monkeypatch):
+    names = [f"class {number}" for number in range(22)]
+    rounds = [{"round": 1, "cohort": list(range(23)), "dropped": [], "refused": []}]
+    monkeypatch.setattr(f"{__name__}.ROUNDS", rounds)
+    _, _, rows = card(
+        run(
+            {"withdrawn": [3, 5], "attack": "noise:0.2"}, {"clients": 23}, class_names=names, confusion=[[0] * 22] * 22
+        ),
+        names,
+    )
+    assert rows["Classes"] == f"22: {', '.join(names[:20])} and 2 more in classes.json"
+    assert rows["Answers"] == ", ".join(f"{number}: 1" for number in range(20)) + " and 3 more clients"
+    assert rows["Rounds missed"] == rows["Refused updates"] == "none"
+    assert (rows["Withdrawn"], rows["Simulated attack"]) == ("by number: 3, 5", "noise:0.2")

@@ -5,7 +5,7 @@ was made or does not apply, and no attack shows a leak beyond a limit that a per
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -20,7 +20,7 @@ from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.files import write_whole
-from fedvl.report.card import bullets, plain
+from fedvl.report.card import plain
 from fedvl.report.page import write_page
 from fedvl.report.tables import human_bytes
 from fedvl.runs.contents import Result
@@ -326,3 +326,7 @@ Conditions of the egress certificate, which is {"issued" if certificate.issued e
 
 Repeat with `{plain(certificate.command)}`.
 """
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from markupsafe import Markup
+
 from fedvl.config import BY_CLIENT, Experiment, Settings
 from fedvl.data.catalogue import lookup
 from fedvl.display import visible
@@ -16,6 +18,7 @@ from fedvl.methods import load_method
 from fedvl.methods.base import Method
 from fedvl.models import EMBEDDED
 from fedvl.report import privacy
+from fedvl.report.page import templates
 from fedvl.runs.contents import Result, Withdrawal
 from fedvl.runs.folder import RunFolder
 from fedvl.version import __version__
@@ -308,156 +311,15 @@ def withdrawal(each: Withdrawal, result: Result) -> WithdrawnClient:
 
 
 def card_text(title: str, card: Card) -> str:
-    """Return the card in Markdown; names come from files of others, and are shown as plain text."""
-    base, data, exported = card.base_model, card.data, card.exported
-    rows = {
-        "Method": f"{plain(card.method.name)}, preset {plain(card.method.preset)}",
-        "Base model": f"{plain(base.name)}, frozen; fingerprint {base.fingerprint}",
-        "Data": f"{plain(data.dataset)}; {trained_on(data)}",
-        "Classes": listed(exported.classes),
-        "Clients": clients_line(card.federation),
-        "Rounds": str(card.federation.rounds),
-        **participation(card.federation),
-        "Secure sums": secure_line(card.federation),
-        "Rule of merging": plain(card.federation.merging),
-        "Privacy budget": privacy_line(card),
-        "Seed": str(card.seed),
-        "Accuracy": accuracy_line(card.accuracy),
-        "Zero-shot accuracy": zero_shot_line(card.accuracy),
-        "Licence of the model": plain(base.licence),
-        "Licence of the images": plain(data.licence),
-        "Trained": f"{plain(str(card.trained))}, FedVL {plain(card.fedvl_version)}",
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    known = {**card.hashes, **{f"{name} of this folder": sha for name, sha in exported.files_sha256.items()}}
-    hashes = "\n".join(f"| {plain(name)} | {value} |" for name, value in known.items())
-    return (
-        f"# Model card of {plain(title)}\n\n| | |\n|---|---|\n{table}\n\n"
-        "## Hashes\n\nSHA-256 of what was trained and of the run's files, as its folder has them, and of the files beside "
-        f"this card.\n\n| | |\n|---|---|\n{hashes}\n\n"
-        f"{withdrawn_text(card)}## Intended use\n\n{bullets(intended(card))}\n\n"
-        f"## Not claimed\n\n{bullets(not_claimed(card))}\n"
-    )
+    """Return the card in Markdown; names come from files of others, and are plain text there."""
+    markdown = templates().overlay(autoescape=False, finalize=as_plain)
+    return markdown.get_template("model_card.md.j2").render(title=title, card=card, shown=NAMES_SHOWN)
+
+
+def as_plain(value: object) -> object:
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def plain(text: str) -> str:
     """Return text in which Markdown and HTML mean nothing, on one line."""
     return re.sub(r"([\\`*_{}\[\]()#!|<>~&])", r"\\\1", visible(" ".join(text.split())))
-
-
-def listed(names: Sequence[str]) -> str:
-    shown = ", ".join(plain(name) for name in names[:NAMES_SHOWN])
-    more = f" and {len(names) - NAMES_SHOWN} more in classes.json" if len(names) > NAMES_SHOWN else ""
-    return f"{len(names)}: {shown}{more}"
-
-
-def bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def trained_on(data: TrainingData) -> str:
-    images = data.training_images
-    return f"{images:,} training images" if images else "how many training images, the parties know"
-
-
-def clients_line(federation: Participation) -> str:
-    if federation.exported_by:
-        return f"{federation.clients}; this is the model of {plain(federation.exported_by)}"
-    if federation.simulated:
-        return f"{federation.clients} in a simulation, partition {plain(str(federation.partition))}"
-    return ", ".join(plain(name) for name in federation.parties) or str(federation.clients)
-
-
-def participation(federation: Participation) -> dict[str, str]:
-    """Return lines on who answered, dropped out, was refused or withdrew."""
-    if not federation.answered:
-        return {}
-    told = {"Answers": counted(federation.answered)}
-    told["Rounds missed"] = counted(federation.missed) or "none"
-    told["Refused updates"] = counted(federation.refused) or "none"
-    if federation.withdrawn:
-        told["Withdrawn"] = f"by number: {', '.join(map(str, federation.withdrawn))}"
-    if federation.attack:
-        told["Simulated attack"] = plain(federation.attack)
-    return told
-
-
-def counted(counts: dict[str, int]) -> str:
-    first = [f"{plain(name)}: {count}" for name, count in list(counts.items())[:NAMES_SHOWN]]
-    more = f" and {len(counts) - NAMES_SHOWN} more clients" if len(counts) > NAMES_SHOWN else ""
-    return ", ".join(first) + more
-
-
-def secure_line(federation: Participation) -> str:
-    if not federation.secure_sum:
-        return "off: the server saw the update of each client"
-    return f"on: the server learned sums over at least {federation.least_clients} clients"
-
-
-def privacy_line(card: Card) -> str:
-    budget = card.privacy
-    if budget is None:
-        return "none: no noise was added, and no bound on what the model tells of an image or a client is claimed"
-    return " ".join(plain(part) for part in (f"{budget.statement}.", *budget.assumes))
-
-
-def accuracy_line(accuracy: Accuracy | None) -> str:
-    if accuracy is None:
-        return "not tested"
-    mean = accuracy.mean_over_clients
-    told = "" if mean is None else f"; {mean:.2f} % as the mean over clients, each on its own images"
-    return f"{percent(accuracy)} of {accuracy.images:,} test images{accuracy.of}, protocol {plain(str(accuracy.protocol))}{told}"
-
-
-def zero_shot_line(accuracy: Accuracy | None) -> str:
-    if accuracy is None or accuracy.zero_shot is None:
-        return "not tested"
-    return f"{percent(accuracy.zero_shot)} of the same images, by the base model alone"
-
-
-def percent(found: Accuracy | Share) -> str:
-    low, high = found.interval
-    return f"{found.percent:.2f} % (95 % interval {low:.2f} to {high:.2f})"
-
-
-def withdrawn_text(card: Card) -> str:
-    if not card.withdrawals:
-        return ""
-    lines = []
-    for each in card.withdrawals:
-        who, (low, high) = each.party or f"client {each.client}", each.difference_interval
-        this = "without it" if each.this_model == "without" else "**with it: use the one without**"
-        lines.append(
-            f"{plain(who)} withdrew; this model is {this}. Leaving it out changed the accuracy by {each.difference:+.2f} "
-            f"points (95 % interval {low:+.2f} to {high:+.2f}, {each.images:,} images) and "
-            f"{each.changed:.2f} % of the answers."
-        )
-    return f"## Withdrawals\n\n{bullets(lines)}\n\n"
-
-
-def intended(card: Card) -> list[str]:
-    count, dataset = len(card.exported.classes), plain(card.data.dataset)
-    return [
-        f"To sort images like those of {dataset} into {count} classes, by people who first test it on images of their own.",
-        "It always names one of these classes, also for an image of something else.",
-    ]
-
-
-def not_claimed(card: Card) -> list[str]:
-    """Return what nobody has measured or proved about this model."""
-    told = ["Accuracy on other images, cameras, places or groups of people: none of it was measured."]
-    if not card.exported.tested:
-        told.insert(0, "Accuracy of this export: the figure above is the run's own, of its own classes and models.")
-    if card.privacy is None:
-        told.append(
-            "That nothing can be inferred about training images: `fedvl audit` tries attacks on a run's messages."
-        )
-    else:
-        told.append("More privacy than the budget above says, and none for what it does not name as its unit.")
-        if uncovered := card.privacy.not_covered:
-            told.append(f"Privacy for what the budget does not cover: {plain(', '.join(uncovered))}.")
-    if card.base_model.embedded:
-        name = plain(card.base_model.name)
-        told.append(f"Anything about larger models: {name} is a small model for trying things, and is not CLIP.")
-    told.append("Fitness for decisions about people, such as a diagnosis: it has not been assessed.")
-    return told
