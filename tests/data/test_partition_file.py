@@ -7,7 +7,7 @@ import pytest
 
 import fedvl
 from fedvl.config import DataConfig
-from fedvl.data.partition_file import TrainingImages, partition_from_file, read_partition, written_partition
+from fedvl.data.partition_file import TrainingImages, partition_from_file, read_partition
 from fedvl.data.protocols import Labels, closed, personal
 from fedvl.errors import FedVLError
 
@@ -45,7 +45,7 @@ def test_rows_are_those_of_the_split_by_number_or_by_name(tmp_path, name, text):
 
 
 def test_rows_written_for_python_are_read_again(tmp_path):
-    (tmp_path / "rows.json").write_bytes(written_partition([[5, 7], [0]]))
+    (tmp_path / "rows.json").write_text("[[5, 7], [0]]")
     assert [own.tolist() for own in assigned(tmp_path / "rows.json").clients] == [[4, 5], [0]]
 
 

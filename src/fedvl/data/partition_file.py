@@ -1,8 +1,7 @@
 """A partition from a file: which training images each client holds, by number or by name."""
 
 import csv
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,8 +132,3 @@ def absent(path: Path, client: int, row: int | str, images: TrainingImages) -> s
     last = int(images.kept.max(initial=-1))
     unread = 0 <= row <= last
     return f"{named}, which cannot be read; remove it." if unread else f"{named}; rows go from 0 to {last}."
-
-
-def written_partition(rows: Sequence[Sequence[int]]) -> bytes:
-    """Return rows by client as the content of a partition file."""
-    return json.dumps([[int(row) for row in own] for own in rows]).encode()
