@@ -1,6 +1,8 @@
 import tomllib
+from pathlib import Path
 
 import pytest
+from helpers.published import limits_of, plain
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -124,6 +126,18 @@ def test_the_help_of_a_setting_has_its_choices_on_one_line():
 
 def test_defaults_are_complete():
     assert Experiment() == resolve([{}])
+
+
+def test_defaults_and_limits_are_those_of_the_table():
+    sections = {
+        name: kind
+        for name, field in Experiment.model_fields.items()
+        if isinstance(kind := field.annotation, type) and issubclass(kind, BaseModel)
+    }
+    found = {"experiment": limits_of(Experiment)} | {name: limits_of(kind) for name, kind in sections.items()}
+    defaults = {name: plain(kind().model_dump(exclude_none=True)) for name, kind in sections.items()}
+    table = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
+    assert {"limits": found, "defaults": defaults} == table
 
 
 @pytest.mark.parametrize(

@@ -216,3 +216,10 @@ def test_a_validated_content_is_written_with_the_keys_that_were_set():
     assert (row.number, row.name) == (3, "one")
     assert row.to_json() == '{"number": 3, "name": "one", "further": [1]}'
     assert Row(number=2).to_json() == '{"number": 2}'
+
+
+@pytest.mark.parametrize(("digits", "number"), [("9" * 19, 10**19 - 1), ("-" + "9" * 18, 1 - 10**18), ("9" * 20, 1e20)])
+def test_an_integer_of_more_than_nineteen_characters_is_read_as_a_float(digits, number):
+    found = parse_json(digits.encode())
+    assert found == number
+    assert type(found) is type(number)

@@ -7,7 +7,7 @@ from helpers.audited import CLASSES, evidence_of, silenced
 
 from fedvl.audit.finding import CLIENT, SERVER, SHOWN, Finding, Unmeasured
 from fedvl.audit.imitation import Mixture
-from fedvl.audit.label_histogram import attack, of_reports
+from fedvl.audit.label_histogram import Probe, attack, of_reports
 
 METHODS = ("linear", "cachefl", "fst-cbdg")
 
@@ -68,3 +68,11 @@ def test_a_method_by_which_one_class_alone_teaches_nothing_is_attacked_with_all_
 
     monkeypatch.setattr(evidence.method, "loss", only_of_several)
     assert by_view(attack(evidence))[SERVER].value > 0.7
+
+
+def test_a_probe_of_shares_that_are_linear_in_a_message_finds_them():
+    """Shares of 0.2 and 0.5 on average, which follow two of three numbers of a message."""
+    messages = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = np.stack([0.2 + 0.1 * messages[:, 0].numpy(), 0.5 - 0.2 * messages[:, 2].numpy()], 1)
+    probe = Probe.fit(messages, shares)
+    assert probe.shares(torch.tensor([1.0, 5.0, -1.0])) == pytest.approx([0.3, 0.7], abs=0.03)

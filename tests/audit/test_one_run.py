@@ -75,3 +75,14 @@ def test_an_auditor_that_sees_nothing_bounds_nothing():
     generator = np.random.default_rng(2)
     bounds = [audit_guesses(generator.random(300), generator.random(300) < 0.5, 1e-5).epsilon for _ in range(100)]
     assert np.mean(np.array(bounds) > 0) <= 0.05
+
+
+@pytest.mark.parametrize("guesses", [8, 16, 32, 64])
+def test_coins_of_an_eighth_a_quarter_half_or_all_canaries_are_guessed(guesses):
+    """Canaries are taken as included from one end and as left out from the other; so many of both are as guessed."""
+    included = np.arange(64) < 32
+    included[guesses // 2 : 64 - guesses // 2] ^= True
+    found = audit_guesses(-np.arange(64.0), included, 0.0, confidence=0.8)
+    bounds = {count: epsilon_bound(64, count, min(count, guesses), 0.0, 1 - 0.2 / 4) for count in (8, 16, 32, 64)}
+    assert found.epsilon == bounds[guesses] == max(bounds.values())
+    assert (found.canaries, found.guesses, found.right) == (64, guesses, guesses)

@@ -1,11 +1,14 @@
 """fedvl methods: the list, one method, and its checks."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import planted
+from safetensors.torch import save_file
 
 from fedvl.data.check import DataCheck
 from fedvl.methods import method_names
@@ -68,3 +71,17 @@ def test_a_check_of_images_fails_on_a_fault_and_passes_without(call: Any, tmp_pa
     (fault,) = DataCheck.model_validate_json(done.stdout).faults
     assert fault.kind == "unreadable"
     assert fault.files[0] in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("classes", "told"), [([], "no class texts"), (["cat", "dog"], "2 class texts")])
+def test_imported_vectors_are_counted(
+    classes: list[str], told: str, call: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("FEDVL_CACHE", str(tmp_path / "cache"))
+    images = [hashlib.sha256(bytes([number])).hexdigest() for number in range(3)]
+    about = {"name": "mine", "sha256": "ab" * 32, "normalised": False, "images": images, "classes": classes}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    vectors = {"images": torch.ones(3, 4)} | ({"texts": torch.ones(len(classes), 4)} if classes else {})
+    save_file(vectors, tmp_path / "vectors.safetensors")
+    done = call("features", "import", "vectors.safetensors", "--manifest", "about.json")
+    assert done.stdout == f"3 images and {told} of 4 numbers each; use --model mine.\n"

@@ -325,3 +325,12 @@ def test_a_crash_between_a_secret_and_its_line_costs_nothing(tmp_path, monkeypat
     again = SmallClient(3, tmp_path, secure_sum=True, least_clients=2)
     assert again.problem(kind="keys") == ""
     assert (tmp_path / "state" / "runs" / RUN / "sum.key").read_bytes() == key
+
+
+def test_a_state_without_an_origin_can_be_adopted(handed):
+    state = make_state(handed)
+    (state / state_module.ORIGIN).unlink()
+    with pytest.raises(FedVLError, match="was not made here"):
+        open_state(handed)
+    state_module.adopt_state(handed)
+    assert open_state(handed) == state

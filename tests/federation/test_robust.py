@@ -114,3 +114,17 @@ def test_almost_a_third_of_the_clients_cannot_move_a_rule_far_though_they_go_far
     moves, weights = 1 + 0.1 * drawn(0, 20), torch.ones(20)
     moves[:6], weights[:6] = -1e4, 1e6
     assert (merged_move(RULES[rule], moves, weights) - 1).norm() < 2
+
+
+def test_krum_counts_the_nearest_neighbours_but_the_liars_and_two_by_hand():
+    """Ten moves, two may lie: a move is judged by its six nearest. Two of the group that is closest are far from the rest."""
+    moves = torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 20, 20.5, 21])[:, None]
+    six = [sum(sorted((a - b) ** 2 for b in moves[:, 0].tolist())[1:7]) for a in moves[:, 0].tolist()]
+    kept = sorted(range(10), key=six.__getitem__)[:8]
+    assert multi_krum(moves, torch.ones(10)).item() == pytest.approx(moves[kept].mean().item())
+    assert (
+        kept
+        != sorted(
+            range(10), key=lambda i: sum(sorted((moves[i, 0].item() - b) ** 2 for b in moves[:, 0].tolist())[1:4])
+        )[:8]
+    )

@@ -5,10 +5,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedvl.methods import load_method
 from fedvl.methods.base import CHOICES, Method
 
 TABLE = Path(__file__).parents[1] / "methods" / "published.toml"
+WORDS = ("ge", "gt", "le", "lt")
 DECLARED = ("inputs", *CHOICES, "uses_target", "through_encoder", "starts_from_head", "exchanges", "requires")
 
 
@@ -19,7 +22,16 @@ def declared(name: str) -> dict[str, Any]:
     options = method.options_type().model_dump(exclude_none=True)
     own = {flag: value for flag, value in flags.items() if value != getattr(Method, flag)}
     found: dict[str, Any] = plain({**own, "options": options, "presets": method.presets})
-    return found
+    return {**found, "limits": limits} if (limits := limits_of(method.options_type)) else found
+
+
+def limits_of(kind: type[BaseModel]) -> dict[str, str]:
+    """The bounds of each number of a model, such as "ge 0, lt 1"."""
+    bounds = {
+        name: [f"{word} {getattr(part, word)}" for part in field.metadata for word in WORDS if hasattr(part, word)]
+        for name, field in kind.model_fields.items()
+    }
+    return {name: ", ".join(words) for name, words in bounds.items() if words}
 
 
 def plain(value: Any) -> Any:

@@ -85,3 +85,7 @@ def test_flatten_keeps_order_and_writes_values_as_json():
         ("name", "plain"),
         ("empty", "{}"),
     ]
+
+
+def test_numbers_that_no_picture_can_show_are_left_out():
+    assert [number(value) for value in (9.9e99, -9.9e99, 1e100, -1e100, 10**101)] == [9.9e99, -9.9e99, None, None, None]

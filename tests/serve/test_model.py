@@ -89,12 +89,17 @@ def test_templates_change_the_texts_but_not_the_names(fed_mp):
     assert plain.names == own.names
 
 
-def test_a_method_of_fixed_classes_says_so(folder_of):
+def test_a_method_of_fixed_classes_says_so(folder_of, monkeypatch):
     run = TrainedModel(RunFolder(folder_of("linear")))
     assert not run.answers_new_classes
     assert run.user().names == run.user(run.class_names[::-1]).names == tuple(run.class_names)
     with pytest.raises(FedVLError, match=r"knows only the classes that it was trained on \(airplane, automobile"):
         run.user(["cat", "unicorn"])
+    for count, told in ((20, r"name 19\), with"), (21, r"name 19, \.\.\.\), with")):
+        with monkeypatch.context() as changed:
+            changed.setattr(TrainedModel, "class_names", [f"name {number}" for number in range(count)])
+            with pytest.raises(FedVLError, match=told):
+                run.user(["cat"])
     with pytest.raises(FedVLError, match="have no model of their own"):
         run.user(client=0)
 
