@@ -27,6 +27,7 @@ from fedvl.evaluation.statistics import (
     correlation,
     delong,
     hits_at,
+    holm,
     mcnemar,
     mean_of,
     mean_of_few,
@@ -328,3 +329,9 @@ def test_a_paired_t_test_of_seeds():
     assert paired_p([2.0, 2.0, 5.0], [1.0, 0.0, 1.0]) == pytest.approx(2 * student.sf(ratio, 2))
     assert paired_p([1.0, 2.0], [3.0, 5.0]) is None, "two seeds are too few"
     assert paired_p([1.0, 2.0, 3.0], [2.0, 3.0, 4.0]) is None, "all differ alike"
+
+
+def test_holms_correction_multiplies_the_smallest_most_and_keeps_the_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 x 0.01, 2 x 0.03, and no less than before
+    assert holm([0.9, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []

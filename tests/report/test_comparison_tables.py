@@ -2,6 +2,9 @@
 
 import csv
 import io
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +12,13 @@ from helpers.grids import outcome_of
 
 from fedvl.comparisons.contents import Averaged, Comparison, GridCell
 from fedvl.comparisons.run import summarise
+from fedvl.errors import FedVLError
+from fedvl.evaluation.statistics import Interval
 from fedvl.report.comparison_tables import (
     AverageCell,
     cell_text,
     csv_table,
+    footnote,
     html_table,
     latex_table,
     leads,
@@ -36,9 +42,74 @@ def test_csv_has_every_digit(summary: Comparison) -> None:
 
 def test_latex_is_escaped_booktabs(summary: Comparison) -> None:
     text = latex_table(summary)
-    assert r"50\% \& <b> & \textbf{20.0 $\pm$ 10.0}" in text
+    assert r"50\% \& $<$b$>$ & \textbf{20.0 $\pm$ 10.0}" in text
+    assert r"plain & \underline{2.2 $\pm$ 1.3}" in text
     assert r"x\_1" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
+    assert r"\caption{T \& t}" in text
+    assert r"\label{tab:t-t}" in text
+    assert "Mean and standard deviation over 3 seeds" in text
+
+
+def test_latex_has_intervals_in_place_of_deviations_if_these_are_asked_for(summary: Comparison) -> None:
+    (first, *rest) = summary.cells
+    cells = [first.model_copy(update={"interval": Interval(15.0, 25.0), "images": 1000}), *rest]
+    text = latex_table(summary.model_copy(update={"cells": cells, "style": "interval"}))
+    assert r"\textbf{20.0 (15.0 to 25.0)}" in text
+    assert r"interval of 95 \% over 3 seeds on 1,000 test images." in text
+
+
+AGAINST = {
+    ("a", "x"): [10.0, 20.0, 30.0],
+    ("b", "x"): [11.0, 22.0, 33.0],
+    ("c", "x"): [20.0, 30.5, 40.0],
+    ("d", "x"): [11.0, 21.0, 31.0],
+}
+
+
+def against_a() -> Comparison:
+    outcome = outcome_of(AGAINST)
+    outcome.grid = outcome.grid.compared_with("a")
+    return summarise(outcome, "c", outcome.grid)
+
+
+def test_rows_are_compared_with_one_row_on_common_seeds_with_holms_correction() -> None:
+    found = {one.row: one for one in against_a().against}
+    assert found["b"].difference == pytest.approx(2.0)
+    t = 2.0 / (1.0 / 3**0.5)  # differences 1, 2, 3: mean 2, deviation 1
+    assert found["b"].p == pytest.approx(
+        1 - t / (2 + t**2) ** 0.5
+    )  # two-sided, of Student's t with 2 degrees of freedom
+    assert found["b"].holm == found["b"].p  # the larger of two
+    assert found["c"].holm == pytest.approx(2 * (found["c"].p or 0))
+    assert (found["d"].p, found["d"].holm) == (None, None)  # all differences are alike
+    assert found["b"].seeds == [0, 1, 2]
+    with pytest.raises(FedVLError, match="--against names 'z', which is not a row; rows are a, b, c, d"):
+        outcome_of(AGAINST).grid.compared_with("z")
+
+
+def test_the_tables_have_the_p_values_of_each_column() -> None:
+    summary = against_a()
+    sentence = "Against a (paired t-test over seeds, Holm's correction over rows): b +2.0, p = 0.074; c +10.2, p < 0.001; d +1.0"
+    assert sentence in footnote(summary)
+    text = latex_table(summary)
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert "b & 0.074 " in text
+    assert "d & -- " in text
+    lines = list(csv.DictReader(io.StringIO(csv_table(summary))))
+    assert [line["reference"] for line in lines] == ["", "a", "a", "a"]
+    assert float(lines[1]["p_holm"]) == pytest.approx(0.0742, abs=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="TeX is not installed")
+def test_tables_compile(tmp_path: Path, summary: Comparison) -> None:
+    body = latex_table(summary) + latex_table(against_a())
+    page = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + body + "\\end{document}"
+    (tmp_path / "page.tex").write_text(page)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
 
 
 def test_html_is_escaped_and_says_what_was_tested(summary: Comparison) -> None:

@@ -4,7 +4,7 @@ import csv
 import json
 from typing import Any
 
-from fedvl.report.leaderboard import Entry, Rejected, ranked, write_leaderboard
+from fedvl.report.leaderboard import Entry, Rejected, leaderboard_of, write_leaderboard
 
 ROW: dict[str, Any] = {
     "row": "linear",
@@ -31,7 +31,7 @@ def test_rows_are_ordered_by_mean_within_a_column_of_the_same_data(tmp_path):
         Entry(**ROW | {"row": "other", "column": "dirichlet", "mean": 10.0}),
         Entry(**ROW | {"row": "elsewhere", "data": "a set", "mean": 1.0}),
     ]
-    path = write_leaderboard(ranked(rows, [Rejected(pack="b.zip", reason="right differs")]), tmp_path)
+    path = write_leaderboard(leaderboard_of(rows, [Rejected(pack="b.zip", reason="right differs")]), tmp_path)
     order = ["elsewhere", "other", "mine", "linear"]
     assert [row["row"] for row in csv.DictReader((tmp_path / "leaderboard.csv").open())] == order
     assert [row["row"] for row in json.loads((tmp_path / "leaderboard.json").read_text())["entries"]] == order
@@ -50,8 +50,8 @@ def test_rows_are_ordered_by_mean_within_a_column_of_the_same_data(tmp_path):
 def test_names_and_reasons_of_a_stranger_are_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
     rows = [Entry(**ROW | {"row": evil, "column": evil, "data": evil, "pack": evil})]
-    table = ranked(rows, [Rejected(pack=evil, reason=evil)])
+    table = leaderboard_of(rows, [Rejected(pack=evil, reason=evil)])
     assert "<script>" not in write_leaderboard(table, tmp_path).read_text()
-    formula = ranked([Entry(**ROW | {"row": "=1+1"})], [])
+    formula = leaderboard_of([Entry(**ROW | {"row": "=1+1"})], [])
     write_leaderboard(formula, tmp_path)
     assert "'=1+1" in (tmp_path / "leaderboard.csv").read_text()

@@ -88,6 +88,10 @@ def compare(
     references: Annotated[
         bool, typer.Option("--references/--no-references", help="Add rows of zero-shot and ridge.")
     ] = True,
+    against: Annotated[
+        str | None, typer.Option(help="Row to compare all others with: p-values by column, with Holm's correction.")
+    ] = None,
+    style: Annotated[str, typer.Option(help="Cells of table.tex: mean-std or interval.")] = "mean-std",
     out: Annotated[Path, typer.Option(help="Folder of the comparison and its runs.")] = Path("comparisons/comparison"),
     jobs: Jobs = 1,
     slurm: Annotated[
@@ -106,6 +110,8 @@ def compare(
     from fedvl.runs.settings import resolve_experiment
 
     base = assigned(settings)
+    if style not in ("mean-std", "interval"):
+        raise FedVLError(f"--style is mean-std or interval, not '{style}'.")
     if (grid is None) == (not methods):
         raise FedVLError("Name the methods (--methods linear,fst-cbdg), or give a TOML file of rows and columns.")
     if grid is None:
@@ -113,7 +119,7 @@ def compare(
     else:
         wanted = read_grid(grid).under(Variant(settings=base, seeds=seeds))
     wanted = wanted.tuned_by(listed_axes(tune or []), validation)
-    wanted = portable(with_references(wanted, given=references))
+    wanted = portable(with_references(wanted, given=references)).compared_with(against)
     for case in (
         *wanted.cases(),
         *trials_of(wanted).cases(),
@@ -123,7 +129,7 @@ def compare(
         write_array(wanted, out / "runs", slurm)
         return
     outcome = without_refused(run_grid(wanted, out / "runs", jobs, quiet, Opener.once()))
-    summary = summarise(outcome, command_line(), wanted)
+    summary = summarise(outcome, command_line(), wanted).model_copy(update={"style": style})
     write_comparison(summary, out)
     if outcome.tuned:
         write_grid(outcome.grid, out / "tuned.toml")

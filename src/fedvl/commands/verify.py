@@ -140,7 +140,7 @@ def leaderboard(
     from fedvl.comparisons.verification import read_comparison
     from fedvl.display import GridDisplay, TerminalDisplay, visible
     from fedvl.files import file_sha256
-    from fedvl.report.leaderboard import Entry, Rejected, data_of, ranked, write_leaderboard
+    from fedvl.report.leaderboard import Entry, Rejected, data_of, leaderboard_of, write_leaderboard
 
     entries, rejected = list[Entry](), list[Rejected]()
     for place in packs:
@@ -169,7 +169,7 @@ def leaderboard(
             )
             for cell in summary.cells
         ]
-    path = write_leaderboard(ranked(entries, rejected), out)
+    path = write_leaderboard(leaderboard_of(entries, rejected), out)
     for one in rejected:
         print(visible(f"Rejected: {one.pack}: {one.reason}"))
     print(f"Written: {path}")

@@ -146,6 +146,18 @@ class TunedCell(Content):
         return dict(zip(self.tried, self.validation, strict=True)).get(self.chosen)
 
 
+class AgainstRow(Content):
+    """A row against the one that all others of its column are compared with."""
+
+    row: str
+    column: str
+    reference: str
+    difference: Amount  # of the means over the seeds that both have
+    seeds: list[Count]
+    p: Finite | None = None  # of a paired t-test over seeds
+    holm: Finite | None = None  # with Holm's correction over the rows of the column
+
+
 class Comparison(Content):
     """comparison.json of a comparison or of a reproduced recipe."""
 
@@ -174,6 +186,8 @@ class Comparison(Content):
     different: list[Different] = []
     failures: list[Failure] = []
     tuned: list[TunedCell] = []
+    against: list[AgainstRow] = []
+    style: Literal["mean-std", "interval"] = "mean-std"  # of the cells of table.tex
     settings: dict[str, object] = {}  # as they were asked for
     grid: dict[str, object] = {}  # with what its cells try; `fedvl verify` performs it again
 

@@ -123,6 +123,12 @@ class Grid(BaseModel):
         given = {"validation": validation} if validation is not None else {}
         return self.model_copy(update={"tune": {**self.tune, **axes}, **given})
 
+    def compared_with(self, row: str | None) -> "Grid":
+        """Return the grid with the row that all others are compared with; by default its own."""
+        if row is not None and row not in self.rows:
+            raise FedVLError(f"--against names '{row}', which is not a row; rows are {', '.join(self.rows)}.")
+        return self if row is None else self.model_copy(update={"against": row})
+
     def reduced(self, variant: Variant) -> "Grid":
         """Return the grid with a variant's rows, columns, seeds and note."""
         return self.model_copy(

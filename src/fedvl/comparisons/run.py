@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from fedvl.comparisons.contents import (
     COMPARISON_SCHEMA,
+    AgainstRow,
     Averaged,
     Comparison,
     Different,
@@ -43,6 +44,7 @@ from fedvl.evaluation.statistics import (
     bootstrap_lead,
     bootstrap_lead_of_clients,
     bootstrap_right,
+    holm,
     near_chance,
     paired_p,
     wilson,
@@ -217,8 +219,32 @@ def summarise(outcome: GridOutcome, command: str, asked: Grid | None = None) -> 
             "columns": {name: entry.settings for name, entry in grid.columns.items()},
             "cells": grid.cells,
         },
+        against=rows_against(outcome) if asked else [],
         grid=asked.model_dump(mode="json", exclude_defaults=True) if asked else {},
     )
+
+
+def rows_against(outcome: GridOutcome) -> list[AgainstRow]:
+    """Compare rows with the one that the grid names, on common seeds; correct p by column."""
+    reference, found = outcome.grid.against, list[AgainstRow]()
+    numbers: dict[Place, dict[int, float]] = {}
+    for place, figures in outcome.figures.items():
+        values = zip(outcome.seeds[place], map(single, figures), strict=True)
+        numbers[place] = {seed: value for seed, value in values if value is not None}
+    for column in outcome.grid.columns if reference else ():
+        theirs, rows = numbers.get((reference, column), {}), list[AgainstRow]()
+        for row in outcome.grid.rows:
+            ours = numbers.get((row, column), {})
+            seeds = sorted(ours.keys() & theirs.keys())
+            if row == reference or not seeds:
+                continue
+            pair = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+            difference = statistics.mean(pair[0]) - statistics.mean(pair[1])
+            known = AgainstRow(row=row, column=column, reference=reference, difference=difference, seeds=seeds)
+            rows.append(known.model_copy(update={"p": paired_p(*pair)}))
+        adjusted = iter(holm([one.p for one in rows if one.p is not None]))
+        found += [one if one.p is None else one.model_copy(update={"holm": next(adjusted)}) for one in rows]
+    return found
 
 
 def portable(grid: Grid) -> Grid:

@@ -28,7 +28,7 @@ from fedvl.version import __version__
 
 COMPARISON = "comparison.json"
 WRITTEN = 1e-9  # share by which a mean of the same numbers may differ between versions of NumPy
-OF_WRITING = ("date", "fedvl_version", "command")
+OF_WRITING = ("date", "fedvl_version", "command", "style")
 MAX_PAGE = 2**26  # bytes
 LEFT = shutil.ignore_patterns("journal", "report.html", ".lock", "*.log")
 

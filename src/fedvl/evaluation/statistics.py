@@ -333,6 +333,15 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return float(ttest_rel(ours, theirs).pvalue)
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """Return p-values of several tests with Holm's correction, in the same order."""
+    adjusted, largest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=lambda index: values[index])):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def share_of(right: float, total: int) -> tuple[float, Interval]:
     """Return a share of so many trials, and its interval."""
     return right / total, proportion(round(right), total)

@@ -2,8 +2,9 @@
 
 import csv
 import io
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -25,6 +26,7 @@ STYLE = (
 NEAR_CHANCE = "†"
 LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "±": r"$\pm$"}
 LATEX |= {"†": r"$^{\dagger}$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+LATEX |= {"<": "$<$", ">": "$>$", "|": "$|$"}
 
 
 def write_tables(summary: Comparison, out: Path) -> None:
@@ -159,9 +161,26 @@ def footnote(summary: Comparison) -> str:
             f"{NEAR_CHANCE} Zero-shot is near chance level (its interval of 95 % reaches it, or it is less than "
             f"{NEAR:g} points above and below {NEARLY:g} times it): not counted."
         )
+    parts += against_sentences(summary)
     if summary.failures:
         parts.append(f"{len(summary.failures)} run{'' if len(summary.failures) == 1 else 's'} failed.")
     return " ".join([*parts, *filter(None, [summary.note])])
+
+
+def against_sentences(summary: Comparison) -> list[str]:
+    """Return a sentence for each column on the rows against the one that was asked for."""
+    sentences = []
+    for column in dict.fromkeys(one.column for one in summary.against):
+        rows = [one for one in summary.against if one.column == column]
+        named = f"{column}, " if len(summary.columns) > 1 else ""
+        each = "; ".join(f"{one.row} {points(one.difference, 1)}, {p_text(one.holm)}" for one in rows)
+        test = "paired t-test over seeds, Holm's correction over rows"
+        sentences.append(f"{named}against {rows[0].reference} ({test}): {each}.")
+    return [sentence[0].upper() + sentence[1:] for sentence in sentences]
+
+
+def p_text(p: float | None) -> str:
+    return "no test" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def unlike(summary: Comparison, columns: Sequence[str]) -> list[str]:
@@ -305,34 +324,107 @@ def terminal_tables(summary: Comparison, width: int) -> list[Table]:
 def csv_table(summary: Comparison) -> str:
     """Return one line per cell at full precision, for other programs."""
     names = ("row", "column", "measure", "mean", "deviation", "n", "p", "against", "paper")
+    further = ("reference", "difference", "p_difference", "p_holm")
+    known = {(one.row, one.column): one for one in summary.against}
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, names + further if known else names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: csv_cell(getattr(cell, name)) for name in names} for cell in summary.cells)
+    for cell in summary.cells:
+        line = {name: csv_cell(getattr(cell, name)) for name in names}
+        if one := known.get(cell.place):
+            line |= dict(zip(further, map(csv_cell, (one.reference, one.difference, one.p, one.holm)), strict=True))
+        writer.writerow(line)
     return text.getvalue()
 
 
 def latex_table(summary: Comparison) -> str:
-    caption = f"{heading(summary)} {footnote(summary)}".strip()
-    summary = with_averages(summary)
-    cells = summary.places
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{latex(caption)}}}",
-        rf"\begin{{tabular}}{{l{'r' * len(summary.columns)}}}",
-        r"\toprule",
-        " & ".join(["", *(latex(heading_of(column, summary)) for column in summary.columns)]) + r" \\",
-        r"\midrule",
+    """Return a compact table for booktabs: best in bold, second underlined, notes below."""
+    wide = with_averages(summary)
+    name = re.sub(r"[^a-z0-9]+", "-", (summary.title or "comparison").lower()).strip("-") or "comparison"
+    parts = [
+        latex_rows(
+            wide, wide.columns, {place: latex_cell(cell, summary.style) for place, cell in with_seconds(wide).items()}
+        )
     ]
-    for row in summary.rows:
-        texts = [latex(heading_of(row, summary, 0))]
-        for column in summary.columns:
-            cell = cells.get((row, column))
-            text = latex(cell_text(cell)).replace("*", "$^{*}$")
-            texts.append(rf"\textbf{{{text}}}" if cell and cell.best else text)
-        lines.append(" & ".join(texts) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    if summary.against:
+        columns = list(dict.fromkeys(one.column for one in summary.against))
+        texts = {(one.row, one.column): latex_p(one.holm) for one in summary.against}
+        parts += [r"\par\medskip", latex_rows(wide, columns, texts)]
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex(heading(summary) or 'Comparison')}}}",
+            rf"\label{{tab:{name}}}",
+            *parts,
+            r"\par\medskip",
+            rf"\begin{{minipage}}{{\linewidth}}\footnotesize {latex(' '.join(latex_notes(wide)))}\end{{minipage}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def latex_rows(summary: Comparison, columns: Sequence[str], texts: Mapping[tuple[str, str], str]) -> str:
+    """Return a tabular of the rows that have a text."""
+    rows = [row for row in summary.rows if any((row, column) in texts for column in columns)]
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        r"\toprule",
+        " & ".join(["", *(latex(heading_of(column, summary)) for column in columns)]) + r" \\",
+        r"\midrule",
+        *(
+            " & ".join([latex(heading_of(row, summary, 0)), *(texts.get((row, column), "--") for column in columns)])
+            + r" \\"
+            for row in rows
+        ),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def with_seconds(summary: Comparison) -> dict[tuple[str, str], tuple[GridCell, bool]]:
+    """Return each cell, and whether it is the second of its column."""
+    second = {(cell.against, cell.column) for cell in summary.cells if cell.best and cell.against}
+    return {cell.place: (cell, cell.place in second) for cell in summary.cells}
+
+
+def latex_cell(cell: tuple[GridCell, bool], style: str) -> str:
+    figures, second = cell
+    text = figure(figures.mean) + missing_text(figures)
+    if style == "mean-std" and figures.deviation is not None:
+        text += f" ± {figure(figures.deviation, figures.mean)}"
+    if style == "interval" and figures.interval is not None:
+        text += f" ({spread(figures.interval)})"
+    marked = (
+        rf"\textbf{{{latex(text)}}}" if figures.best else rf"\underline{{{latex(text)}}}" if second else latex(text)
+    )
+    return marked + ("$^{*}$" if figures.significant else "")
+
+
+def latex_p(p: float | None) -> str:
+    return "--" if p is None else "$<$0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def latex_notes(summary: Comparison) -> list[str]:
+    """Return the notes below a table for a paper."""
+    seeds = sorted({cell.n for cell in summary.cells})
+    images = sorted({cell.images for cell in summary.cells if cell.images})
+    over = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1]))) if seeds else "0"
+    shown = "standard deviation" if summary.style == "mean-std" else "interval of 95 %"
+    notes = [f"{summary.unit} Mean and {shown} over {over} seed{'' if over == '1' else 's'}".strip()]
+    notes[0] += f" on {' or '.join(f'{count:,}' for count in images)} test images." if images else "."
+    notes.append("Best in bold, second underlined.")
+    notes += ["* The lead over the second is beyond chance."] if any(cell.significant for cell in summary.cells) else []
+    if any(cell.near_chance for cell in summary.cells):
+        notes.append(f"{NEAR_CHANCE} Zero-shot is near chance level.")
+    if summary.against:
+        reference = summary.against[0].reference
+        notes.append(f"Below: p of a paired t-test over seeds against {reference}, with Holm's correction over rows.")
+    notes += [f"{len(summary.failures)} runs failed."] if summary.failures else []
+    return notes
 
 
 def latex(text: str) -> str:

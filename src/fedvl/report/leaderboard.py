@@ -55,7 +55,7 @@ class Leaderboard(Content):
     rejected: list[Rejected]
 
 
-def ranked(entries: Sequence[Entry], rejected: Sequence[Rejected]) -> Leaderboard:
+def leaderboard_of(entries: Sequence[Entry], rejected: Sequence[Rejected]) -> Leaderboard:
     """Return the table: best mean first among rows of the same data, column and measure."""
     order = sorted(entries, key=lambda one: (one.data, one.column, one.measure, -one.mean, one.row, one.pack))
     return Leaderboard(fedvl_version=__version__, entries=order, rejected=list(rejected))
