@@ -9,7 +9,16 @@ from helpers import planted
 
 from fedvl.data.check import PropertyCount, check
 from fedvl.data.faults import NAMES
-from fedvl.data.survey import OF_IMAGES, add_surveys, misstated_survey, survey_of, tables_of
+from fedvl.data.survey import (
+    OF_IMAGES,
+    AlikeNames,
+    add_surveys,
+    alike_names,
+    misstated_survey,
+    other_names,
+    survey_of,
+    tables_of,
+)
 from fedvl.display import Silent
 
 SITES = ("east", "north", "south")
@@ -28,7 +37,7 @@ def tables(folder, least=1):
 
 
 def survey(found):
-    return survey_of(add_surveys(list(found.values())), CLASSES, list(SITES), [], [], True, "now")
+    return survey_of(add_surveys(list(found.values())), CLASSES, list(SITES), [], [], True, "now", {})
 
 
 def test_clean_sites_have_no_fault(clean):
@@ -98,3 +107,15 @@ def test_what_are_no_tables_of_a_survey(clean):
     assert "negative or too large" in str(misstated_survey({**good, "sizes": good["sizes"] - 1}, len(CLASSES), 1))
     assert "negative or too large" in str(misstated_survey({**good, "sizes": good["sizes"] + 2**40}, len(CLASSES), 1))
     assert "number of sites" in str(misstated_survey({**good, "renamed": good["renamed"] + 2}, len(CLASSES), 1))
+
+
+def test_names_outside_of_the_agreed_list_are_compared_with_it():
+    agreed = ["Melanoma", "naevus"]
+    assert other_names(["melanoma", "melanom", "scar", "Naevus"], agreed) == {"melanom": [0], "scar": []}
+
+
+def test_class_names_of_sites_are_compared_with_each_other():
+    """Two sites whose names both differ from the agreed list are found, and neither spelling of one name is."""
+    names = {"east": ["Keratosis", "scar"], "north": ["keratosys", "Scar"], "south": ["wart", "keratosys"]}
+    assert alike_names(names) == [AlikeNames(one="Keratosis", other="keratosys", sites=["east", "north", "south"])]
+    assert alike_names({"east": ["stage 1"], "north": ["stage 2"]}) == []

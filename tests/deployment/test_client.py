@@ -17,6 +17,7 @@ from helpers.parties import EXPERIMENT, NO_WATCH, SmallClient, request
 
 from fedvl import __version__
 from fedvl.deployment.audit_log import NO_HEAD, read_log
+from fedvl.deployment.class_lists import names_of_tensors
 from fedvl.deployment.client import MAX_RUNS, Client
 from fedvl.deployment.files import PartyFile, resolve_for_parties
 from fedvl.deployment.membership import (
@@ -26,7 +27,7 @@ from fedvl.deployment.membership import (
     make_join_request,
     read_federation,
 )
-from fedvl.deployment.messages import Message, pack_tensors
+from fedvl.deployment.messages import Message, pack_tensors, unpack_tensors
 from fedvl.deployment.policy import read_experiments
 from fedvl.deployment.roster import pin_roster, roster_of
 from fedvl.deployment.supervisor import free_port
@@ -222,3 +223,25 @@ def test_counts_of_secure_sums_do_not_leave_by_a_comparison_with_another_run(cli
     with pytest.raises(FedVLError, match="would leave by themselves"):
         client._other_run(EXPERIMENT, "2")
     assert client._other_run("d" * 64, "2").folder == client.state / "runs" / "2"
+
+
+# --- names of classes in a survey
+
+
+def test_class_names_leave_only_if_the_policy_says_so(rehearsing, tmp_path):
+    client = rehearsing("127.0.0.1", data=True)
+    client.surveyed = SimpleNamespace(images=SimpleNamespace(labels=["melanom", "", "scar", "melanom"]))
+    ((identity, _),) = client.ready.items()
+    asked = Message(request(experiment=identity, round=2, client=0, kind="names"), pack_tensors({}))
+    refused = client.answer(asked)
+    assert "The line class_names of this party's policy.toml is false" in refused.header.problem
+    assert refused.payload == b""
+    (client.state / "policy.toml").write_text("class_names = true\nleast_images = 1")
+    found = client.answer(asked)
+    assert found.header.problem == ""
+    assert names_of_tensors(unpack_tensors(found.payload, 10_000)) == ["melanom", "scar"]
+    (client.state / "policy.toml").write_text("class_names = true\nsurveys = 0\nleast_images = 1")
+    assert (
+        "The line surveys"
+        in client.answer(asked._replace(header=request(**{**asked.header.model_dump(), "attempt": 1}))).header.problem
+    )

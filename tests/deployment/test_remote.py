@@ -32,6 +32,7 @@ from helpers.parties import (
     without,
 )
 
+from fedvl.deployment.class_lists import names_as_tensors
 from fedvl.deployment.own_counts import as_tensors
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
@@ -261,3 +262,20 @@ def test_an_evaluation_that_was_answered_is_not_answered_with_other_counts(tmp_p
         "it says: This client has answered this evaluation with other counts; request another (--number)."
     }
     assert len(engine.evaluate(2, other, 3)) == CLIENTS
+
+
+@pytest.mark.parametrize("settings", [{}, {"secure_sum": True, "least_clients": 2}], ids=["each", "secure sums"])
+def test_class_names_come_from_each_client_that_sends_them(settings, tmp_path):
+    """Also where all else is summed: client 1 is not there for a survey, and client 2 sends something else."""
+    federation, grid = remote_federation("linear", tmp_path, **settings)
+    for client, party in enumerate(grid.parties):
+        party.survey = lambda least: {}
+        party.names = lambda client=client: names_as_tensors([f"class of {client}"])
+    grid.parties[1].survey = None
+    grid.parties[2].names = lambda: {"names": torch.zeros(3)}
+    found = federation.engine.class_names()
+    assert found == {client: [f"class of {client}"] for client in (0, 3, 4)}
+    assert {each.client: each.reason for each in federation.engine.refused()} == {
+        1: "it says: This client is not there for a survey; its person starts fedvl client with --survey.",
+        2: "its class names have an unexpected format",
+    }

@@ -37,6 +37,7 @@ def connect(monkeypatch, found, refusals=()):
         names=["east", "north"],
         reporters=[client for client in found if client is not None],
         survey=lambda classes: found,
+        class_names=lambda: {1: ["keratosys", "b"], 0: ["Keratosis", "a"]},
         refused=lambda: list(refusals),
     )
 
@@ -55,6 +56,17 @@ def test_counts_are_added_up_and_written(folder, monkeypatch):
     found = survey_sites(folder, Silent())
     assert (found.images, found.classes[0].train, found.rare, found.missing) == (50, 50, ["b"], [])
     assert json.loads((folder.path / "survey.json").read_text())["sites"] == ["east", "north"]
+    assert (found.compared, found.alike) == ([], []), "names are not requested unless the operator asks"
+
+
+def test_class_names_of_sites_are_compared_if_the_operator_asks(folder, monkeypatch):
+    connect(monkeypatch, {None: tables(50)})
+    found = survey_sites(folder, Silent(), with_names=True)
+    assert found.compared == ["east", "north"]
+    assert [(each.one, each.other, each.sites) for each in found.alike] == [
+        ("Keratosis", "keratosys", ["east", "north"])
+    ]
+    assert not found.clean
 
 
 def test_missing_sites_and_refusals_are_named(folder, monkeypatch):

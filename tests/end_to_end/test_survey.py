@@ -29,7 +29,7 @@ def run_survey(place, name: str) -> dict[str, Any]:
         for site, log in zip(SITES, logs, strict=True)
     ]
     out = place.root / f"survey-{name}"
-    server = fedvl("survey", place.folder, "--out", out, log=place.root / f"{name}.log")
+    server = fedvl("survey", place.folder, "--class-names", "--out", out, log=place.root / f"{name}.log")
     with ended([server, *clients]):
         assert server.wait(LATEST) == 0, (place.root / f"{name}.log").read_text() + logs[0].read_text()
     return dict(json.loads((out / "survey.json").read_text()))
@@ -46,8 +46,13 @@ def test_planted_faults_are_found_by_kind_and_only_their_site_is_shown_the_files
     )
     folder = make_federation(tmp_path / "clinic", {site: [experiment] for site in SITES})
     place = SimpleNamespace(root=tmp_path, folder=folder)
+    for site in ("east", "south"):
+        policy = folder / "parties" / site / "state" / "policy.toml"
+        policy.write_text(policy.read_text().replace("class_names = false", "class_names = true"))
     found = run_survey(place, "planted")
     assert found["secure_sum"]
+    assert found["compared"] == ["east", "south"]
+    assert found["refused"][0].startswith("north: it says: The line class_names of this party's policy.toml is false")
     assert found["sites"] == list(SITES)
     assert {each["kind"]: each["sites"] for each in found["faults"]} == dict.fromkeys(set.union(*PLANTED.values()), 1)
     page = (folder / "parties" / "east" / "state" / "survey.html").read_text()

@@ -32,5 +32,7 @@ def made_up_survey(clean: bool = False) -> Survey:
             )
             for kind, sites, images in faults
         ],
+        compared=[],
+        alike=[],
         **{key: bars(names, np.arange(1, len(names) + 1)) for key, names in NAMES_OF_BARS.items()},
     )

@@ -2,6 +2,7 @@
 
 from helpers.surveys import made_up_survey
 
+from fedvl.data.survey import AlikeNames
 from fedvl.report.survey_page import recommendations, survey_lines, write_survey_page
 
 
@@ -40,3 +41,12 @@ def test_the_page(tmp_path):
     assert "No fault was found." in clean
     assert "one sum over these sites" in clean
     assert "What to do before training" not in clean
+
+
+def test_names_that_are_alike_are_shown_with_their_sites(tmp_path):
+    alike = [AlikeNames(one="<b>Keratosis</b>", other="keratosys", sites=["east", "north"])]
+    found = made_up_survey(clean=True).model_copy(update={"alike": alike, "compared": ["east", "north"]})
+    assert recommendations(found)[0][0] == "<b>Keratosis</b> and keratosys probably mean the same (east, north)."
+    page = write_survey_page(found, tmp_path / "survey.html").read_text()
+    assert "Class names were sent by east, north, whose policies allow it" in page
+    assert "&lt;b&gt;Keratosis&lt;/b&gt; and keratosys" in page

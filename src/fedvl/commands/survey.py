@@ -11,6 +11,12 @@ from fedvl.commands.run import Json, Out, Quiet
 def survey(
     federation: Annotated[Path, typer.Argument(help="Folder that fedvl federation init made.")],
     experiment: Annotated[str | None, typer.Option(help="Which of its experiments, if there are several.")] = None,
+    class_names: Annotated[
+        bool,
+        typer.Option(
+            "--class-names", help="Also compare the sites' class names, which a site sends if its policy allows it."
+        ),
+    ] = False,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -32,7 +38,7 @@ def survey(
     end_on_termination()
     resolved = resolve_experiment(read_toml(choose_experiment(federation, experiment)))
     with RunFolder.create(out, resolved, federation_summary(federation)) as folder, TerminalDisplay(quiet) as display:
-        found = survey_sites(folder, display)
+        found = survey_sites(folder, display, class_names)
     page = write_survey_page(found, folder.path / "survey.html")
     if as_json:
         print(found.model_dump_json())

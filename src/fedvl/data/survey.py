@@ -22,7 +22,7 @@ from fedvl.data.catalogue import class_key
 from fedvl.data.check import NAMES_OF_BARS, RARE_CLASS, CheckedImages, PropertyCount, bars, classes_of, histograms
 from fedvl.data.faults import FAULT_KINDS
 from fedvl.data.faults import NAMES as FAULTS
-from fedvl.data.similar import probably_same
+from fedvl.data.similar import probably_same, same_names
 from fedvl.files import Content, Count, Names
 from fedvl.tensors import IntArray
 from fedvl.version import __version__
@@ -53,6 +53,14 @@ class SurveyedClass(Content):
     renamed: Count  # sites with another name for it
 
 
+class AlikeNames(Content):
+    """Two class names that probably mean the same, and the sites that have one of them."""
+
+    one: str
+    other: str
+    sites: Names
+
+
 class Survey(Content):
     """survey.json: what the sites of a federation have, before training."""
 
@@ -72,10 +80,13 @@ class Survey(Content):
     modes: list[PropertyCount]
     brightness: list[PropertyCount]
     orientation: list[PropertyCount]
+    compared: Names  # sites whose policy lets them send their class names
+    alike: list[AlikeNames]
 
     @property
     def clean(self) -> bool:
-        return not (self.faults or self.rare or self.strangers or any(each.renamed for each in self.classes))
+        renamed = any(each.renamed for each in self.classes)
+        return not (self.faults or self.rare or self.strangers or self.alike or renamed)
 
 
 def survey_shapes(classes: int) -> dict[str, tuple[int, ...]]:
@@ -97,11 +108,9 @@ def tables_of(checked: CheckedImages, class_names: Sequence[str], least: int) ->
     for label, split in zip(images.labels, images.splits, strict=True):
         if class_key(label) in keys:
             found["images"][keys.index(class_key(label)), PARTS.index(split)] += 1
-    for name in classes_of(images):
-        if class_key(name) not in keys:
-            meant = [number for number, known in enumerate(class_names) if probably_same(name, known)]
-            found["renamed"][meant] = 1
-            found["strangers"][0] |= not meant
+    for meant in other_names(classes_of(images), class_names).values():
+        found["renamed"][meant] = 1
+        found["strangers"][0] |= not meant
     for kind, count in Counter(fault.kind for fault in checked.faults).items():
         rows = {row for fault in checked.faults if fault.kind == kind for row in fault.rows}
         found["faults"][:, FAULTS.index(kind)] = bool(count), len(rows)
@@ -110,6 +119,26 @@ def tables_of(checked: CheckedImages, class_names: Sequence[str], least: int) ->
     for table in (*(found[name] for name in OF_IMAGES), found["faults"][1], found["totals"][1:]):
         table -= table % least
     return found
+
+
+def other_names(names: Sequence[str], class_names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the names that are not in the federation's list, with the classes they may mean."""
+    keys = {class_key(name) for name in class_names}
+    return {
+        name: [number for number, known in enumerate(class_names) if probably_same(name, known)]
+        for name in names
+        if class_key(name) not in keys
+    }
+
+
+def alike_names(names: Mapping[str, Sequence[str]]) -> list[AlikeNames]:
+    """Compare the class names of sites with each other."""
+    pairs = same_names(name for each in names.values() for name in each)
+    return [
+        AlikeNames(one=one, other=other, sites=[site for site, each in names.items() if {one, other} & set(each)])
+        for one, other in pairs
+        if class_key(one) != class_key(other)
+    ]
 
 
 def misstated_survey(tables: Mapping[str, NDArray[np.int64]], classes: int, sites: int) -> str | None:
@@ -137,8 +166,9 @@ def survey_of(
     refused: list[str],
     secure_sum: bool,
     moment: str,
+    names: Mapping[str, Sequence[str]],
 ) -> Survey:
-    """Return what the sum of the tables says."""
+    """Return what the sum of the tables says; ``names``: of classes, by site that sent them."""
     counts, (_, images, readable) = tables["images"], tables["totals"].tolist()
     trained = counts[:, [0, 3]].sum(1)
     return Survey(
@@ -163,5 +193,7 @@ def survey_of(
             for kind, at, of in zip(FAULTS, *tables["faults"].tolist(), strict=True)
             if at
         ],
-        **{key: bars(names, tables[key]) for key, names in NAMES_OF_BARS.items()},
+        compared=list(names),
+        alike=alike_names(names),
+        **{key: bars(titles, tables[key]) for key, titles in NAMES_OF_BARS.items()},
     )

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fedvl.config import Experiment
-from fedvl.data.check import CheckedImages, check
+from fedvl.data.check import CheckedImages, check, classes_of
 from fedvl.data.own_images import open_own
 from fedvl.data.sources import Opener
-from fedvl.data.survey import tables_of
+from fedvl.data.survey import other_names, tables_of
 from fedvl.deployment.audit_log import NO_HEAD, RehearsalLog
+from fedvl.deployment.class_lists import NAMES_OF_CLASSES, names_as_tensors
 from fedvl.deployment.extras import check_extras
 from fedvl.deployment.files import experiment_id
 from fedvl.deployment.finishing import finish_run
@@ -102,12 +103,20 @@ class Client:
         found, checked = check(self.data, display)
         page = write_check_page(found, self.state / SURVEY)
         self.say(f"{said(found)} Only this site is shown which files: {page}")
+        for name, meant in other_names(classes_of(checked.images), self.file.class_names).items():
+            guess = f"; it probably means {self.file.class_names[meant[0]]}" if meant else ""
+            self.say(f"The class {name} is not in the federation's list{guess}.")
         return checked
 
     def _survey(self, least: int) -> Tensors:
         assert self.surveyed is not None
         tables = tables_of(self.surveyed, self.file.class_names, least)
         return {name: torch.from_numpy(table) for name, table in tables.items()}
+
+    def _names(self) -> Tensors:
+        """Return the names of this client's classes, which its policy lets leave."""
+        assert self.surveyed is not None
+        return names_as_tensors(classes_of(self.surveyed.images))
 
     def _prepare(self, experiment: Experiment, data: str | None, display: Display) -> Prepared:
         """Prepare the client's own images, or its share of the dataset for a rehearsal."""
@@ -224,7 +233,7 @@ class Client:
     def _check_purpose(self, policy: Policy, header: Header, experiment: Experiment) -> None:
         """Refuse an evaluation or a survey too many; a client is there for a survey or for runs."""
         evaluation = header.round - experiment.federation.rounds
-        surveys = header.kind.endswith("survey")
+        surveys = header.kind.endswith("survey") or header.kind == NAMES_OF_CLASSES
         if evaluation > 0 and not surveys and header.kind != "keys":
             policy.check_evaluation(experiment, evaluation)
         if self.surveyed is not None and not surveys and header.kind != "keys":
@@ -234,6 +243,8 @@ class Client:
         if surveys:
             answered = {entry["run"] for entry in self.log.entries("surveyed")}
             policy.check_survey(experiment, len(answered - {header.run}))
+            if header.kind == NAMES_OF_CLASSES:
+                policy.check_names()
             if header.run not in answered and header.kind == "survey":
                 self.log.append("surveyed", run=header.run)
 
@@ -249,7 +260,8 @@ class Client:
             sums = partial(self._member, header.run, engine.federation.least_clients)
             counts = partial(own_counts, FinishedRun(prepared, folder), partial(self._other_run, header.experiment))
             survey = self._survey if self.surveyed is not None else None
-            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts, survey)
+            names = self._names if self.surveyed is not None else None
+            party = Party(self.file.number, engine, folder, self.rehearsal, sums, self.log, counts, survey, names)
             log_secrets(self.log, self.state, header.run)
             self.parties[header.run] = party
         return self.parties[header.run]

@@ -36,6 +36,7 @@ MessageKind = Literal[
     "finish",
     "evaluate",
     "survey",
+    "names",
     "keys",
     "share_train",
     "share_report",

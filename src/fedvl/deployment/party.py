@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedvl.deployment.audit_log import AuditLog
+from fedvl.deployment.class_lists import NAMES_OF_CLASSES
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, STEPS, Header, Message, pack_tensors, unpack_tensors
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, SumId, SumMember
@@ -62,6 +63,7 @@ class Party:
         log: AuditLog | None = None,
         counts: Callable[[Tensors, int], Tensors | None] | None = None,
         survey: Callable[[int], Tensors] | None = None,
+        names: Callable[[], Tensors] | None = None,
     ) -> None:
         self.number, self.engine, self.folder = number, engine, folder
         self.device = engine.data.labels.device
@@ -73,7 +75,7 @@ class Party:
         self.salt = (folder / "salt").read_bytes()
         self.log = log or AuditLog()  # has the budget of all runs
         self.counts, self.least_cell = counts, 1  # of its own test images; of the policy
-        self.survey = survey  # counts of its images before training
+        self.survey, self.names = survey, names  # counts of its images before training, and names of their classes
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
         self.sums: SumMember | None = None
         if engine.federation.secure_sum:
@@ -106,7 +108,8 @@ class Party:
                 self.engine.personalise(received)
             self.finished = received
             return Message(request)
-        header, tensors = self._work_masked(request, received) if self.sums else self._work(request, received)
+        masked = self.sums is not None and request.kind != NAMES_OF_CLASSES
+        header, tensors = self._work_masked(request, received) if masked else self._work(request, received)
         content = pack_tensors(tensors) if tensors is not None else b""
         self._note(header, content, asked)
         return Message(header, content)
@@ -186,9 +189,11 @@ class Party:
             assert self.counts is not None
             found = self.counts(received, 1 if self.sums else self.least_cell)
             return request.model_copy(update={"idle": found is None}), found
-        if request.kind == "survey":
-            if self.survey is None:
+        if request.kind in ("survey", NAMES_OF_CLASSES):
+            if self.survey is None or self.names is None:
                 raise FedVLError("This client is not there for a survey; its person starts fedvl client with --survey.")
+            if request.kind == NAMES_OF_CLASSES:
+                return request, self.names()
             return request, self.survey(1 if self.sums else self.least_cell)
         if request.kind == "adopt":
             self.engine.adopt({self.number: received})
@@ -271,7 +276,7 @@ class Party:
             raise FedVLError("The run is over for this client.")
         rounds, consultation = self.engine.federation.rounds, self.engine.method.consultation()
         last = rounds if request.kind == "finish" else rounds - 1
-        evaluates = request.kind.endswith(COUNTS)
+        evaluates = request.kind.endswith((*COUNTS, NAMES_OF_CLASSES))
         if evaluates or (request.kind == "keys" and request.round > rounds):
             fits = request.round > rounds
         else:

@@ -71,6 +71,10 @@ evaluations = 1
 # Most surveys of this party's images before training, of which counts leave; 0: none.
 surveys = 1
 
+# Whether the names of this party's classes may leave in a survey (fedvl survey --class-names), by themselves also where
+# all else is summed, so that the server can compare them with those of other parties.
+class_names = false
+
 # Fewest images in a count that leaves by itself (not in a secure sum): bins with fewer are merged, and rare classes
 # left out.
 least_cell = 5
@@ -109,6 +113,7 @@ class Policy(Section):
     hours: Annotated[str, AfterValidator(check_hours)] = "00:00-24:00"
     evaluations: int = Field(1, ge=0)
     surveys: int = Field(1, ge=0)
+    class_names: bool = False
     least_cell: int = Field(5, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -178,6 +183,13 @@ class Policy(Section):
             )
         if self.epsilon is not None or experiment.privacy.unit != "none":
             raise FedVLError("The counts of a survey have no noise, and this party sends nothing without.")
+
+    def check_names(self) -> None:
+        """Refuse to send names of classes, unless they may leave."""
+        if not self.class_names:
+            raise refused_line(
+                "class_names", "is false, and names of classes were requested; make it true if they may leave"
+            )
 
     def check_time(self, now: datetime) -> None:
         begin, end = parse_hours(self.hours)

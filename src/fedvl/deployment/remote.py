@@ -18,6 +18,7 @@ import torch
 from fedvl.config import FederationConfig
 from fedvl.data import survey
 from fedvl.deployment.audit_log import AuditLog
+from fedvl.deployment.class_lists import NAMES_OF_CLASSES, names_of_tensors
 from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors, unpack_tensors
 from fedvl.deployment.own_counts import OTHER_RUN, PAIRED
 from fedvl.deployment.summing import Received, SecureSums
@@ -244,6 +245,17 @@ class RemoteEngine:
         found = self._counts("evaluate", number, request, shapes, problem_of)
         split = {client: split_pair(tables) for client, tables in found.items()}
         return {client: SiteCounts(Counts(**counts), paired) for client, (counts, paired) in split.items()}
+
+    def class_names(self) -> dict[int, list[str]]:
+        """Return the names of classes of each client whose policy lets them leave."""
+        asked = dict.fromkeys(range(self.clients), pack_tensors({}))
+        found: dict[int, list[str]] = {}
+        for client, answer in self._exchange(NAMES_OF_CLASSES, self.config.rounds + 1, asked).items():
+            try:
+                found[client] = names_of_tensors(answer.tensors)
+            except FedVLError as error:
+                self._refuse(client, str(error))
+        return found
 
     def survey(self, classes: int) -> dict[int | None, survey.Tables]:
         """Collect what the clients say of their images before training: each, or their sum."""

@@ -14,8 +14,11 @@ from fedvl.runs.folder import RunFolder
 FILE, NOTES = "survey.json", "survey-sums.json"
 
 
-def survey_sites(folder: RunFolder, display: Display) -> Survey:
-    """Let every connected site count its images; write survey.json into the folder."""
+def survey_sites(folder: RunFolder, display: Display, with_names: bool = False) -> Survey:
+    """Let every connected site count its images; write survey.json into the folder.
+
+    ``with_names``: also compare the names of their classes, which sites send if they may.
+    """
     assert folder.federation is not None
     if folder.experiment.privacy.unit != "none":
         raise FedVLError(
@@ -24,6 +27,7 @@ def survey_sites(folder: RunFolder, display: Display) -> Survey:
     federation = read_federation(Path(folder.federation.federation))
     with connected(folder, display, NOTES) as (engine, _):
         wait_for_all(engine, federation)
+        names = engine.class_names() if with_names else {}
         found = engine.survey(len(federation.class_names))
         refusals = engine.refused()
         sites = [engine.names[client] for client in sorted(engine.reporters)]
@@ -38,6 +42,7 @@ def survey_sites(folder: RunFolder, display: Display) -> Survey:
         refused,
         folder.experiment.federation.secure_sum,
         datetime.now(UTC).isoformat(timespec="seconds"),
+        {engine.names[client]: each for client, each in sorted(names.items())},
     )
     write_whole(folder.file(FILE), survey.model_dump_json(indent=1).encode())
     return survey

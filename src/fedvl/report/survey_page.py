@@ -16,6 +16,13 @@ def recommendations(found: Survey) -> list[tuple[str, str]]:
         for each in found.classes
         if each.renamed
     ]
+    lines += [
+        (
+            f"{each.one} and {each.other} probably mean the same ({', '.join(each.sites)}).",
+            "Agree on one name for the class list, and use it at all sites.",
+        )
+        for each in found.alike
+    ]
     if found.strangers:
         unlike = f"Classes {at(found.strangers)} are not among those of the federation."
         lines.append((unlike, "Agree on the class list, and begin a federation with it, or leave the images out."))
