@@ -1,11 +1,11 @@
 """Many clients in few tensors: rows, updates, private tensors, as if each were by itself."""
 
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers.small import run_quietly, small_federation, small_method
+from helpers.elsewhere import ELSEWHERE, elsewhere, moved_encoder
+from helpers.small import SmallFederation, run_quietly, small_federation, small_method
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,8 @@ from fedvl.federation.stacks import (
 )
 from fedvl.methods import method_names
 from fedvl.methods.base import Update
-from fedvl.tensors import digest, placed
+from fedvl.seeding import torch_generator
+from fedvl.tensors import Tensors, digest, placed
 
 
 def updates_of(*shapes):
@@ -235,23 +236,48 @@ def test_a_chunk_is_chosen_by_what_a_client_takes():
     assert engine_of("linear", federation={"one_by_one": True}).chunk == 1
 
 
+def trained_on(name: str, device: torch.device) -> Tensors:
+    """Train with the data, the encoder and all tensors of a method on a device."""
+    federation = small_federation(small_method(name))
+    method, engine = federation.method, federation.engine
+    task = replace(
+        method.task,
+        text_embeddings=method.task.text_embeddings.to(device),
+        encoder=moved_encoder(method.task.encoder, device),
+        target=placed(method.task.target, device) if method.task.target else None,
+    )
+    moved = type(method)(method.options, task)
+    there = replace(engine.data, inputs=placed(engine.data.inputs, device), labels=engine.data.labels.to(device))
+    rows = [own.to(device) for own in engine.rows]
+    engine = LocalEngine(moved, there, rows, engine.training, engine.federation, 0)
+    start = placed(moved.start(torch_generator(0, "start")), device)
+    trained = run_quietly(SmallFederation(moved, engine, federation.config, 0, start, device=device)).shared
+    return {key: tensor.cpu() for key, tensor in trained.items()}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", sorted({*method_names()} - NOT_ON_A_GPU))
 def test_every_method_trains_on_a_gpu(name):
-    method = small_method(name)
-    federation = small_federation(method)
-    engine = federation.engine
-    there = replace(engine.data, inputs=placed(engine.data.inputs, "cuda"), labels=engine.data.labels.cuda())
-    task = replace(
-        method.task,
-        text_embeddings=method.task.text_embeddings.cuda(),
-        encoder=deepcopy(method.task.encoder).cuda(),
-        target=placed(method.task.target, "cuda") if method.task.target else None,
-    )
-    moved = type(method)(method.options, task)
-    rows = [own.cuda() for own in engine.rows]
-    federation.method, federation.engine = moved, LocalEngine(moved, there, rows, engine.training, engine.federation, 0)
-    federation.shared = federation.engine.start
-    trained = run_quietly(federation).shared
+    trained = trained_on(name, torch.device("cuda"))
     for key, tensor in run_quietly(small_federation(small_method(name))).shared.items():
-        torch.testing.assert_close(trained[key].cpu(), tensor, rtol=0, atol=2e-2)
+        torch.testing.assert_close(trained[key], tensor, rtol=0, atol=2e-2)
+
+
+# one for each way to the server's tensors; the others take a tower, which is slow here, and a GPU tests them
+@pytest.mark.parametrize("name", ["cachefl", "fed-em", "fed-mp", "fedadam", "feddyn", "fst-cbdg", "gda", "ridge"])
+def test_a_method_does_not_mix_tensors_of_two_devices(name):
+    with elsewhere():
+        trained = trained_on(name, ELSEWHERE)
+    for key, tensor in run_quietly(small_federation(small_method(name))).shared.items():
+        torch.testing.assert_close(trained[key], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_device_elsewhere_refuses_what_a_gpu_refuses():
+    with elsewhere():
+        there, here = torch.ones(3, device=ELSEWHERE), torch.ones(3)
+        assert (there.device, (there + 1).device, there.cpu().device) == (ELSEWHERE, ELSEWHERE, torch.device("cpu"))
+        assert (there * torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number may come from anywhere
+        assert there[torch.tensor([0, 2])].tolist() == [1, 1]
+        for mixed in (lambda: there + here, lambda: torch.stack([here, there]), lambda: here[there.long()]):
+            with pytest.raises(RuntimeError, match="two devices"):
+                mixed()

@@ -65,12 +65,13 @@ class Regression:
         """Return the solution with a as given, or the one that is best by a criterion."""
         if not isinstance(by, str):
             return self.solution(by)
-        costs = {"evidence": self.evidence, "gcv": self.logarithmic_gcv}[by](GRID)
-        return self.solution(float(GRID[(costs + ((GRID / LIKELY).log() / SPREAD).square()).argmin()]))
+        grid = GRID.to(self.values)
+        costs = {"evidence": self.evidence, "gcv": self.logarithmic_gcv}[by](grid)
+        return self.solution(float(grid[(costs + ((grid / LIKELY).log() / SPREAD).square()).argmin()]))
 
     def solution(self, regularisation: float) -> Fit:
         """Return W = s W_0 + Q (e + a)^-1 Q^T (H - s G W_0), and b = k / n - W^T mean."""
-        a = torch.tensor([regularisation], dtype=torch.float64)
+        a = self.values.new_tensor([regularisation])
         prior = self.prior(a)
         move = self.vectors @ ((self.cross - prior * self.expected) / (self.values + a)[:, None])
         weight = prior * self.initial + move
@@ -97,7 +98,7 @@ class Regression:
         across = (initial * (moments.centred_gram @ initial)).sum()  # |X W_0|^2
         pairs = (self.cross.square(), self.cross * self.expected, self.expected.square())
         left = torch.stack([labels, -along, across])
-        taken = torch.stack([term.sum(1) for term in pairs]) * torch.tensor([1.0, -1.0, 1.0])[:, None]
+        taken = torch.stack([term.sum(1) for term in pairs]) * s.new_tensor([1.0, -1.0, 1.0])[:, None]
         powers = torch.stack([torch.ones_like(s), 2 * s, s * s], 1)
         return (powers * (left - weights(self.values, a[:, None]) @ taken.T)).sum(1)
 
