@@ -26,6 +26,8 @@ from fedvl.config import FLAGS
 from fedvl.data.images import MAX_ASPECT
 from fedvl.data.sources import open_dataset
 from fedvl.display import SilentLine
+from fedvl.methods import register
+from fedvl.methods.linear import Linear
 from fedvl.runs.contents import Federation
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.settings import resolve_experiment
@@ -103,7 +105,7 @@ def test_idle_threads_sleep_unless_the_user_says_otherwise(given, expected):
 def test_arguments_are_the_flags_of_the_command_line():
     ours = set(inspect.signature(fedvl.run).parameters)
     theirs = set(inspect.signature(run_command).parameters)
-    assert ours - {"settings"} == theirs - {"settings", "as_json"}
+    assert ours - {"settings", "on_round"} == theirs - {"settings", "as_json"}
     assert set(FLAGS) < ours
 
 
@@ -617,3 +619,143 @@ def test_the_state_of_a_method_that_shares_nothing_is_hashed_too(folder_of):
     assert figures.state_sha256 == digest(flatten(private))
     linear = RunFolder(folder_of("linear"))
     assert linear.result.state_sha256 == digest(linear.tensors()[0])
+
+
+# --- Python objects
+
+
+class Doubled(Linear):
+    """A method whose class exists in this process alone."""
+
+    def loss(self, tensors, batch):
+        return 2 * super().loss(tensors, batch)
+
+
+ROWS = [list(range(20)), list(range(20, 36)), [36, 37, 38, 39]]
+
+
+def small_images(count, seed):
+    """Bright images of one class, and dark ones of the other."""
+    values = np.random.default_rng(seed).integers(0, 60, (count, 16, 16, 3), dtype=np.uint8)
+    values[::2] += 180
+    return values, ["white" if row % 2 == 0 else "black" for row in range(count)]
+
+
+@pytest.fixture(scope="module")
+def of_objects(tmp_path_factory):
+    """A run of a class, arrays and rows by client, with a function that looks at it; and what it saw."""
+    seen = []
+
+    def spy(record, shared, private):
+        seen.append((record.round, {name: tensor.clone() for name, tensor in shared.items()}))
+        shared["weight"].zero_()
+        torch.manual_seed(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        dataset = (*small_images(40, 0), *small_images(12, 1))
+        arguments = {"method": Doubled, "dataset": dataset, "partition": ROWS, "rounds": 2, "quiet": True}
+        out = tmp_path_factory.mktemp("objects")
+        watched = fedvl.run(out=out / "watched", on_round=spy, **arguments)
+        plain = fedvl.run(out=out / "plain", **arguments)
+        yield watched, plain, seen
+
+
+def test_a_class_arrays_and_rows_are_run_and_watching_changes_no_bit(of_objects):
+    watched, plain, seen = of_objects
+    assert watched.figures.state_sha256 == plain.figures.state_sha256
+    assert [number for number, _ in seen] == [1, 2]
+    assert torch.equal(seen[1][1]["weight"], watched.tensors()["weight"])
+    assert not torch.equal(seen[0][1]["weight"], seen[1][1]["weight"])
+    assert repr(watched).startswith("<Doubled on ")
+
+
+def test_a_result_has_its_clients_predictions_and_tensors(of_objects):
+    watched = of_objects[0]
+    clients = watched.clients
+    assert list(clients["images"]) == [20, 16, 4]
+    assert list(clients["white"]) == [10, 8, 2]
+    assert len(watched.predictions) == 12
+    right = sum(row.truth == row.prediction for row in watched.predictions.itertuples())
+    assert watched.accuracy == pytest.approx(100 * right / 12)
+    assert watched.tensors(client=1) == {}
+    with pytest.raises(fedvl.FedVLError, match="keeps the tensors of round 2, its last, and not those of round 1"):
+        watched.tensors(round=1)
+    with pytest.raises(fedvl.FedVLError, match="has no client 3"):
+        watched.tensors(client=3)
+
+
+def test_a_client_has_its_private_tensors_and_last_update(folder_of):
+    personal = fedvl.open_run(folder_of("fedpp"))
+    state = RunFolder(personal.folder).state()
+    for client in (0, 1):
+        wanted = {**state.last.get(client, {}), **state.private.get(client, {})}
+        assert wanted
+        assert digest(personal.tensors(client=client)) == digest(wanted)
+    assert digest(personal.tensors(client=0)) != digest(personal.tensors(client=1))
+
+
+def test_a_result_exports_its_model(of_objects, tmp_path):
+    folder = of_objects[0].export(tmp_path / "exported")
+    assert json.loads((folder / "classes.json").read_text(encoding="utf-8")) == ["black", "white"]
+
+
+def test_the_class_of_a_run_of_another_process_is_asked_for_and_can_be_given_again(of_objects, monkeypatch):
+    folder = of_objects[1].folder
+    monkeypatch.setattr("fedvl.methods.CLASSES", {})
+    with pytest.raises(
+        fedvl.FedVLError, match=r"Doubled was given as a Python class.*open_run\(folder, method=Doubled\)"
+    ):
+        fedvl.open_run(folder).predict(small_images(1, 2)[0])
+    assert len(fedvl.open_run(folder, method=Doubled).predict(small_images(1, 2)[0])) == 1
+
+
+def test_a_class_whose_code_changed_is_another():
+    class Doubled(Linear):  # the same name
+        def loss(self, tensors, batch):
+            return 3 * super().loss(tensors, batch)
+
+    assert register(Doubled).startswith("Doubled@")
+    assert register(Doubled) == register(Doubled) != register(globals()["Doubled"])
+
+
+def test_a_run_whose_watcher_fails_goes_on_from_its_last_round(tmp_path, finished):
+    def fail(record, shared, private):
+        raise ValueError("no disk")
+
+    with pytest.raises(fedvl.FedVLError, match="on_round=fail failed after round 1 with ValueError: no disk"):
+        fedvl.run(out=tmp_path / "run", quiet=True, on_round=fail, **SMALL)
+    rounds = []
+    again = fedvl.resume(tmp_path / "run", quiet=True, on_round=lambda record, *tensors: rounds.append(record.round))
+    assert rounds == [2]
+    assert again.figures.state_sha256 == finished.figures.state_sha256
+
+
+def test_classes_are_compared_in_this_process_alone(tmp_path):
+    with pytest.raises(fedvl.FedVLError, match="Doubled was given as a class, which other processes do not know"):
+        fedvl.compare([Doubled, "linear"], jobs=2)
+    with pytest.raises(fedvl.FedVLError, match="at least one, and not 0"):
+        fedvl.compare(["linear"], jobs=0)
+    found = fedvl.compare([Doubled], seeds=1, references=False, out=tmp_path / "cmp", quiet=True, **SMALL)
+    assert [row["row"] for row in found.rows] == [register(Doubled)]
+    assert fedvl.open_comparison(tmp_path / "cmp").rows == found.rows
+
+
+def test_a_sweep_is_that_of_the_command_line(tmp_path):
+    """The same runs, which the command then finds finished, and the same choice."""
+    out = tmp_path / "sweep"
+    swept = fedvl.sweep(method="linear", tune={"training.learning_rate": [0.01, 0.1]}, out=out, quiet=True, **SMALL)
+    (chosen,) = [row["row"] for row in swept.rows if row["chosen"]]
+    written = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    words = shlex.split(written["command"])
+    done = CliRunner().invoke(app, [*words[1:], "--quiet"])
+    assert done.exit_code == 0, done.output
+    again = fedvl.open_comparison(out)
+    assert [row["values"] for row in again.rows] == [row["values"] for row in swept.rows]
+    assert again.summary.opening == swept.summary.opening
+    assert [row["row"] for row in again.rows if row["chosen"]] == [chosen]
+
+
+def test_a_folder_without_a_comparison_is_refused(tmp_path):
+    with pytest.raises(fedvl.FedVLError, match="There is no comparison in"):
+        fedvl.open_comparison(tmp_path)

@@ -6,10 +6,12 @@
     result.accuracy, result.zero_shot_accuracy, result.rounds
     result.predict("new-photos/", classes=["cat", "dog"])
 
+``method`` may also be a class, ``dataset`` arrays with labels, and ``partition`` rows by client.
 Keyword arguments are the flags of the command line (``per_round=5``) and settings as
 ``**{"training.learning_rate": 0.1}``. Mistakes raise :class:`fedvl.FedVLError`: one sentence.
 """
 
+import csv
 import difflib
 import inspect
 import io
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -37,6 +39,9 @@ from fedvl.config import (
 )
 from fedvl.display import display_here
 from fedvl.errors import FedVLError
+from fedvl.files import SHORTENED
+from fedvl.methods import register
+from fedvl.objects import settings_of_objects
 from fedvl.report.notebook import frame, html_table
 from fedvl.runs.contents import Result
 from fedvl.runs.folder import RunFolder
@@ -46,10 +51,13 @@ if TYPE_CHECKING:
 
     from fedvl.comparisons.contents import Comparison as Summary
     from fedvl.report.notebook import Chart
+    from fedvl.runs.looking import OnRound
     from fedvl.serve.images import AnyImage
     from fedvl.serve.model import Line, TrainedModel
+    from fedvl.tensors import Tensors
 
 P = ParamSpec("P")
+R = TypeVar("R")
 Row = dict[str, Any]
 # Not narrower, for type checkers would then refuse **{"training.learning_rate": 0.1}, which might be any of the arguments.
 # What is given is checked when it is given.
@@ -82,6 +90,67 @@ class RunResult:
     def rounds(self) -> Any:
         """One row per round: a DataFrame if pandas is installed, else a list of dicts."""
         return frame([record.to_dict() for record in self._folder.rounds])
+
+    @property
+    def clients(self) -> Any:
+        """One row per client: its training images by class, and its accuracy if it was tested."""
+        known = self.figures
+        columns: dict[str, Sequence[Any]] = {
+            "test_images": known.per_client_test_images,
+            "accuracy": known.per_client_accuracy,
+            "zero_shot_accuracy": known.zero_shot_per_client_accuracy,
+        }
+        rows: list[Row] = []
+        for client, counts in enumerate(known.partition_counts):
+            by_class = dict(zip(known.partition_class_names, counts, strict=True))
+            tested = {name: values[client] for name, values in columns.items() if values}
+            rows.append({"client": client, "images": sum(counts), **by_class, **tested})
+        return frame(rows)
+
+    @property
+    def predictions(self) -> Any:
+        """One row per test image, most unsure first: file, truth, prediction, share and entropy."""
+        path = self._folder.file("test.csv")
+        if not path.is_file():
+            raise FedVLError(f"The run in {self.folder} has no test.csv; run it again with a test.")
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: list[Row] = list(csv.DictReader(file))
+        numbers = ("share", "entropy")
+        return frame([{**row, **{name: float(row[name]) if row[name] else None for name in numbers}} for row in rows])
+
+    def tensors(self, round: int | None = None, client: int | None = None) -> "Tensors":
+        """Return the shared tensors, or those of a client's own: private ones and last update.
+
+        They are of the round whose model is kept; the journal also has the last one.
+        """
+        from fedvl.federation.journal import BEST, Journal, chosen_round, read_state
+
+        rounds = self.figures.rounds or 0
+        if not rounds:
+            return self._folder.tensors()[0]
+        if round not in (None, rounds):
+            raise FedVLError(
+                f"The run in {self.folder} keeps the tensors of round {rounds}, its last, and not those of round {round}; "
+                "collect them with on_round."
+            )
+        found = Journal(self._folder.file("journal")).tensors(rounds)
+        kept = chosen_round(found) if round is None else {k: t for k, t in found.items() if not k.startswith(BEST)}
+        state = read_state(kept, "cpu")
+        if client is None:
+            return state.shared
+        if not 0 <= client < len(self.figures.partition_counts):
+            raise FedVLError(f"The run in {self.folder} has no client {client}; clients count from 0.")
+        return {**state.last.get(client, {}), **state.private.get(client, {})}
+
+    def export(
+        self, folder: str | Path, classes: str | Sequence[str] | None = None, *, client: int | None = None
+    ) -> Path:
+        """Write the model as a folder that needs no FedVL, as ``fedvl export`` does; return it."""
+        from fedvl.serve.export import export
+
+        with torch_as_new():
+            export(self._model(None), Path(folder), None if classes is None else _listed(classes), client)
+        return Path(folder)
 
     def predict(
         self,
@@ -158,7 +227,7 @@ class Comparison:
     @property
     def rows(self) -> list[Row]:
         """One for each method and column; ``runs`` are the folders, for ``fedvl.open_run``."""
-        kept = ("row", "column", "measure", "mean", "deviation", "n", "best", "significant", "values")
+        kept = ("row", "column", "measure", "mean", "deviation", "n", "best", "significant", "chosen", "values")
         return [
             {
                 **{name: getattr(cell, name) for name in kept},
@@ -202,7 +271,7 @@ class Comparison:
         return html_table(["", *self.summary.columns], body, note=footnote(self.summary))
 
 
-def with_keywords(function: Callable[P, RunResult]) -> Callable[P, RunResult]:
+def with_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """List the settings that have a flag as keyword arguments, in signature and docstring."""
     signature = inspect.signature(function)
     fields = {name: setting_field(setting) for name, setting in FLAGS.items()}
@@ -229,6 +298,7 @@ def run(
     *,
     out: Given = None,
     quiet: Given = False,
+    on_round: Given = None,
     **settings: Any,
 ) -> RunResult:
     """Run one experiment; the same settings give the same bits as ``fedvl run``.
@@ -236,28 +306,52 @@ def run(
     ``experiment`` is a TOML file of settings, which the keyword arguments below override. Pass any
     other setting as ``**{"training.learning_rate": 0.1}``. The run is written to the folder
     ``out``, or to runs/METHOD-DATASET.
+
+    ``method`` may be a subclass of ``Method``. ``dataset`` may be ``(images, labels)`` or
+    ``(images, labels, test_images, test_labels)``: arrays of uint8, PIL images or files, or a row
+    of floats for each image, made by ``model``; labels are class names. ``partition`` may have the
+    rows of each client. After each round ``on_round(record, shared, private)`` gets its record,
+    copies of the shared tensors, and of the private ones of the clients that took part. It changes
+    no bit.
     """
     from fedvl.runs.settings import new_experiment
 
     given = gather_settings(Path(experiment) if experiment else None, {})
-    overlay(given, settings_of(settings, FLAGS, ("out", "quiet")))
+    overlay(given, settings_of(_named(settings, given), FLAGS, ("out", "quiet", "on_round")))
     with RunFolder.create(Path(out) if out else None, new_experiment(given)) as folder:
-        return _finished(folder, quiet)
+        return _finished(folder, quiet, on_round)
 
 
-def resume(folder: str | Path, *, quiet: bool = False, trust_method: bool = False) -> RunResult:
-    """Continue an interrupted run from its last committed round, to the same bits."""
+def resume(
+    folder: str | Path,
+    *,
+    quiet: bool = False,
+    trust_method: bool = False,
+    method: type | None = None,
+    on_round: "OnRound | None" = None,
+) -> RunResult:
+    """Continue an interrupted run from its last committed round, to the same bits.
+
+    ``method`` is the class of a run that was given one in another process.
+    """
+    if method is not None:
+        register(method)
     found = RunFolder(Path(folder), trust_method)
     if not found.exists:
         raise FedVLError(f"There is no run in {folder}; start one with fedvl.run.")
     if found.federation is not None:
         raise FedVLError(f"The run in {folder} is one between machines; continue it by fedvl resume {folder}.")
     with found.lock():
-        return _finished(found, quiet)
+        return _finished(found, quiet, on_round)
 
 
-def open_run(folder: str | Path, *, trust_method: bool = False) -> RunResult:
-    """Open a finished run, or a party's newest; ``trust_method`` runs a method's file in it."""
+def open_run(folder: str | Path, *, trust_method: bool = False, method: type | None = None) -> RunResult:
+    """Open a finished run, or a party's newest; ``trust_method`` runs a method's file in it.
+
+    ``method`` is the class of a run that was given one in another process.
+    """
+    if method is not None:
+        register(method)
     return RunResult(RunFolder.open(Path(folder), trust_method))
 
 
@@ -271,6 +365,7 @@ def compare(
     tune: Given = None,
     validation: Given = None,
     references: Given = True,
+    jobs: Given = 1,
     out: Given = "comparisons/comparison",
     quiet: Given = False,
     **settings: Any,
@@ -280,20 +375,31 @@ def compare(
     ``grid`` is a TOML file of rows and columns instead of methods. Each cell is run with
     ``seeds`` seeds, 3 by default. ``tune`` has the values of each setting to choose from, for each
     cell, on the share ``validation`` of the training images (0.2 by default). ``references`` adds
-    rows of zero-shot and ridge. Further arguments are those of :func:`run`, for every run.
+    rows of zero-shot and ridge. ``jobs`` runs at once, in processes of their own. Methods may be
+    classes. Further arguments are those of :func:`run`, for every run.
     """
     from fedvl.comparisons.grid import Variant, read_grid
+    from fedvl.comparisons.jobs import perform_side_by_side
     from fedvl.comparisons.references import with_references, without_refused
-    from fedvl.comparisons.run import flags_grid, perform_grid, portable, summarise
-    from fedvl.comparisons.tuning import perform_tuned, trials_of, write_grid
+    from fedvl.comparisons.run import flags_grid, portable, summarise
+    from fedvl.comparisons.tuning import trials_of, write_grid
     from fedvl.data.sources import Opener
     from fedvl.display import GridDisplay
     from fedvl.report.page import write_comparison
     from fedvl.runs.settings import resolve_experiment
 
-    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "references", "out", "quiet")
-    base = settings_of(settings, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
-    rows, datasets, partitions = _listed(methods), _listed(dataset), _listed(partition)
+    own = ("methods", "dataset", "partition", "seeds", "tune", "validation", "references", "jobs", "out", "quiet")
+    objects = _named({**settings, "dataset": dataset, "partition": partition}, {})
+    dataset, partition = objects.pop("dataset"), objects.pop("partition")
+    base = settings_of(objects, [flag for flag in FLAGS if flag not in ("method", "seed", *own)], own)
+    rows, datasets, partitions = _listed(_registered(methods)), _listed(dataset), _listed(partition)
+    if not (isinstance(jobs := _plain(jobs), int) and jobs >= 1):
+        raise FedVLError(f"jobs is how many runs are at work at once, at least one, and not {SHORTENED.repr(jobs)}.")
+    if jobs > 1 and (classes := [name for name in rows if "@" in name and not name.endswith(".py")]):
+        raise FedVLError(
+            f"{classes[0].partition('@')[0]} was given as a class, which other processes do not know; write it to a file, or "
+            "leave out jobs."
+        )
     if (grid is None) == (not rows):
         raise FedVLError('Name the methods (["linear", "fst-cbdg"]), or give a TOML file of rows and columns as grid.')
     if grid is not None and (datasets or partitions):
@@ -312,9 +418,7 @@ def compare(
     folder = Path(out)
     with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
         opener = Opener.once()
-        outcome = without_refused(
-            perform_tuned(wanted, lambda part: perform_grid(part, folder / "runs", GridDisplay(display), opener))
-        )
+        outcome = without_refused(perform_side_by_side(wanted, folder / "runs", jobs, GridDisplay(display), opener))
     words = ["fedvl", "compare", *([str(grid)] if grid is not None else [])]
     for flag, names in (("--methods", rows), ("--dataset", datasets), ("--partition", partitions)):
         words += [flag, ",".join(names)] if names else []
@@ -334,6 +438,83 @@ def compare(
             f"{failed.error}"
         )
     return Comparison(summary, folder)
+
+
+@with_keywords
+def sweep(
+    experiment: Given = None,
+    *,
+    tune: Given = None,
+    random: Given = None,
+    validation: Given = 0.2,
+    seeds: Given = 1,
+    out: Given = "comparisons/sweep",
+    quiet: Given = False,
+    **settings: Any,
+) -> Comparison:
+    """Choose settings on validation images; look at the test once, for the chosen one.
+
+    ``tune`` has the values of each setting to choose from, or a text "LOW..HIGH" or
+    "LOW..HIGH:log" of which ``random`` settings are drawn. Each is tried with ``seeds`` seeds on
+    the share ``validation`` of the training images. Further arguments are those of :func:`run`.
+    """
+    from fedvl.comparisons.sweep import chosen_grid, perform_sweep, read_axes, sweep_grid
+    from fedvl.comparisons.tuning import write_grid
+    from fedvl.data.sources import Opener
+    from fedvl.display import GridDisplay
+    from fedvl.report.page import write_comparison
+    from fedvl.runs.settings import new_experiment
+
+    base = gather_settings(Path(experiment) if experiment else None, {})
+    own = ("tune", "random", "validation", "seeds", "out", "quiet")
+    overlay(base, settings_of(_named(settings, base), FLAGS, own))
+    written = [f"{key}={_values(values)}" for key, values in (tune or {}).items()]
+    grid = sweep_grid(base, read_axes(written), _plain(random), _plain(validation), _plain(seeds))
+    experiments = [new_experiment(case.settings) for case in grid.cases()]
+    words = ["fedvl", "sweep", *_assignments(base), *(word for each in written for word in ("--set", each))]
+    words += ["--random", str(random)] if random is not None else []
+    words += ["--validation", str(validation), "--seeds", str(seeds), "--out", str(out)]
+    folder = Path(out)
+    with torch_as_new(experiments[0].federation.threads), display_here(quiet) as display:
+        summary = perform_sweep(grid, folder / "runs", GridDisplay(display), Opener.once(), shlex.join(words))
+    write_comparison(summary, folder)
+    if chosen := chosen_grid(grid, summary):
+        write_grid(chosen, folder / "chosen.toml")
+    if not chosen:
+        raise FedVLError(f"No setting was tried with every seed; the first failed: {summary.failures[0].error}")
+    return Comparison(summary, folder)
+
+
+def open_comparison(folder: str | Path) -> Comparison:
+    """Open what ``fedvl compare``, ``fedvl sweep`` or ``fedvl reproduce`` wrote to a folder."""
+    from fedvl.comparisons.contents import Comparison as Summary
+    from fedvl.files import no_link, read_json, validated
+    from fedvl.report.page import COMPARISON
+
+    path = no_link(Path(folder) / COMPARISON)
+    found = read_json(path)
+    if found is None:
+        raise FedVLError(f"There is no comparison in {folder}; give the folder that fedvl compare wrote.")
+    return Comparison(validated(Summary, found, path), Path(folder))
+
+
+def _values(values: Any) -> str:
+    """Return the values of a setting as the command line has them; a text may be a range."""
+    return values if isinstance(values, str) else ",".join(toml_value(_plain(value)) for value in values)
+
+
+def _named(settings: Mapping[str, Any], given: Row) -> Row:
+    """Replace Python objects among keyword arguments by names and files."""
+    model = settings.get("model") or given.get("model", {}).get("name", Experiment().model.name)
+    return settings_of_objects(settings, str(model))
+
+
+def _registered(methods: Any) -> Any:
+    """Replace classes among methods by the names that this process loads them by."""
+    if isinstance(methods, str | Path):
+        return methods
+    several = [methods] if isinstance(methods, type) else methods
+    return [register(method) if isinstance(method, type) else method for method in several]
 
 
 def settings_of(given: Mapping[str, Any], flags: Iterable[str], own: Sequence[str]) -> Row:
@@ -376,12 +557,12 @@ def _assignments(settings: Row) -> list[str]:
     return [word for key, value in pairs for word in ("--set", f"{key}={toml_value(value)}")]
 
 
-def _finished(folder: RunFolder, quiet: bool) -> RunResult:
+def _finished(folder: RunFolder, quiet: bool, on_round: "OnRound | None") -> RunResult:
     from fedvl.report.page import write_report
     from fedvl.runs.experiment import complete
 
     with torch_as_new(folder.experiment.federation.threads), display_here(quiet) as display:
-        complete(folder, display)
+        complete(folder, display, on_round=on_round)
     write_report(folder.path)
     return RunResult(folder)
 

@@ -51,7 +51,7 @@ class MethodConfig(BaseModel):
     @property
     def label(self) -> str:
         """Short name of the method."""
-        return Path(self.name).stem if self.name.endswith(".py") else self.name
+        return Path(self.name).stem if self.name.endswith(".py") else self.name.partition("@")[0]
 
     @property
     def options(self) -> Settings:

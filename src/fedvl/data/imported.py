@@ -160,9 +160,13 @@ def import_vectors(file: Path, manifest: Path) -> ImportedEncoder:
     described = read_imported_manifest(manifest)
     if described.name in EMBEDDED:
         raise FedVLError(f"'{described.name}' is the name of an embedded model; give the imported one another name.")
-    vectors = read_vectors(file, described)
+    return keep_vectors(file, described, read_vectors(file, described))
+
+
+def keep_vectors(source: Path, described: ImportedManifest, vectors: Tensors) -> ImportedEncoder:
+    """Check vectors, and keep them in the feature cache under the manifest's name."""
     for name, rows in vectors.items():
-        check_rows(file, name, rows, described)
+        check_rows(source, name, rows, described)
     path = imported_path(described.name)
     keep_private(path.parent.parent)
     keep_private(path.parent)

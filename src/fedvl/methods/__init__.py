@@ -5,11 +5,14 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import json
 import sys
 import traceback
+from itertools import starmap
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 from fedvl.errors import FedVLError
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fedvl.methods.base import Method
 
 FOLDER = Path(__file__).parent
+CLASSES: dict[str, "type[Method]"] = {}  # given as Python classes in this process, as NAME@DIGEST
 NOT_METHODS = {"__init__", "base", "mistakes", "roles", "show"}  # files here that are not methods
 
 
@@ -37,6 +41,8 @@ def load_method(name: str) -> "type[Method]":
     """Return a method of the package, or of the user's file (``./mine.py``), which is executed."""
     from fedvl.methods.base import Method
 
+    if name in CLASSES:
+        return CLASSES[name]
     module = load_file(Path(name)) if name.endswith(".py") else load_packaged(name)
     found = [
         item
@@ -53,8 +59,75 @@ def load_method(name: str) -> "type[Method]":
     return found[0]
 
 
+def register(method: "type[Method]") -> str:
+    """Return the name by which this process loads a class: its own, and a digest of its code."""
+    from fedvl.methods.base import Method
+
+    if not issubclass(method, Method):
+        raise FedVLError(f"{method.__name__} is not a subclass of fedvl.methods.base.Method; derive it from one.")
+    if method.__module__.startswith(f"{__name__}."):
+        return method.__module__.rpartition(".")[2].replace("_", "-")
+    name = f"{method.__name__}@{code_digest(method)}"
+    CLASSES[name] = method
+    return name
+
+
+def own_file(name: str) -> Path:
+    """Return the file with the code of a method, also of a class that was given."""
+    if name not in CLASSES:
+        return Path(name) if name.endswith(".py") else FOLDER / f"{name.replace('-', '_')}.py"
+    codes = (getattr(item, "__code__", None) for item in vars(CLASSES[name]).values())
+    return Path(next((code.co_filename for code in codes if code), name))
+
+
+def own_text(name: str) -> str:
+    """Return the code of a method's file or class; "" if Python does not have it."""
+    try:
+        return inspect.getsource(CLASSES[name]) if name in CLASSES else own_file(name).read_text(encoding="utf-8")
+    except (OSError, TypeError):  # typed at a prompt
+        return ""
+
+
+def code_digest(method: type) -> str:
+    """Return a digest of the code and constants of a class and of those that it derives from."""
+    own = [base for base in method.__mro__ if not base.__module__.startswith(("fedvl.", "builtins"))]
+    described = [
+        [base.__qualname__, *filter(None, starmap(described_item, sorted(vars(base).items())))] for base in own
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
+
+
+def described_item(name: str, item: Any) -> Any:
+    """Return what a class holds as JSON, without addresses and places in files."""
+    function = getattr(item, "fget", None) or getattr(item, "__func__", item)
+    code = getattr(function, "__code__", None)
+    if isinstance(code, CodeType):
+        return [name, described_code(code), repr(getattr(function, "__defaults__", None))]
+    if name.startswith("_"):
+        return None
+    return [name, json.dumps(item, default=lambda value: type(value).__name__)]
+
+
+def described_code(code: CodeType) -> Any:
+    constants = [
+        described_code(each)
+        if isinstance(each, CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else repr(each)
+        for each in code.co_consts
+    ]
+    return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
+
+
 def load_packaged(name: str) -> ModuleType:
     names = method_names()
+    if "@" in name:
+        own = name.partition("@")[0]
+        raise FedVLError(
+            f"The method {own} was given as a Python class, which this process does not know as it was then; give it again by "
+            f"fedvl.resume(folder, method={own}) or fedvl.open_run(folder, method={own}), or write it to a file."
+        )
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names)}."

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvl.errors import FedVLError
-from fedvl.methods import FOLDER
+from fedvl.methods import own_file, own_text
 from fedvl.methods.base import HOOKS, Method, Samples
 from fedvl.methods.roles import Private, Server, Shared
 
@@ -50,14 +50,13 @@ def explained(name: str) -> Iterator[Tried]:
 
     Of a method in the package, whose author may be another, only what surely is its own mistake.
     """
-    tried, packaged = Tried(), not name.endswith(".py")
+    tried, packaged = Tried(), not (name.endswith(".py") or "@" in name)
     try:
         yield tried
     except (FedVLError, OSError, MemoryError):
         raise
     except Exception as error:
-        file = FOLDER / f"{name.replace('-', '_')}.py" if packaged else Path(name)
-        sentence = mistake(error, file, tried.method, tried.samples, packaged)
+        sentence = mistake(error, own_file(name), tried.method, tried.samples, packaged)
         if sentence is None:
             raise
         raise FedVLError(sentence) from error
@@ -105,10 +104,9 @@ def broken_hook(method: Method, samples: Samples) -> str | None:
 
 def check_names(name: str, method: Method, samples: Samples) -> None:
     """Refuse a hook or a role in the user's own file that is misspelt: it would be passed over."""
-    if not name.endswith(".py"):
+    if not name.endswith(".py") and "@" not in name:
         return
-    file = Path(name)
-    text = file.read_text(encoding="utf-8")
+    file, text = own_file(name), own_text(name)
     for own, item in vars(type(method)).items():
         close = get_close_matches(own, HOOKS, n=1, cutoff=0.8)
         if isfunction(item) and close and own not in HOOKS and len(re.findall(rf"\b{own}\b", text)) == 1:

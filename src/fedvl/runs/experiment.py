@@ -29,6 +29,7 @@ from fedvl.runs.answers import write_answers
 from fedvl.runs.contents import Examples, Figures, Result
 from fedvl.runs.evaluation import evaluate_test
 from fedvl.runs.folder import RunFolder
+from fedvl.runs.looking import OnRound, look
 from fedvl.runs.preparation import Prepared, Training, prepare
 from fedvl.runs.result import describe, example_images, memory_figures, pseudo_label_figures
 from fedvl.seeding import torch_generator
@@ -41,11 +42,12 @@ def complete(
     opener: Opener = OPEN_ANEW,
     processes: Processes | None = None,
     known: Callable[[Prepared], Statistics] | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Return the result of a run with its clients in this process; bring it to its end first.
 
     Of several ``processes`` this is the first; the others train what it shares out. ``known`` are
-    sums that follow from another run, so that no client is asked.
+    sums that follow from another run, so that no client is asked. ``on_round`` looks at each round.
     """
     if folder.finished:
         return folder.result
@@ -60,7 +62,7 @@ def complete(
             processes.begin()
             engine.processes = processes
         engine.progress = when_slow(display.stage("This round"))
-        return run_rounds(folder, prepared, engine, display)
+        return run_rounds(folder, prepared, engine, display, on_round=on_round)
 
 
 def help_with(experiment: Experiment, processes: Processes) -> None:
@@ -223,6 +225,7 @@ def run_rounds(
     display: Display,
     secret: int | None = None,
     told: Callable[[], Figures] = Figures,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run the rounds still to come, wherever the clients are, and write the result.
 
@@ -269,6 +272,8 @@ def run_rounds(
             folder.append_round(record)
             show(record)
             peaks[record.round] = memory.peak(prepared.device)
+            if on_round is not None:
+                look(on_round, record, federation.shared, {k: engine.private_of(k) for k in record.cohort}, folder.path)
 
         federation.run(evaluate, after_round)
         if federation.best:
