@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -206,20 +207,10 @@ class SheetStore:
         raise IndexError(row)
 
 
-@dataclass
-class ParquetStore:
-    """Image bytes in a column of a parquet file.
-
-    One row group is held at a time, so reading in order is cheap.
-    """
+class TableStore(ABC):
+    """Images as bytes in the rows of a file."""
 
     path: Path
-    file: Any  # pyarrow.parquet.ParquetFile
-    starts: IntArray  # first row of each row group
-    column: str = "image"  # or a part of it
-    _group: int = -1
-    _images: Any = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, row: int) -> Image.Image:
         return self.decoded(row).image
@@ -239,6 +230,25 @@ class ParquetStore:
     def fingerprint(self, row: int) -> bytes:
         return self.content(row) + b"\n"
 
+    @abstractmethod
+    def _bytes(self, row: int) -> bytes: ...
+
+
+@dataclass
+class ParquetStore(TableStore):
+    """Image bytes in a column of a parquet file.
+
+    One row group is held at a time, so reading in order is cheap.
+    """
+
+    path: Path
+    file: Any  # pyarrow.parquet.ParquetFile
+    starts: IntArray  # first row of each row group
+    column: str = "image"  # or a part of it
+    _group: int = -1
+    _images: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
     def _bytes(self, row: int) -> bytes:
         with self._lock:
             group = int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -252,26 +262,11 @@ class ParquetStore:
 
 
 @dataclass(frozen=True)
-class ArrowStore:
+class ArrowStore(TableStore):
     """Image bytes in a column of an Arrow file, which is memory-mapped."""
 
     path: Path
     images: Any  # pyarrow.ChunkedArray
-
-    def read(self, row: int) -> Image.Image:
-        return self.decoded(row).image
-
-    def decoded(self, row: int) -> Decoded:
-        return decode_fully(self._bytes(row), self.describe(row))
-
-    def describe(self, row: int) -> str:
-        return f"{self.path.name} row {row}"
-
-    def content(self, row: int) -> bytes:
-        return size_and_hash(self._bytes(row)).encode()
-
-    def fingerprint(self, row: int) -> bytes:
-        return self.content(row) + b"\n"
 
     def _bytes(self, row: int) -> bytes:
         return image_bytes(self.images[row].as_py())

@@ -40,14 +40,28 @@ def hostname(host: str) -> str | None:
     return found and (found[1] or found[2])
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Answers with whole bodies, and writes no log."""
+
+    timeout = PATIENCE_SECONDS
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "content-length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 def page_server(
     port: int, path: str, render: Callable[[], str], kind: str, option: str, headers: dict[str, str] | None = None
 ) -> ThreadingHTTPServer:
     """Make a server of one page on this machine; ``option`` is the flag that chose the port."""
 
-    class Page(BaseHTTPRequestHandler):
-        timeout = PATIENCE_SECONDS
-
+    class Page(QuietHandler):
         def do_GET(self) -> None:
             # Any other host name means that a foreign page sent the browser here (DNS rebinding).
             if not is_loopback(hostname(self.headers.get("Host", ""))) or self.path != path:
@@ -58,14 +72,7 @@ def page_server(
             except (FedVLError, OSError) as error:  # a file that is damaged, or being replaced
                 self.send_error(503, explain=str(error))
                 return
-            self.send_response(200)
-            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.send(200, body, {"Content-Type": kind, **(headers or {})})
 
     return bound(port, Page, option)
 
@@ -82,9 +89,7 @@ def local_page(
     this page and not another site's, and is JSON both ways.
     """
 
-    class Page(BaseHTTPRequestHandler):
-        timeout = PATIENCE_SECONDS
-
+    class Page(QuietHandler):
         def do_GET(self) -> None:
             if self.path in files and is_loopback(hostname(self.headers.get("Host", ""))):
                 self._send(200, *files[self.path])
@@ -136,14 +141,7 @@ def local_page(
             self._send(status, json.dumps({"detail": sentence}).encode(), "application/json")
 
         def _send(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            for name, value in {**HEADERS, "content-type": kind, "content-length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.send(status, body, {**HEADERS, "content-type": kind})
 
     return bound(port, Page, option)
 
