@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers.runs import prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedvl.data.holdings import Units, units_of
+from fedvl.config import Experiment
+from fedvl.data.holdings import Units, hold_out_validation, of_newcomers, take_root, units_of, without
 from fedvl.data.sources import open_dataset
 from fedvl.data.stores import FileStore, Split
 from fedvl.errors import FedVLError
@@ -103,3 +105,38 @@ def test_a_manifest_says_whose_images_are(manifest):
 def test_classes_that_are_kept_keep_their_units(manifest):
     kept = open_dataset(str(manifest / "manifest.csv"), classes=("cat", "dog")).splits["train"]
     assert len(kept.units["patient"]) == len(kept)
+
+
+def test_the_servers_images_are_those_that_no_client_has_if_they_suffice():
+    rows = [torch.tensor([0, 2]), torch.tensor([5, 7, 1])]
+
+    def taken(count):
+        return take_root(rows, 8, Experiment.model_validate({"federation": {"root_images": count}}))
+
+    root, left = taken(3)
+    assert root.tolist() == [3, 4, 6]
+    assert [own.tolist() for own in left] == [[0, 2], [5, 7, 1]]
+    root, left = taken(4)  # three are free, which is too few
+    assert root.tolist() == sorted(root.tolist())
+    assert sorted([*root.tolist(), *(row for own in left for row in own.tolist())]) == [0, 1, 2, 5, 7]
+    assert len(root) == 4
+    with pytest.raises(FedVLError, match=r"own 5 images would be all there are; lower federation\.root_images"):
+        taken(5)
+
+
+def test_newcomers_are_the_last_clients_and_absent_images_are_at_nobody():
+    rows = [torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([4])]
+    newcomers = Experiment.model_validate({"data": {"clients": 3, "newcomers": 1}})
+    assert [own.tolist() for own in of_newcomers(rows, newcomers)] == [[], [], [4]]
+    assert of_newcomers(rows, Experiment()) == []
+    assert [own.tolist() for own in without(rows, torch.tensor([3, 4]))] == [[0, 1], [2], []]
+
+
+def test_a_share_of_each_clients_images_is_held_out_but_never_all():
+    clients = [np.arange(10), np.array([10, 11]), np.array([12]), np.array([], np.int64)]
+    experiment = Experiment.model_validate({"evaluation": {"validation": 0.2}})
+    kept, held = hold_out_validation(clients, experiment)
+    assert [len(rows) for rows in held] == [2, 1, 0, 0]
+    assert [sorted([*one, *two]) for one, two in zip(kept, held, strict=True)] == [rows.tolist() for rows in clients]
+    assert all(sorted(rows) == rows.tolist() for rows in (*kept, *held))
+    assert hold_out_validation(clients, Experiment())[0] == clients

@@ -44,7 +44,7 @@ def take_root(rows: list[Tensor], total: int, experiment: Experiment) -> tuple[T
     everything = torch.arange(total, device=held.device)
     free = everything[~torch.isin(everything, held)]
     source = free if len(free) >= wanted else held
-    if len(source) <= wanted:
+    if source is held and len(held) <= wanted:
         raise FedVLError(f"The server's own {wanted} images would be all there are; lower federation.root_images.")
     chosen = numpy_generator(experiment.seed, "root").choice(len(source), wanted, replace=False)
     root = source[torch.from_numpy(chosen).to(source.device)].sort().values
