@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from helpers import planted
 from PIL import Image
 
 from fedvl.data import zero_shot_check
-from fedvl.data.check import RARE_CLASS, DataCheck, check, mode_of, of_pixels
+from fedvl.data.check import RARE_CLASS, DataCheck, between, check, mode_of, of_pixels
 from fedvl.data.images import decode_fully
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
@@ -178,3 +180,19 @@ def test_a_name_that_does_not_exist():
         check("cifar-mini", Silent())
     with pytest.raises(FedVLError, match="is not in"):
         check("oxford_pets", Silent())
+
+
+def test_groups_between_splits_and_classes_are_counted():
+    """Of three groups one is in training and test, one in training alone, and two in two classes."""
+    images: Any = SimpleNamespace(
+        splits=["train", "test", "train", "train", "test", "test"],
+        labels=["cat", "cat", "cat", "dog", "dog", "cat"],
+        of=lambda group: group,
+    )
+    groups = [(0, 1), (2, 3), (4, 5)]
+    said = " (1 of 3 groups in training and test; 2 of 3 groups in two classes)"
+    assert between(groups, images) == said
+    assert between(groups[:1], images) == " (1 of 1 groups in training and test)"
+    assert between(groups[1:], images) == " (2 of 2 groups in two classes)"
+    images.labels = ["cat"] * 6
+    assert between(groups[1:], images) == ""

@@ -2,9 +2,12 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from fedvl.data import faults
-from fedvl.data.faults import FAULT_KINDS, NAMES
+from fedvl.data.check import shown_fault
+from fedvl.data.faults import FAULT_KINDS, NAMES, Fault
 
 SOURCE = Path(faults.__file__).parents[1]
 
@@ -26,3 +29,10 @@ def test_every_kind_is_found_by_a_check():
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert set(NAMES) <= named
+
+
+def test_of_a_fault_fifty_files_are_named():
+    images: Any = SimpleNamespace(name=lambda row: f"{row}.png")
+    shown = shown_fault(Fault("blank", "60 images are blank.", tuple(range(60))), images)
+    assert shown.files == [f"{row}.png" for row in range(50)]
+    assert (shown.images, shown.title) == (60, "images of one colour")

@@ -172,3 +172,11 @@ def test_a_replayed_step_has_the_bits_of_the_step():
     for _ in range(4):
         given = [{name: torch.randn(5, 5, device="cuda", generator=generator)} for name in ("x", "y")]
         assert torch.equal(replayed(*given), gradient(*given))
+
+
+def test_a_shape_that_comes_again_keeps_its_graph_however_late_it_comes(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "STALE", 3)
+    replayed = Recorded(step)
+    called(replayed, [1, 1, *[2] * 6, 1, 1])
+    assert (replayed.captured, len(replayed.graphs)) == (2, 2)

@@ -3,8 +3,14 @@
 from evaluation.test_counts import drawn
 
 from fedvl.evaluation.counts import add_counts, count, withheld
-from fedvl.evaluation.figures import Evaluation, choose_thresholds, figures_of_counts
-from fedvl.report.evaluation_page import evaluation_lines, write_evaluation_page
+from fedvl.evaluation.figures import Evaluation, NetBenefit, choose_thresholds, figures_of_counts
+from fedvl.report.evaluation_page import (
+    benefit_series,
+    calibration_series,
+    evaluation_lines,
+    rarest,
+    write_evaluation_page,
+)
 
 NAMES = ["benign nevus", "melanoma", "keratosis", "a class with a rather long name"]
 
@@ -60,3 +66,26 @@ def test_names_of_classes_are_escaped(tmp_path):
     pooled = found.pooled.model_copy(update={"classes": [hostile]})
     text = write_evaluation_page(found.model_copy(update={"pooled": pooled}), tmp_path / "e.html").read_text()
     assert "<script>alert" not in text
+
+
+def test_curves_are_in_percent_and_the_net_benefit_is_that_of_the_rarest_class_above_minus_five():
+    pooled = made_up_evaluation(secure=True).pooled
+    benefits = [NetBenefit(threshold=0.1, model=0.02, all=-0.01), NetBenefit(threshold=0.5, model=-0.2, all=-0.6)]
+    classes = [
+        each.model_copy(update={"images": images, "net_benefit": benefits if shown else []})
+        for each, images, shown in zip(pooled.classes, (40, 7, 3, 90), (True, True, False, True), strict=True)
+    ]
+    found = pooled.model_copy(update={"classes": classes})
+    rare = rarest(found)
+    assert rare is not None
+    assert (rare.name, rare.images) == (NAMES[1], 7)
+    assert [(series.name, series.points) for series in benefit_series(found)] == [
+        ("model", [(10.0, 2.0), (50.0, -5.0)]),
+        ("act for all", [(10.0, -1.0), (50.0, -5.0)]),
+    ]
+    measured, ideal = calibration_series(found)
+    assert measured.points == [(100 * part.share, part.right) for part in found.calibration]
+    assert all(0 <= number <= 100 for point in measured.points for number in point)
+    assert ideal.points == [(0.0, 0.0), (100.0, 100.0)]
+    assert calibration_series(found.model_copy(update={"calibration": []})) == []
+    assert benefit_series(found.model_copy(update={"classes": []})) == []
