@@ -1,10 +1,13 @@
 """The search for a client that spoils sums ends at that client."""
 
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fedvl.deployment.summing import Search
+from fedvl.config import FederationConfig
+from fedvl.deployment.summing import Search, SecureSums
 
 
 def searched(clients, culprits, least, rounds):
@@ -87,3 +90,32 @@ def test_by_hand():
 def test_a_search_that_ran_out_of_suspects_begins_again():
     search = Search(suspects=(1,), left_out=(1,), spoiled=(1, 2)).after(False, [0, 2, 3], 1)
     assert search.suspects == (0, 2, 3)
+
+
+def sums(notes, told):
+    config = FederationConfig(secure_sum=True, least_clients=3, sum_threshold=0.6)
+    log, refuse = SimpleNamespace(append=None), lambda client, reason: told.append((client, reason))
+    nothing: Any = None
+    return SecureSums(nothing, nothing, config, "run", "experiment", {}, notes, log, refuse, str)  # type: ignore[arg-type]
+
+
+def test_attempts_of_a_sum_are_counted_before_anything_is_sent_and_after_a_restart(tmp_path):
+    begun = sums(tmp_path / "sums.json", [])
+    assert [begun._begin("train", 0).attempt for _ in range(3)] == [1, 2, 3]
+    assert begun._begin("report", 0).attempt == 1
+    assert begun._begin("report", 1).attempt == 1
+    again = sums(tmp_path / "sums.json", [])
+    assert again._begin("report", 1) == ("experiment", "report", 1, 2)
+
+
+def test_a_client_is_left_out_once_and_of_further_sums_for_good(tmp_path):
+    told: list[tuple[int, str]] = []
+    begun = sums(tmp_path / "sums.json", told)
+    for _ in range(2):
+        begun._exclude(4, "Its numbers are false")
+    assert told == [(4, "Its numbers are false; it is left out of the run's further sums")]
+    assert sums(tmp_path / "sums.json", told).note.excluded == (4,)
+
+
+def test_a_sum_needs_the_clients_that_hide_one_and_those_whose_shares_open_it(tmp_path):
+    assert [sums(None, []).least(clients) for clients in (3, 4, 5, 10)] == [3, 3, 3, 6]

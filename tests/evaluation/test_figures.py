@@ -10,7 +10,7 @@ from sklearn import metrics
 from fedvl.evaluation import figures as module
 from fedvl.evaluation.calibration import calibration_error
 from fedvl.evaluation.counts import BINS, add_counts, bin_edges, count, empty, withheld
-from fedvl.evaluation.figures import choose_thresholds, half
+from fedvl.evaluation.figures import calibration_curve, choose_thresholds, half
 
 NAMES = ["a", "b", "c", "d"]
 HALF = [half()] * 4
@@ -117,3 +117,14 @@ def test_classes_without_images_have_no_figures():
     assert all(each.auroc is None for each in found.classes)
     assert figures(empty(4), NAMES, HALF).accuracy is None
     assert choose_thresholds(empty(4)) == [BINS // 2] * 4
+
+
+def test_the_bins_of_a_calibration_curve_by_hand():
+    """In the first bin three images in parts 0 and 1 of 300, one of them right; in the last one image, which is right."""
+    calibration = np.zeros((2, 300), np.int64)  # wrong and right images, by the part of their share
+    calibration[0, 0], calibration[1, 1], calibration[1, 299] = 2, 1, 1
+    first, last = calibration_curve(calibration)
+    assert first.share == pytest.approx((0.5 + 0.5 + 1.5) / 3 / 300)
+    assert first.right == pytest.approx(100 / 3)
+    assert last.share == pytest.approx(299.5 / 300)
+    assert (first.images, last.right, last.images) == (3, 100.0, 1)

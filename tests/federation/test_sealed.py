@@ -1,5 +1,7 @@
 """Hooks that read a client's samples outside the loss are found, whatever they make of them."""
 
+from typing import get_args
+
 import pytest
 import torch
 from helpers.small import small_method, small_task
@@ -67,3 +69,17 @@ def test_an_option_that_helps_is_among_the_alternatives():
     assert [choice for choice, other in alternatives(method) if made_of_samples(other, start) is None] == [
         "classes=all"
     ]
+
+
+def test_alternatives_are_the_other_words_of_an_option():
+    method = small_method("fed-mp")
+    found = {choice: getattr(other.options, choice.partition("=")[0]) for choice, other in alternatives(method)}
+    assert all(choice == f"{choice.partition('=')[0]}={value}" for choice, value in found.items())
+    assert f"merging={method.options.merging}" not in found
+    assert {choice for choice in found if choice.startswith("merging=")} == {
+        f"merging={word}"
+        for word in get_args(type(method.options).model_fields["merging"].annotation)
+        if word != method.options.merging
+    }
+    numbers = [name for name, value in method.options.model_dump().items() if not isinstance(value, str)]
+    assert not [choice for choice in found if choice.partition("=")[0] in numbers]
