@@ -5,7 +5,7 @@
 24 kinds of invalid update are also given to Flower's FedAvg. Of the kills, 7 in 10 are of runs in
 one process, also inside the writing of a file; the others are of the server, the SuperLink, parties
 and SuperNodes of a federation of real processes (``machine_faults.py``). ``fedvl status`` is polled
-meanwhile. A partition cuts a party off for a minute. Flower is ``pip install "fedvl[flower]"``. The
+meanwhile. A partition cuts a party off for a minute. Flower is ``pip install -e ".[flower]" -c constraints.txt``. The
 same faults, and those of disks, caches and races, are in tests/reliability and tests/end_to_end.
 """
 

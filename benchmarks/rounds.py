@@ -5,7 +5,7 @@
 100 clients of 128 samples of 1,024 features, 100 classes, 10 clients per round, 10 rounds, batch
 32, SGD with momentum. "bare" is matrix products without an engine, "flower" is Flower's simulation.
 All do the same arithmetic from the same start; the accuracies and the distance of the final weights
-are printed with the times. Flower needs ``pip install "fedvl[bench]"``.
+are printed with the times. Flower needs ``pip install -e ".[bench]" -c constraints.txt``.
 """
 
 import argparse
@@ -166,7 +166,8 @@ def main() -> None:
     flower_is_here = find_spec("flwr") is not None and find_spec("ray") is not None
     if not flower_is_here and not arguments.without_flower:
         print(
-            'Flower\'s simulation is left out, since Ray is not installed: pip install "fedvl[bench]".', file=sys.stderr
+            'Flower\'s simulation is left out: Ray is missing; pip install -e ".[bench]" -c constraints.txt.',
+            file=sys.stderr,
         )
     if flower_is_here and not arguments.without_flower:
         times["flower"], final["flower"] = flower(samples, start)

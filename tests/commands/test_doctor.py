@@ -132,7 +132,7 @@ def test_an_extra_that_is_not_installed_is_noted_with_its_command(monkeypatch):
     found = doctor.extras()
     assert ("good", "extra parquet: pyarrow 1.2") in found
     assert [each for each in found if each[0] != "good"] == [
-        ("note", 'extra heic is not installed: pip install "fedvl[heic]" if you want it')
+        ("note", 'extra heic is not installed: pip install "pillow-heif>=1.1" if you want it')
     ]
 
 

@@ -92,7 +92,7 @@ def test_frames_sizes_and_damage_are_named() -> None:
 
 def test_without_pydicom_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(BadImage, match=r'pip install "fedvl\[dicom\]"'):
+    with pytest.raises(BadImage, match='pip install "pydicom>=3"'):
         decode(bytes(128) + b"DICM")
 
 

@@ -267,7 +267,7 @@ def test_a_heic_photo_is_read_like_others_with_the_extra(tmp_path: Path) -> None
 def test_a_heic_photo_without_the_extra_is_named(without_heic: None) -> None:
     for kind in (b"heic", b"mif1"):
         with pytest.raises(
-            BadImage, match=r'it is a HEIC photo; install what reads it with pip install "fedvl\[heic\]"'
+            BadImage, match=r'it is a HEIC photo; install what reads it with pip install "pillow-heif>=1.1"'
         ):
             decode(b"\0\0\0\x18ftyp" + kind + b"\0" * 40)
     with pytest.raises(BadImage, match="not an image of a known format"):

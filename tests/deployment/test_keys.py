@@ -43,5 +43,5 @@ def test_private_keys_are_readable_by_their_owner_only(tmp_path):
 
 def test_without_flower_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FedVLError, match=r"pip install .fedvl\[flower\]"):
+    with pytest.raises(FedVLError, match=r'pip install "flwr==1.41.0"'):
         importlib.reload(fedvl.deployment)

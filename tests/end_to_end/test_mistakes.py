@@ -52,7 +52,7 @@ MISTAKES = {
     "run --dataset nowhere": "no dataset, folder or file 'nowhere'",
     "run photos": "to use a folder of images, say --dataset photos",
     "run --dataset photos/cat": "make one sub-folder for each class, or name the classes (--classes cat,dog)",
-    "run --dataset phone": 'has no images that FedVL reads (2 HEIC); pip install "fedvl[heic]" for HEIC, or save',
+    "run --dataset phone": 'has no images that FedVL reads (2 HEIC); pip install "pillow-heif>=1.1" for HEIC, or save',
     "run --dataset album": "has only one class, 'cat'; at least two classes are needed",
     "run --dataset photos --classes cat,unicorn": "'photos' has no class 'unicorn'; it has 'cat', 'dog'",
     "run --dataset photos/cat --classes cat,dog": "use fst-cbdg or fedpp",

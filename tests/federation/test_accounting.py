@@ -76,5 +76,5 @@ def test_smaller_samples_need_less_noise():
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(FedVLError, match=r"pip install fedvl\[privacy\]"):
+    with pytest.raises(FedVLError, match=r'pip install "dp-accounting==0.6.0"'):
         accounting.accounting_library()

@@ -104,7 +104,18 @@ def test_a_release_is_tested_built_checked_and_published_without_a_password():
     jobs = parsed(WORKFLOWS[1])["jobs"]
     assert parsed(WORKFLOWS[1])[True] == {"push": {"tags": ["v*"]}}
     assert jobs["test"]["uses"].endswith(WORKFLOWS[0])
-    assert step(jobs["build"], "-m build") == "python -m build"
+    assert step(jobs["build"], "tools/build") == "bash tools/build"
+    assert text("tools/build").count("python -m build") == 2
+    assert "cmp" in text("tools/build")
+    assert "installed/bin" in step(jobs["build"], "test_readme.py")
+    assert f"cyclonedx-bom=={pinned('cyclonedx-bom')}" == "cyclonedx-bom==7.5.0"
+    attested = {
+        each["uses"].partition("@")[0]: each["with"]
+        for each in jobs["build"]["steps"]
+        if "attest" in each.get("uses", "")
+    }
+    assert {each["subject-path"] for each in attested.values()} == {"dist/*"}
+    assert attested["actions/attest-sbom"]["sbom-path"] in step(jobs["build"], "cyclonedx-py")
     assert "--strict" in step(jobs["build"], "twine check")
     publish = jobs["publish"]
     assert set(publish["needs"]) == {"test", "build"}

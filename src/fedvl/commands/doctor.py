@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedvl.display import Console
 from fedvl.errors import FedVLError
-from fedvl.version import __version__
+from fedvl.version import __version__, install_command
 
 SOON_DAYS = 60  # before a certificate expires
 Remark = tuple[str, str]  # "good", "note" or "bad", and a sentence
@@ -113,7 +113,7 @@ def extras() -> list[Remark]:
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
         except importlib.metadata.PackageNotFoundError:
-            findings.append(("note", f'extra {extra} is not installed: pip install "fedvl[{extra}]" if you want it'))
+            findings.append(("note", f"extra {extra} is not installed: {install_command(extra)} if you want it"))
     return findings
 
 

@@ -12,6 +12,7 @@ import typer
 
 from fedvl.commands.run import Trust, read_names
 from fedvl.errors import FedVLError
+from fedvl.version import install_command
 
 if TYPE_CHECKING:
     from fedvl.serve.model import Line
@@ -50,7 +51,7 @@ def serve(
         from fedvl.serve.app import make_app
         from fedvl.serve.connections import make_query_server, read_tls
     except ImportError as error:
-        raise FedVLError("Serving needs FastAPI; install it with pip install 'fedvl[serve]'.") from error
+        raise FedVLError(f"Serving needs FastAPI: {install_command('serve')}.") from error
     import secrets
 
     from PIL import Image

@@ -11,6 +11,7 @@ from fedvl.data.assemble import SPLIT_NAMES, UNIT_COLUMNS, Table
 from fedvl.data.stores import ArrowStore, JoinedStore, ParquetStore
 from fedvl.errors import FedVLError
 from fedvl.files import MAX_JSON, parse_json, read_file, regular
+from fedvl.version import install_command
 
 MAX_FILE = 2**40  # bytes of a table
 MAX_TABLE_CHARACTERS = 2**31  # characters of a table's labels, splits and texts
@@ -199,7 +200,7 @@ def _pyarrow(module: str) -> Any:
         import_module("pyarrow")
         return import_module(module)
     except ImportError as error:
-        raise FedVLError('Reading parquet needs pyarrow; install it with `pip install "fedvl[parquet]"`.') from error
+        raise FedVLError(f"Reading parquet needs pyarrow: {install_command('parquet')}.") from error
 
 
 def _read(read: Callable[[], tuple[Any, Columns, dict[str, list[Any]]]], path: Path, kind: str) -> Any:

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from fedvl.version import install_command
+
 MARK = b"DICM"  # behind a preamble of 128 bytes
 INFLATES = b"1.2.840.10008.1.2.1.99"  # a transfer syntax whose few bytes may unpack to any number
 WHITE = 255
@@ -28,7 +30,7 @@ def open_dicom(data: bytes, most_pixels: int) -> Image.Image:
     try:
         import pydicom
     except ImportError:
-        raise BadDicom('it is a DICOM image; install what reads it with pip install "fedvl[dicom]"') from None
+        raise BadDicom(f"it is a DICOM image; install what reads it with {install_command('dicom')}") from None
     if INFLATES in data:
         raise BadDicom("it is a deflated DICOM file; save it uncompressed")
     found = pydicom.dcmread(io.BytesIO(data))

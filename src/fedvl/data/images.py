@@ -19,6 +19,7 @@ from PIL import (
 from fedvl.data.dicom import BadDicom, is_dicom, open_dicom
 from fedvl.errors import FedVLError
 from fedvl.files import read_file
+from fedvl.version import install_command
 
 if READS_HEIC := find_spec("pillow_heif") is not None:  # an extra
     import pillow_heif
@@ -48,7 +49,6 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".dcm"}
     | (HEIC if READS_HEIC else set())
 )
-INSTALL_HEIC = 'pip install "fedvl[heic]"'
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -199,7 +199,9 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise BadImage(f"it has more pixels than the limit of {MAX_PIXELS // 1_000_000} megapixels.", name) from error
     except UnidentifiedImageError as error:
         if _HEIC_KIND.match(data) and not READS_HEIC:
-            raise BadImage(f"it is a HEIC photo; install what reads it with {INSTALL_HEIC}.", name) from error
+            raise BadImage(
+                f"it is a HEIC photo; install what reads it with {install_command('heic')}.", name
+            ) from error
         raise BadImage("it is not an image of a known format (JPEG, PNG, GIF, WebP, BMP, TIFF, PPM).", name) from error
     except Exception as error:
         raise BadImage(f"the image is damaged or truncated ({_brief(error)}).", name) from error
@@ -293,7 +295,11 @@ def _turned(rgb: Image.Image, orientation: int) -> Image.Image:
 def how_to_read(formats: Collection[str]) -> str:
     """Return what to do with pictures of these formats, which are not read."""
     saved = "save them as JPEG or PNG"
-    return f"{INSTALL_HEIC} for HEIC, or {saved}" if any(f".{name.lower()}" in HEIC for name in formats) else saved
+    return (
+        f"{install_command('heic')} for HEIC, or {saved}"
+        if any(f".{name.lower()}" in HEIC for name in formats)
+        else saved
+    )
 
 
 def _brief(error: Exception) -> str:

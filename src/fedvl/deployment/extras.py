@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedvl.config import Experiment
 from fedvl.errors import FedVLError
+from fedvl.version import install_command
 
 EXTRA_PACKAGES = {"privacy": "dp_accounting", "dicom": "pydicom", "heic": "pillow_heif"}
 IMAGES = {".dcm": "dicom", ".heic": "heic", ".heif": "heic"}  # a table is opened at once, and says what it needs
@@ -22,7 +23,7 @@ def check_extras(experiment: Experiment, images: str | None = None) -> None:
 
 def need(extra: str, what: str) -> None:
     if find_spec(EXTRA_PACKAGES[extra]) is None:
-        raise FedVLError(f'{what} needs {EXTRA_PACKAGES[extra]}; install it with pip install "fedvl[{extra}]".')
+        raise FedVLError(f"{what} needs {EXTRA_PACKAGES[extra]}: {install_command(extra)}.")
 
 
 def first_image(folder: str, extra: str) -> Path | None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fedvl.errors import FedVLError
+from fedvl.version import install_command
 
 # Of privacy losses in a PLD: they are rounded up, so that coarser is faster and says a larger epsilon, never a smaller.
 INTERVAL = 1e-3
@@ -95,8 +96,6 @@ def accounting_library() -> Any:
     try:
         import dp_accounting
     except ImportError as error:
-        raise FedVLError(
-            "Differential privacy needs dp-accounting; install it by pip install fedvl[privacy]."
-        ) from error
+        raise FedVLError(f"Differential privacy needs dp-accounting: {install_command('privacy')}.") from error
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out
     return dp_accounting

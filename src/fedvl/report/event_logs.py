@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fedvl.errors import FedVLError
 from fedvl.files import Content
 from fedvl.runs.folder import RunFolder
+from fedvl.version import install_command
 
 
 class Log(NamedTuple):
@@ -49,7 +50,7 @@ def to_tensorboard(log: Log, folder: Path) -> str:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise FedVLError('This needs TensorBoard; install it with pip install "fedvl[tensorboard]".') from error
+        raise FedVLError(f"This needs TensorBoard: {install_command('tensorboard')}.") from error
     place = folder / log.name
     for old in place.glob("events.out.tfevents.*"):  # they are append-only: a second export would duplicate every point
         old.unlink()
@@ -70,7 +71,7 @@ def to_mlflow(log: Log, folder: Path) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
     except ImportError as error:
-        raise FedVLError('This needs MLflow; install it with pip install "fedvl[mlflow]".') from error
+        raise FedVLError(f"This needs MLflow: {install_command('mlflow')}.") from error
     folder.mkdir(parents=True, exist_ok=True)
     store = f"sqlite:///{folder.resolve() / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=store)
@@ -97,7 +98,7 @@ def to_wandb(log: Log, folder: Path) -> str:
     try:
         import wandb
     except ImportError as error:
-        raise FedVLError('This needs Weights & Biases; install it with pip install "fedvl[wandb]".') from error
+        raise FedVLError(f"This needs Weights & Biases: {install_command('wandb')}.") from error
     folder.mkdir(parents=True, exist_ok=True)
     identity = hashlib.sha256(log.name.encode()).hexdigest()[:16]
     run = wandb.init(

@@ -29,6 +29,7 @@ from fedvl.errors import FedVLError
 from fedvl.files import write_whole
 from fedvl.methods.base import Samples
 from fedvl.seeding import torch_generator
+from fedvl.version import install_command
 
 PIPELINE = "diffusers:"  # prefix of a text-to-image model's folder or hub name
 FILE_MARK = "@"  # before the name of a file of class descriptions
@@ -179,7 +180,7 @@ def _pipeline(model: str, device: torch.device | str) -> Callable[..., Any]:
         from diffusers import DiffusionPipeline  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise FedVLError(
-            'Generating images needs diffusers; install it with `pip install "fedvl[generate]"`, '
+            f"Generating images needs diffusers: {install_command('generate')}; "
             "or name a folder of images per class as method.synthetic."
         ) from error
     try:
