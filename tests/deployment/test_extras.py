@@ -109,6 +109,9 @@ class Telling:
     def __init__(self, folder, data, say, survey):
         self.say, self.rehearsal, self.file = say, False, SimpleNamespace(name="north", server="127.0.0.1:1")
 
+    def prepare(self, display):
+        return
+
     def watch(self, ca_bundle):
         return nullcontext()
 

@@ -186,6 +186,22 @@ def test_a_comparison_opens_with_its_conclusion_and_names_what_was_run(tmp_path)
     assert "zero-shot 50.0" in str(curves.charts[0])
 
 
+def test_curves_have_bands_over_seeds_and_the_zero_shot_line_of_their_column():
+    grid = compared()
+    assert "band" not in str(described(grid).figures[1].charts[0])
+    grid["curves"][0] |= {"deviations": [2.0, 1.0]}
+    (bars, curves) = described(grid).figures
+    assert str(curves.charts[0]).count('class="band c0 row-0"') == 1
+    assert curves.caption == "Mean over seeds. Bands are a standard deviation over seeds."
+    assert ">accuracy, %<" in str(bars.charts[0])
+    grid["facts"].pop("zero_shot_accuracy")
+    assert "zero-shot" not in str(described(grid).figures[1].charts[0])
+    grid["rows"] = ["a", "zero-shot"]
+    grid["cells"][1] |= {"row": "zero-shot", "mean": 41.5}
+    grid["cells"][0] |= {"against": "zero-shot"}
+    assert "zero-shot 41.5" in str(described(grid).figures[1].charts[0])
+
+
 def test_what_may_be_chance_and_what_does_not_compare_is_said():
     grid = compared()
     grid["cells"][0] |= {"lead": [-1.0, 9.0], "significant": False}

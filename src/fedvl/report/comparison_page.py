@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from fedvl.comparisons.contents import Comparison, GridCell, GridPoints, TunedCell
+from fedvl.comparisons.contents import Comparison, GridCell, GridPoints, GridSeries, TunedCell
+from fedvl.comparisons.references import ZERO_SHOT
 from fedvl.report.charts.comparing import Bar, Spokes, bar_chart, is_logarithmic, radar_chart
 from fedvl.report.charts.lines import Series, line_chart
 from fedvl.report.charts.partition import partition_chart
@@ -294,12 +295,31 @@ def over_rounds(grid: Comparison) -> list[PageFigure]:
             for one in grid.curves
             if one.column == column
         }
-        curves = [Series(row, known.get(row, []), css_of(index)) for index, row in enumerate(grid.rows)]
+        bands = {one.row: _band(one) for one in grid.curves if one.column == column}
+        curves = [
+            Series(row, known.get(row, []), css_of(index), band=bands.get(row, ()))
+            for index, row in enumerate(grid.rows)
+        ]
         if any(len(curve.points) > 1 for curve in curves):
-            charts = [line_chart(curves, zero_shot(grid), width, 320, "accuracy, %", form=".1f") for width in SIZES]
+            reference = _zero_shot_in(column, grid)
+            charts = [line_chart(curves, reference, width, 320, "accuracy, %", form=".1f") for width in SIZES]
             title = ": ".join(filter(None, ("Accuracy over rounds", _heading(column, grid))))
-            figures.append(_figure(title, charts, (), _averaged(grid)))
+            shaded = " Bands are a standard deviation over seeds." if any(bands.values()) else ""
+            figures.append(_figure(title, charts, (), f"{_averaged(grid)}{shaded}".strip()))
     return figures
+
+
+def _band(one: GridSeries) -> list[tuple[float, float, float]]:
+    """Return the deviation over seeds around a curve, where all of its steps have one."""
+    steps = zip(one.rounds or range(1, len(one.values) + 1), one.values, one.deviations, strict=False)
+    band = [(float(x), mean - spread, mean + spread) for x, mean, spread in steps if spread is not None]
+    return band if len(band) == len(one.values) and any(high > low for _, low, high in band) else []
+
+
+def _zero_shot_in(column: str, grid: Comparison) -> float | None:
+    """Return the zero-shot accuracy of a column, by its row of the table or by what runs share."""
+    cell = grid.places.get((ZERO_SHOT, column))
+    return zero_shot(grid) if cell is None or cell.measure != "accuracy" else cell.mean
 
 
 def _curves(grid: Comparison) -> list[PageFigure]:
@@ -308,12 +328,13 @@ def _curves(grid: Comparison) -> list[PageFigure]:
     figures = []
     for column in grid.columns:
         known = {one.row: one.values for one in grid.series if one.column == column and one.values}
-        rows = [row for row in grid.rows if row in known]
-        first = {row: 0 if measures.get((row, column)) == "curve" else 1 for row in rows}
-        curves = [Series(row, list(enumerate(known[row], first[row]))) for row in rows]
-        if curves:
+        first = {row: 0 if measures.get((row, column)) == "curve" else 1 for row in grid.rows}
+        curves = [
+            Series(row, list(enumerate(known.get(row, ()), first[row]))) for row in grid.rows
+        ]  # coloured as the table
+        if known:
             charts = [line_chart(curves, None, width, 320, grid.unit or column, form=".3g") for width in SIZES]
-            figures.append(_figure(_heading(column, grid), charts, rows, _averaged(grid)))
+            figures.append(_figure(_heading(column, grid), charts, grid.rows, _averaged(grid)))
     return figures
 
 
@@ -371,9 +392,21 @@ def bars_by_column(grid: Comparison) -> list[PageFigure]:
             else ""
         )
         charts.append(
-            _figure("", [bar_chart(together, width, figure, "paper") for width in SIZES], (), caption.strip())
+            _figure(
+                "",
+                [bar_chart(together, width, figure, "paper", axis=_axis(grid, together)) for width in SIZES],
+                (),
+                caption.strip(),
+            )
         )
     return charts
+
+
+def _axis(grid: Comparison, groups: Sequence[tuple[str, Sequence[Bar]]]) -> str:
+    """Return what the bars of some columns measure, with its unit."""
+    measures = {cell.measure for cell in grid.cells if cell.column in {column for column, _ in groups}}
+    name = measures.pop().replace("_", " ") if len(measures) == 1 else ""
+    return grid.unit if name in grid.unit else ", ".join(filter(None, (name, grid.unit)))
 
 
 def _error(cell: GridCell) -> tuple[float, float] | None:

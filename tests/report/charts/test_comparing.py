@@ -31,6 +31,18 @@ def test_bars_are_as_long_as_their_figures_and_the_tick_is_the_other_figure():
     assert "a, group: 50, paper 25" in titles(root)
 
 
+def test_the_axis_of_bars_has_round_numbers_at_their_lengths_and_names_the_unit():
+    root = drawn(bar_chart([("", [Bar("a", 80.0, 0)])], 400, "{:.0f}".format, axis="accuracy, %"))
+    (bar,) = with_class(root, "solid")
+    numbers = {each.text: float(each.get("x")) for each in with_class(root, "tick") if each.text}
+    assert numbers["0"] == float(bar.get("x"))
+    assert numbers["80"] == pytest.approx(float(bar.get("x")) + float(bar.get("width")), abs=0.02)
+    assert [each.text for each in with_class(root, "axis-name")] == ["accuracy, %"]
+    assert len(with_class(root, "grid")) == len(numbers)
+    logarithmic = drawn(bar_chart([("", [Bar("a", 1.0, 0), Bar("b", 1000.0, 1)])], 400, "{:.0f}".format, axis="bytes"))
+    assert with_class(logarithmic, "grid") == []
+
+
 def test_bars_that_differ_too_much_grow_by_powers_of_ten():
     assert [is_logarithmic(figures) for figures in ([1, 50], [1, 51], [0, 5], [0.0])] == [False, True, False, False]
     root = drawn(bar_chart([("", [Bar("a", 10.0, 0), Bar("b", 1000.0, 1), Bar("c", 0.0, 2)])], 400, "{:.0f}".format))

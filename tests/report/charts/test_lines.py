@@ -18,6 +18,22 @@ def test_line_chart_puts_points_and_reference_at_their_heights():
     assert with_class(root, "series")[0].get("d") == "M54 260L376 142L698 24"
 
 
+def test_a_band_is_between_its_bounds_and_behind_the_curves():
+    # Ticks of [60, 80] from y = 260 to y = 24, x as above; the band widens the range of the axis.
+    curves = [
+        Series("a", [(1, 70.0), (2, 70.0)], band=[(1, 60.0, 80.0), (2, 65.0, 75.0)]),
+        Series("b", [(1, 70.0), (2, 70.0)]),
+    ]
+    root = drawn(line_chart(curves, None, 760, 300, "accuracy, %"))
+    (band,) = with_class(root, "band")
+    points = [tuple(map(float, point.split())) for point in band.get("d").strip("MZ").split("L")]
+    assert [y for _, y in points] == [24, 83, 201, 260]  # high to the right, low back to the left
+    assert points[0][0] == points[3][0] == 54
+    assert band.get("class") == "band c0"
+    order = [each.get("class", "") for each in root.iter()]
+    assert order.index("band c0") < order.index("series")
+
+
 def test_line_chart_tells_each_round_in_a_tooltip():
     root = drawn(line_chart([Series("", [(4, 61.234), (5, 70.0)])], 65.0, 760, 300, "accuracy, %", unit=" %"))
     assert titles(root) == ["Round 4: 61.23 %, zero-shot 65.00 %", "Round 5: 70.00 %, zero-shot 65.00 %"]

@@ -84,9 +84,16 @@ class Bar(NamedTuple):
 
 
 def bar_chart(
-    groups: Sequence[tuple[str, Sequence[Bar]]], width: float, human: Callable[[float], str], mark_name: str = ""
+    groups: Sequence[tuple[str, Sequence[Bar]]],
+    width: float,
+    human: Callable[[float], str],
+    mark_name: str = "",
+    axis: str = "",
 ) -> str:
-    """Draw groups of horizontal bars on one scale, logarithmic if the values differ too much."""
+    """Draw groups of horizontal bars on one scale, logarithmic if the values differ too much.
+
+    ``axis`` names the measure and its unit below a scale.
+    """
     bars = [bar for _, group in groups for bar in group]
     values = [v for bar in bars for v in (bar.value, bar.mark, *bar.values, *(bar.error or ())) if v is not None]
     grow = _growth(values)
@@ -112,6 +119,14 @@ def bar_chart(
             parts.append(element("g", row, css=f"{colour(bar.number)} {bar.css}".strip()))
             y += BAR
         y += 8
+    if axis:
+        for tick in [] if is_logarithmic(values) else ticks(0.0, max(values), wanted=int(room / 60)):
+            if tick <= max(values):
+                x = left + room * grow(tick)
+                parts.insert(0, element("line", x1=x, x2=x, y1=0, y2=y, css="grid"))
+                parts.append(label(x, y + 12, f"{tick:g}", "tick", "middle"))
+        parts.append(label(left + room / 2, y + 30, axis, "axis-name", "middle"))
+        y += 36
     longest = max(bar.value for bar in bars)
     return drawing(width, y, f"{len(bars)} bars, the longest {human(longest)}", parts, "bars")
 

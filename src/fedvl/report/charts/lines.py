@@ -16,6 +16,7 @@ class Series(NamedTuple):
     points: Sequence[tuple[float, float]]
     css: str = ""
     errors: Mapping[float, tuple[float, float]] = {}  # ends of the whisker at some x values
+    band: Sequence[tuple[float, float, float]] = ()  # x, low and high, shaded behind the curve
 
 
 def line_chart(
@@ -39,6 +40,7 @@ def line_chart(
     left, right, top, bottom = 46.0, width - margin, 24.0, height - 40.0
     known = [y for one in series for _, y in one.points] + ([] if reference is None else [reference])
     known += [end for one in series for ends in one.errors.values() for end in ends]
+    known += [end for one in series for _, *ends in one.band for end in ends]
     y_ticks = ticks(min(known), max(known))
     stops = sorted({x for one in series for x, _ in one.points})
     first, last = stops[0], stops[-1]
@@ -61,6 +63,11 @@ def line_chart(
     parts.append(label((left + right) / 2, height - 4, x_label, "axis-name", "middle"))
     if reference is not None:
         parts.append(element("line", x1=left, x2=right, y1=up(reference), y2=up(reference), css="reference"))
+    for index, one in enumerate(series):
+        edge = [(x, high) for x, _, high in one.band] + [(x, low) for x, low, _ in reversed(one.band)]
+        if edge:
+            outline = "M" + "L".join(f"{coordinate(across(x))} {coordinate(up(y))}" for x, y in edge) + "Z"
+            parts.append(element("path", d=outline, css=f"band {colour(index)} {one.css}".strip()))
     styles = [(one, f"{colour(index)} {one.css}".strip()) for index, one in enumerate(series) if one.points]
     parts += [_curve([(across(x), up(y)) for x, y in one.points], css, right - left) for one, css in styles]
     for place, (one, css) in enumerate(styles):
