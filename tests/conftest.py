@@ -38,6 +38,9 @@ checkpoint._embedded = lambda name: deepcopy(kept(name)) if shipped == checkpoin
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
+# Nothing here survives a power failure, and nobody waits for disks; tests of that have an os.fsync of their own.
+os.fsync = lambda number: None  # type: ignore[assignment]
+
 # Commands are read from their signatures once, not at each call of one: there are a thousand.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
 
