@@ -49,6 +49,7 @@ def test_a_pack_is_verified_to_the_same_bits_without_images(pack, tmp_path, monk
 
 def test_a_pack_holds_neither_images_nor_pickle_and_has_the_same_bytes_again(pack, comparison, tmp_path):
     with zipfile.ZipFile(pack) as archive:
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         names = archive.namelist()
         described = json.loads(archive.read("pack.json"))
     assert {name.rpartition(".")[2] for name in names} == {"json", "jsonl", "toml", "safetensors"}

@@ -76,3 +76,11 @@ def test_a_manifest_has_a_hash_its_earlier_rounds_and_a_record():
         ("record", {}),
     ):
         assert fitting(Manifest, {**good, name: value}) is None
+
+
+def test_an_entry_of_a_ledger_has_a_rate_and_a_noise_multiplier():
+    spent = Budget(unit="record", epsilon=1.0, delta=1e-5, sampling="by chance", rate=0.5, sigma=2.0)
+    assert spent.step == (0.5, 2.0)
+    for part in ("rate", "sigma"):
+        with pytest.raises(AssertionError):
+            _ = spent.model_copy(update={part: None}).step
