@@ -115,6 +115,11 @@ def page(folder):
     path.write_text(path.read_text().replace("Comparison", "Comparision", 1))
 
 
+def curves(folder):
+    path = folder / "curves.pdf"
+    path.write_bytes(path.read_bytes().replace(b"linear", b"Linear").replace(b"round", b"Round"))
+
+
 def table(folder):
     path = folder / "table.csv"
     path.write_text(re.sub(r"accuracy,[0-9.]+", "accuracy,99.0", path.read_text()))
@@ -141,6 +146,7 @@ FORGED = {
     seeds: "seeds",
     title: "opening",
     page: "report.html",
+    curves: "curves.pdf",
     table: "table.csv",
     everything: "right",
 }

@@ -90,9 +90,9 @@ def pages(summary: "Comparison") -> "Mapping[str, bytes]":
     """Return the files that show a comparison."""
     from fedvl.display import visible
     from fedvl.report.comparison_tables import tables_of
-    from fedvl.report.page import page_of, render
+    from fedvl.report.page import curves_of, page_of, render
 
-    return {**tables_of(summary), "report.html": visible(render(*page_of(summary))).encode()}
+    return {**tables_of(summary), **curves_of(summary), "report.html": visible(render(*page_of(summary))).encode()}
 
 
 def show(found: "Verified", told: list[str]) -> None:

@@ -42,11 +42,22 @@ def page_of(summary: "Comparison") -> tuple[str, Values]:
     return "grid.html.j2", vars(describe_grid(summary))
 
 
+def curves_of(summary: "Comparison") -> dict[str, bytes]:
+    """Return the curves over rounds as a file for a paper; none without curves."""
+    from fedvl.report.comparison_page import over_rounds
+    from fedvl.report.pdf import pdf_of
+
+    charts = [figure.charts[0] for figure in over_rounds(summary)]
+    return {"curves.pdf": pdf_of(charts)} if charts else {}
+
+
 def write_comparison(summary: "Comparison", out: Path) -> Path:
     """Write the tables, the summary and the page of a comparison or a reproduced recipe."""
     from fedvl.report.comparison_tables import write_tables
 
     write_tables(summary, out)
+    for name, content in curves_of(summary).items():
+        write_whole(out / name, content)
     for name in dict.fromkeys(name for cell in summary.cells for name in cell.runs):
         folder = out / "runs" / name
         if (folder / "result.json").is_file() and not (folder / "report.html").exists():
