@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedvl.deployment.class_lists import MAX_CLASS_NAME, MAX_CLASSES, names_as_tensors, names_of_tensors
+from fedvl.deployment.class_lists import MAX_CLASS_NAME, MAX_NAMED_CLASSES, names_as_tensors, names_of_tensors
 from fedvl.errors import FedVLError
 
 
@@ -35,7 +35,7 @@ def test_what_cannot_be_seen_is_written_out():
         (sent([1]), "not a list of short texts"),
         (sent([""]), "not a list of short texts"),
         (sent(["x" * (MAX_CLASS_NAME + 1)]), "not a list of short texts"),
-        (sent(["x"] * (MAX_CLASSES + 1)), "not a list of short texts"),
+        (sent(["x"] * (MAX_NAMED_CLASSES + 1)), "not a list of short texts"),
         ({"names": torch.full((9,), 255, dtype=torch.uint8)}, "not a list of short texts"),
     ],
 )

@@ -28,7 +28,9 @@ from fedvl.deployment.membership import (
     read_federation,
 )
 from fedvl.deployment.messages import Message, pack_tensors, unpack_tensors
-from fedvl.deployment.policy import read_experiments
+from fedvl.deployment.own_counts import image_noise
+from fedvl.deployment.party import Cost
+from fedvl.deployment.policy import Policy, read_experiments
 from fedvl.deployment.roster import pin_roster, roster_of
 from fedvl.deployment.supervisor import free_port
 from fedvl.display import Silent
@@ -245,3 +247,19 @@ def test_class_names_leave_only_if_the_policy_says_so(rehearsing, tmp_path):
         "The line surveys"
         in client.answer(asked._replace(header=request(**{**asked.header.model_dump(), "attempt": 1}))).header.problem
     )
+
+
+# --- noise on the counts of an evaluation
+
+
+def test_counts_leave_without_noise_only_if_the_policy_has_no_epsilon_and_with_it_within_the_epsilon(client):
+    experiment = client.ready[EXPERIMENT].prepared.experiment
+    client._allow_counts(Policy(), experiment, None)
+    with pytest.raises(FedVLError, match="request them with noise"):
+        client._allow_counts(Policy(epsilon=3.0), experiment, None)
+    step = image_noise(2.0, 1e-5, 10, 1).step
+    client._allow_counts(Policy(epsilon=3.0), experiment, Cost("record", step, 1, "rdp"))
+    spent = {"rate": step.rate, "sigma": step.sigma, "steps": 1, "unit": "record", "account": "rdp"}
+    client.log.append("budget", **spent)
+    with pytest.raises(FedVLError, match=r"is 2\.5, and this round would take the sum over all runs to 2"):
+        client._allow_counts(Policy(epsilon=2.5), experiment, Cost("record", step, 1, "rdp"))

@@ -16,6 +16,7 @@ from fedvl.deployment.remote import SiteCounts
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import bin_edges, count
+from fedvl.evaluation.noisy_counts import coarse
 from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import AT_HALF, ON_TEST, read_thresholds
 from fedvl.runs.folder import RunFolder
@@ -44,10 +45,15 @@ class Engine:
         self.names, self.counts, self.reporters, self.refusals = NAMES, counts, reporters, refusals
         self.asked: list[Any] = []
         self.paired: dict[int | None, Any] = {}
+        self.noisy: dict[int | None, Any] = {}
 
     def evaluate(self, number, request, classes):
         self.asked.append((number, request, classes))
         return {client: SiteCounts(counts, self.paired.get(client)) for client, counts in self.counts.items()}
+
+    def evaluate_with_noise(self, number, request, classes):
+        self.asked.append((number, request, classes))
+        return self.noisy
 
     def refused(self):
         return self.refusals
@@ -127,7 +133,7 @@ def test_without_counts_the_reasons_are_said(folder, connect, refusals, said):
 def test_a_run_that_is_unfinished_or_private_is_refused(folder, connect):
     private = folder.experiment.privacy.model_copy(update={"unit": "client"})
     folder.experiment = folder.experiment.model_copy(update={"privacy": private})
-    with pytest.raises(FedVLError, match="The counts of an evaluation have no noise"):
+    with pytest.raises(FedVLError, match="send no counts without noise; say how much it may tell: --epsilon"):
         evaluate_sites(folder, 1, Silent())
     (folder.path / "result.json").unlink()
     with pytest.raises(FedVLError, match="is not finished; go on with it by fedvl resume"):
@@ -202,3 +208,20 @@ def test_a_run_of_secure_sums_is_not_compared_outside_of_one(folder, other):
     other.experiment = other.experiment.model_copy(update={"federation": federation})
     with pytest.raises(FedVLError, match="clients send counts of both in a secure sum only"):
         evaluate_sites(folder, 1, Silent(), other)
+
+
+def test_figures_of_counts_with_noise_say_how_much_it_is(folder, other, connect, prepared):
+    classes = len(prepared.class_names)
+    private = folder.experiment.privacy.model_copy(update={"unit": "client"})
+    folder.experiment = folder.experiment.model_copy(update={"privacy": private})
+    engine = connect(Engine({}, [0, 1], []))
+    engine.noisy = {client: coarse(counts_of(60, 20, classes)) for client in (0, 1)}
+    found: Any = evaluate_sites(folder, 1, Silent(), noise=(4.0, 1e-5))
+    assert engine.asked[1][1]["noise"].tolist() == [4.0, 1e-5]
+    assert (found.epsilon, found.delta) == (4.0, 1e-5)
+    assert found.pooled.accuracy.value == pytest.approx(75.0)
+    assert found.pooled.accuracy.noise > 0
+    assert set(found.by_site) == {"north", "south"}
+    assert found.by_site["north"].accuracy.noise > found.pooled.accuracy.noise
+    with pytest.raises(FedVLError, match="leave out --epsilon or --against"):
+        evaluate_sites(folder, 1, Silent(), other, (4.0, 1e-5))

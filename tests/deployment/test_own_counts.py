@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedvl.deployment.own_counts import MODEL_HASH, FinishedRun, as_tensors, own_counts, request_of
+from fedvl.deployment.own_counts import MODEL_HASH, FinishedRun, as_tensors, own_counts, request_of, requested_noise
 from fedvl.display import Silent
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count, shapes_of_counts, withheld
+from fedvl.evaluation.noisy_counts import coarse
+from fedvl.federation.accounting import epsilon_of
 from fedvl.runs.evaluation import FROM_SERVER, read_thresholds, shares_of
 from fedvl.runs.folder import RunFolder
 from fedvl.runs.preparation import prepare
@@ -178,3 +180,48 @@ def test_thresholds_that_are_none_are_refused_and_change_nothing(bins, prepared,
     with pytest.raises(FedVLError, match="not one bin of scores for each class"):
         own_counts(FinishedRun(prepared, folder), no_other, {**request_, "thresholds": bins}, 1)
     assert read_thresholds(RunFolder(folder)) == before
+
+
+# --- noise
+
+
+def test_counts_with_noise_are_coarse_before_it_is_added(prepared, folder, request_):
+    run = RunFolder(folder)
+    labels, shares = shares_of(prepared, run.tensors()[0], {}, run)
+    noisy = request_of(run.tensors()[0], noise=(1.0, 1e-5))
+    found: Any = own_counts(FinishedRun(prepared, folder), no_other, noisy, 5)
+    wanted = coarse(count(labels, shares))
+    assert {name: table.tolist() for name, table in found.items()} == {n: t.tolist() for n, t in wanted.items()}
+    both = {**noisy, "other_run": noisy["model"], "other_model": noisy["model"]}
+    with pytest.raises(FedVLError, match="A comparison of two models has no noise"):
+        own_counts(FinishedRun(prepared, folder), no_other, both, 5)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_noise_spends_the_epsilon_that_is_requested_and_no_more(shares):
+    noise = requested_noise({"noise": torch.tensor([2.0, 1e-5], dtype=torch.float64)}, 10, shares)
+    assert noise is not None
+    assert 1.9 < epsilon_of({noise.step: 1}, 1e-5, "rdp") <= 2.0
+    assert noise.deviation == pytest.approx(noise.sigma * 11**0.5 / shares**0.5)
+    assert requested_noise({}, 10, shares) is None
+
+
+@pytest.mark.parametrize(
+    "asked", [[0.0, 1e-5], [-1.0, 1e-5], [101.0, 1e-5], [1.0, 0.0], [1.0, 1.0], [float("nan"), 1e-5], [1.0]]
+)
+def test_noise_that_hides_nothing_is_refused(asked):
+    with pytest.raises(FedVLError, match=r"out of range|not an epsilon and a delta"):
+        requested_noise({"noise": torch.tensor(asked, dtype=torch.float64)}, 10, 1)
+    with pytest.raises(FedVLError, match="not an epsilon and a delta"):
+        requested_noise({"noise": torch.tensor([1.0, 1e-5])}, 10, 1)
+
+
+def test_added_noise_is_whole_and_of_the_stated_deviation():
+    noise = requested_noise({"noise": torch.tensor([2.0, 1e-5], dtype=torch.float64)}, 10, 1)
+    assert noise is not None
+    tables = {"scores": torch.zeros(10, 2, 16, dtype=torch.long), "hits": torch.zeros(10, dtype=torch.long)}
+    first, again, other = (noise.added(tables, seed, 0, 3) for seed in (7, 7, 8))
+    assert all(torch.equal(first[name], again[name]) for name in tables), "who draws again gets the same"
+    assert not torch.equal(first["scores"], other["scores"])
+    assert first["scores"].dtype == torch.int64
+    assert first["scores"].double().std() == pytest.approx(noise.deviation, rel=0.2)

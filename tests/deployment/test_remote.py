@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.lazy import lazily
-from helpers.small import run_quietly
+from helpers.small import run_quietly, small_task
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed", allow_module_level=True)
@@ -33,10 +33,12 @@ from helpers.parties import (
 )
 
 from fedvl.deployment.class_lists import names_as_tensors
-from fedvl.deployment.own_counts import as_tensors
+from fedvl.deployment.own_counts import as_tensors, image_noise
 from fedvl.deployment.remote import Identity, RemoteEngine
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import count, count_pair
+from fedvl.evaluation.noisy_counts import coarse_shapes
+from fedvl.federation.accounting import Step
 from fedvl.federation.journal import Journal
 from fedvl.federation.round import Federation
 from fedvl.seeding import torch_generator
@@ -278,4 +280,46 @@ def test_class_names_come_from_each_client_that_sends_them(settings, tmp_path):
     assert {each.client: each.reason for each in federation.engine.refused()} == {
         1: "it says: This client is not there for a survey; its person starts fedvl client with --survey.",
         2: "its class names have an unexpected format",
+    }
+
+
+@pytest.mark.parametrize("settings", [{}, {"secure_sum": True, "least_clients": 2}], ids=["each", "secure sums"])
+def test_noise_on_counts_is_added_and_booked_once(settings, tmp_path):
+    """In a secure sum of five clients any two add the whole noise, so that the sum has 5/2 of its variance."""
+    names = len(small_task().class_names)
+    engine = counting(
+        tmp_path, lambda client: {n: torch.full(s, 1000) for n, s in coarse_shapes(names).items()}, **settings
+    )
+    noisy = {**THREE, "noise": torch.tensor([2.0, 1e-5], dtype=torch.float64)}
+    found = engine.evaluate_with_noise(1, noisy, names)
+    parties = engine.transport.grid.parties
+    noise = image_noise(2.0, 1e-5, names, 2 if settings else 1)
+    for client, tables in found.items():
+        clients = CLIENTS if client is None else 1
+        assert tables["scores"].mean() == pytest.approx(1000 * clients, abs=4 * noise.deviation)
+        assert tables["scores"].std() == pytest.approx(noise.deviation * clients**0.5, rel=0.35)
+    again = engine.evaluate_with_noise(1, noisy, names) if not settings else found
+    assert all((again[client]["scores"] == tables["scores"]).all() for client, tables in found.items())
+    for party in parties:
+        (entry,) = party.log.entries("budget")
+        assert (entry["of"], entry["unit"], entry["account"]) == ("evaluate", "record", "rdp")
+        assert 1.9 < entry["epsilon"] <= 2.0
+        assert Step(entry["rate"], entry["sigma"]) == noise.step
+    less = {**THREE, "noise": torch.tensor([8.0, 1e-5], dtype=torch.float64)}
+    parties[0]._count(parties[0].engine.federation.rounds + 1, less)
+    first, second = parties[0].log.entries("budget")
+    assert second["sigma"] < first["sigma"], "less noise for the same evaluation, whose first sum was not opened"
+    assert second["epsilon"] > 8
+
+
+def test_counts_with_noise_that_cannot_be_are_refused(tmp_path):
+    names = len(small_task().class_names)
+    tables = {n: torch.zeros(s, dtype=torch.long) for n, s in coarse_shapes(names).items()}
+    lies = {1: {**tables, "hits": torch.full((names,), 2**40)}, 2: {"scores": tables["scores"]}}
+    engine = counting(tmp_path, lambda client: lies.get(client, tables))
+    noisy = {**THREE, "noise": torch.tensor([2.0, 1e-5], dtype=torch.float64)}
+    assert set(engine.evaluate_with_noise(1, noisy, names)) == {0, 3, 4}
+    assert {each.client: each.reason for each in engine.refused()} == {
+        1: "its counts are too large",
+        2: "its counts are not those that were requested",
     }

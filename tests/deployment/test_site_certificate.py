@@ -30,9 +30,9 @@ from fedvl.deployment.messages import Header, Message, pack_tensors
 from fedvl.deployment.site_certificate import (
     certificate_of,
     check_figures,
-    check_model,
+    check_leaving,
     check_own_attacks,
-    check_rows,
+    check_site_model,
     check_spent,
     leaving_rows,
     site_run,
@@ -135,15 +135,15 @@ def test_without_accepted_leaks_a_shown_one_refuses_the_certificate(certified, r
 
 
 def test_the_model_is_that_of_the_servers_last_message(run):
-    assert check_model(run).holds
-    found = check_model(replace(run, entries=[]))
+    assert check_site_model(run).holds
+    found = check_site_model(replace(run, entries=[]))
     assert (found.holds, "no last message" in found.sentence) == (False, True)
     path = run.folder.path / "model.safetensors"
     changed = {name: tensor + 0.01 for name, tensor in load(path).items()}
     sha256 = save(path, changed)
-    assert "model.safetensors" in check_model(replace(run, folder=RunFolder(run.folder.path))).sentence
+    assert "model.safetensors" in check_site_model(replace(run, folder=RunFolder(run.folder.path))).sentence
     rewrite(run, files_sha256={**run.folder.result.files_sha256, "model.safetensors": sha256})
-    found = check_model(replace(run, folder=RunFolder(run.folder.path)))
+    found = check_site_model(replace(run, folder=RunFolder(run.folder.path)))
     assert (found.holds, "the model was changed" in found.sentence) == (False, True)
 
 
@@ -211,7 +211,7 @@ def test_what_leaves_by_itself_is_attacked_and_what_a_mask_hides_does_not_count(
     numbers = {"weight": 30.0, "examples": 30, "loss": 0.5}
     rows = leaving_rows({"audit": audit, "leaves": sent, "numbers": numbers, "images": 30, "least_clients": 3})
     assert [(row.name, row.bytes, row.masked) for row in rows[:2]] == [("bias", 8, True), ("weight", 24, True)]
-    found = check_rows(rows)
+    found = check_leaving(rows)
     assert (found.holds, found.sentence) == (False, "No attack examined weight, training loss, which leaves.")
 
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from fedvl.cli import app
 from fedvl.data.sources import open_dataset
 from fedvl.deployment import evaluation
+from fedvl.deployment.audit_log import read_log
 from fedvl.deployment.evaluation import evaluate_sites
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.display import Silent
@@ -191,6 +192,18 @@ def test_a_server_that_asks_again_after_images_came_gets_the_same_counts(place):
     assert again.pooled == before.pooled
     with pytest.raises(FedVLError, match=r"The line evaluations of this party's policy\.toml is 1"):
         evaluate_sites(run, 2, Silent())
+    for site in SITES:
+        policy = place.folder / "parties" / site / "state" / "policy.toml"
+        policy.write_text(policy.read_text().replace("evaluations = 1", "evaluations = 2"))
+    noisy: Any = evaluate_sites(run, 2, Silent(), noise=(8.0, 1e-5))
+    assert (noisy.sites, noisy.epsilon, noisy.refused) == (SITES, 8.0, [])
+    assert 0 < noisy.pooled.accuracy.noise < noisy.by_site["south"].accuracy.noise
+    labels, shares = scores_of(place, run, SITES)
+    wanted = 100 * (shares.argmax(1) == labels).mean()
+    assert noisy.pooled.accuracy.low <= wanted <= noisy.pooled.accuracy.high
+    for site in SITES:
+        budgets = read_log(place.folder / "parties" / site).chain.entries
+        assert [entry["of"] for entry in budgets if entry["kind"] == "budget"] == ["evaluate"]
 
 
 @pytest.mark.parametrize("name", ["linear", "fst-cbdg"])

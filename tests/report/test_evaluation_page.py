@@ -89,3 +89,16 @@ def test_curves_are_in_percent_and_the_net_benefit_is_that_of_the_rarest_class_a
     assert ideal.points == [(0.0, 0.0), (100.0, 100.0)]
     assert calibration_series(found.model_copy(update={"calibration": []})) == []
     assert benefit_series(found.model_copy(update={"classes": []})) == []
+
+
+def test_the_page_states_noise_and_what_it_does(tmp_path):
+    found = made_up_evaluation(secure=True)
+    accuracy = found.pooled.accuracy
+    assert accuracy is not None
+    pooled = found.pooled.model_copy(update={"accuracy": accuracy.model_copy(update={"noise": 2.5})})
+    noisy = found.model_copy(update={"pooled": pooled, "epsilon": 4.0, "delta": 1e-5})
+    text = write_evaluation_page(noisy, tmp_path / "evaluation.html").read_text()
+    assert "epsilon 4.0 at delta 1e-05" in text
+    assert "±2.5 by noise" in text
+    assert "Noise hides each image in the counts: epsilon 4 at delta 1e-05." in evaluation_lines(noisy)
+    assert 'id="noise"' not in write_evaluation_page(found, tmp_path / "plain.html").read_text()

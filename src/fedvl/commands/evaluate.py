@@ -39,6 +39,13 @@ def evaluate(
     number: Annotated[
         int, typer.Option(min=1, help="Which evaluation of the run by its sites; their policies limit how many.")
     ] = 1,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Let the sites add noise to their counts that hides each image, at most of this epsilon."
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of --epsilon.")] = 1e-5,
     out: Annotated[Path | None, typer.Option(help="The page; evaluation.html in the run's folder if absent.")] = None,
     trust_method: Trust = False,
     as_json: Json = False,
@@ -55,6 +62,8 @@ def evaluate(
     folder = RunFolder(words[-1], trust_method)
     other = None if against is None else RunFolder.open(against, trust_method)
     if folder.federation is None or dataset is not None:
+        if epsilon is not None:
+            raise FedVLError("--epsilon is for counts that leave sites; leave it out on one machine.")
         if len(words) == 2:
             raise FedVLError("A federation's folder is for runs between machines, without --dataset; leave it out.")
         folder = RunFolder.open(words[-1], trust_method)
@@ -68,7 +77,7 @@ def evaluate(
             raise FedVLError(f"The run in {words[1]} is of another federation: {folder.federation.federation}.")
         end_on_termination()
         with folder.lock(), TerminalDisplay(quiet) as display:
-            found = evaluate_sites(folder, number, display, other)
+            found = evaluate_sites(folder, number, display, other, None if epsilon is None else (epsilon, delta))
     write_evaluation(folder, found)
     page = write_evaluation_page(found, out or folder.path / "evaluation.html")
     if as_json:

@@ -13,14 +13,14 @@ from fedvl.tensors import Tensors
 
 NAMES_OF_CLASSES: MessageKind = "names"  # a request of text, which no sum hides
 CLASS_LIST_TENSOR = "names"
-MAX_CLASSES, MAX_CLASS_NAME = 10_000, 200  # of a site, and characters of each
+MAX_NAMED_CLASSES, MAX_CLASS_NAME = 10_000, 200  # of a site, and characters of each
 CLASS_NAMES = TypeAdapter(
-    Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_CLASS_NAME)]], Field(max_length=MAX_CLASSES)]
+    Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_CLASS_NAME)]], Field(max_length=MAX_NAMED_CLASSES)]
 )
 
 
 def names_as_tensors(names: list[str]) -> Tensors:
-    text = json.dumps([name[:MAX_CLASS_NAME] for name in names[:MAX_CLASSES]])
+    text = json.dumps([name[:MAX_CLASS_NAME] for name in names[:MAX_NAMED_CLASSES]])
     return {CLASS_LIST_TENSOR: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
 
 

@@ -32,7 +32,7 @@ from fedvl.deployment.membership import check_key, credentials
 from fedvl.deployment.messages import REVEAL, Header, Message
 from fedvl.deployment.metrics import Answered
 from fedvl.deployment.own_counts import FinishedRun, own_counts
-from fedvl.deployment.party import COUNTS, Party
+from fedvl.deployment.party import COUNTS, Cost, Party
 from fedvl.deployment.policy import Policy, check_approved, policy_hash, read_experiments, read_policy
 from fedvl.deployment.rehearsal import rehearse
 from fedvl.deployment.roster import needed_roster
@@ -224,11 +224,18 @@ class Client:
             self.roster = roster
         party = self.party(header)
         party.least_cell = policy.least_cell
+        party.allow_counts = partial(self._allow_counts, policy, experiment)
         if party.sums is not None:
             party.sums.least = max(party.engine.federation.least_clients, policy.least_clients)
         if header.kind in ("train", "report") and (cost := party.cost(header.round, header.kind)):
             policy.check_budget(self.log.entries("budget"), *cost)
         return party
+
+    def _allow_counts(self, policy: Policy, experiment: Experiment, cost: Cost | None) -> None:
+        if cost is None:
+            policy.check_plain_counts(experiment)
+        else:
+            policy.check_budget(self.log.entries("budget"), *cost)
 
     def _check_purpose(self, policy: Policy, header: Header, experiment: Experiment) -> None:
         """Refuse an evaluation or a survey too many; a client is there for a survey or for runs."""
@@ -272,7 +279,9 @@ class Client:
         if experiment not in self.ready:
             raise FedVLError("This client did not take part in the run that the model is to be compared with.")
         found, asked = (self.ready[each].prepared.experiment for each in (experiment, compared))
-        self.permit(experiment).check_evaluation(found, 1)
+        policy = self.permit(experiment)
+        policy.check_evaluation(found, 1)
+        policy.check_plain_counts(found)
         if found.federation.secure_sum and not asked.federation.secure_sum:
             raise FedVLError("The counts of a run of secure sums would leave by themselves; evaluate that run instead.")
         return FinishedRun(self.ready[experiment].prepared, self.state / RUNS / run)

@@ -1,17 +1,19 @@
 """A federated evaluation at the server: counts of all sites, their figures, and who is missing."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 
 from fedvl.deployment.membership import read_federation
-from fedvl.deployment.own_counts import request_of
+from fedvl.deployment.own_counts import image_noise, request_of
 from fedvl.deployment.remote import SiteCounts
 from fedvl.deployment.server import connected, wait_for_all
 from fedvl.display import Display
 from fedvl.errors import FedVLError
 from fedvl.evaluation.counts import MERGED, add_counts
 from fedvl.evaluation.figures import Evaluation, PairedModels, figures_of_counts, half, paired_counts
+from fedvl.evaluation.noisy_counts import coarse_shapes, figures_with_noise
 from fedvl.runs.contents import Federation
 from fedvl.runs.evaluation import AT_HALF, facts_of, read_thresholds
 from fedvl.runs.folder import RunFolder
@@ -20,36 +22,60 @@ SUMS_FILE = "evaluation-sums.json"
 SITES_TEST = "the sites' own test images"
 
 
-def evaluate_sites(folder: RunFolder, number: int, display: Display, against: RunFolder | None = None) -> Evaluation:
+def evaluate_sites(
+    folder: RunFolder,
+    number: int,
+    display: Display,
+    against: RunFolder | None = None,
+    noise: tuple[float, float] | None = None,
+) -> Evaluation:
     """Let every connected site count its test images; ``number``: of the evaluation, from 1.
 
     ``against``: another run of the same sites, whose model is compared on the same images.
+    ``noise``: epsilon and delta of noise on the counts.
     """
-    place = check_evaluated(folder)
+    if noise is not None and against is not None:
+        raise FedVLError("A comparison of two models has no noise; leave out --epsilon or --against.")
+    place = check_evaluated(folder, noise is not None)
     names = folder.result.class_names
     chosen = read_thresholds(folder)
     shared, travelling = folder.tensors()[0], chosen.bins(names) if chosen else []
     if against is None:
-        request = request_of(shared, travelling)
+        request = request_of(shared, travelling, noise=noise)
     else:
         check_pair(folder, against)
         request = request_of(shared, travelling, federation_of(against).run, against.tensors()[0])
     thresholds = travelling or [half()] * len(names)
     with connected(folder, display, SUMS_FILE) as (engine, _):
         wait_for_all(engine, read_federation(place))
-        found = engine.evaluate(number, request, len(names))
+        found = engine.evaluate(number, request, len(names)) if noise is None else {}
+        noisy = engine.evaluate_with_noise(number, request, len(names)) if noise is not None else {}
         refusals = engine.refused()
         sites = {client: engine.names[client] for client in sorted(engine.reporters)}
     refused = [f"{engine.names[each.client]}: {each.reason}" for each in refusals if each.client is not None]
-    if not found:
+    if not found and not noisy:
         raise FedVLError(f"No site sent counts. {' '.join(refused) or 'None was connected, or none has test images.'}")
     refused += [
         f"{sites[client]}: its counts of both models are withheld; one is of few images (least_cell of its policy)."
         for client, each in found.items()
         if client is not None and withholds(each)
     ]
-    pooled = add_counts([each.counts for each in found.values()])
-    tables = {sites[client]: each.counts for client, each in found.items() if client is not None}
+    if noise is None:
+        single = {sites[client]: each.counts for client, each in found.items() if client is not None}
+        pooled = figures_of_counts(add_counts([each.counts for each in found.values()]), names, thresholds)
+        by_site = {site: figures_of_counts(counts, names, thresholds) for site, counts in single.items()}
+    else:
+        federation = folder.experiment.federation
+        added = image_noise(*noise, len(names), federation.least_clients if federation.secure_sum else 1).deviation
+        total = {
+            name: np.stack([tables[name] for tables in noisy.values()]).sum(0) for name in coarse_shapes(len(names))
+        }
+        pooled = figures_with_noise(total, added * math.sqrt(len(sites)), names, thresholds)
+        by_site = {
+            sites[client]: figures_with_noise(tables, added, names, thresholds)
+            for client, tables in noisy.items()
+            if client is not None
+        }
     return Evaluation(
         **facts_of(folder, folder.result),
         images_from=SITES_TEST,
@@ -58,8 +84,10 @@ def evaluate_sites(folder: RunFolder, number: int, display: Display, against: Ru
         sites=list(sites.values()),
         missing=[name for name in engine.names if name not in sites.values()],
         refused=refused,
-        pooled=figures_of_counts(pooled, names, thresholds),
-        by_site={site: figures_of_counts(counts, names, thresholds) for site, counts in tables.items()},
+        pooled=pooled,
+        by_site=by_site,
+        epsilon=noise[0] if noise else None,
+        delta=noise[1] if noise else None,
         against=None if against is None else compared_at_sites(against, list(found.values())),
     )
 
@@ -70,15 +98,17 @@ def federation_of(folder: RunFolder) -> Federation:
     return folder.federation
 
 
-def check_evaluated(folder: RunFolder) -> Path:
-    """Refuse a run without a model, or with noise; return the folder of its federation."""
+def check_evaluated(folder: RunFolder, noisy: bool = False) -> Path:
+    """Refuse a run without a model, or counts without noise of one that has noise.
+
+    Return the folder of its federation.
+    """
     place = Path(federation_of(folder).federation)
     if not folder.finished:
         raise FedVLError(f"The run in {folder.path} is not finished; go on with it by fedvl resume {folder.path}.")
-    if folder.experiment.privacy.unit != "none":
+    if folder.experiment.privacy.unit != "none" and not noisy:
         raise FedVLError(
-            "The counts of an evaluation have no noise, and clients of a run with --privacy send nothing without; each "
-            "client's own report has the accuracy on its images."
+            "Clients of a run with --privacy send no counts without noise; say how much it may tell: --epsilon."
         )
     return place
 

@@ -21,6 +21,7 @@ from fedvl.deployment.audit_log import AuditLog
 from fedvl.deployment.class_lists import NAMES_OF_CLASSES
 from fedvl.deployment.keys import write_private
 from fedvl.deployment.messages import CONFIRM, REVEAL, SHARE, STEPS, Header, Message, pack_tensors, unpack_tensors
+from fedvl.deployment.own_counts import requested_noise
 from fedvl.deployment.secure_sum import OFFERS, PROTOCOL, ROSTER, SumId, SumMember
 from fedvl.errors import FedVLError
 from fedvl.federation.accounting import Account, Step, epsilon_of
@@ -76,6 +77,7 @@ class Party:
         self.log = log or AuditLog()  # has the budget of all runs
         self.counts, self.least_cell = counts, 1  # of its own test images; of the policy
         self.survey, self.names = survey, names  # counts of its images before training, and names of their classes
+        self.allow_counts: Callable[[Cost | None], None] = lambda cost: None  # by its policy; raises
         self.draws = hashlib.sha256(b"budget" + self.salt).hexdigest()  # who draws again spends again
         self.sums: SumMember | None = None
         if engine.federation.secure_sum:
@@ -186,8 +188,7 @@ class Party:
     def _work(self, request: Header, received: Tensors) -> tuple[Header, Tensors | None]:
         """Report, adopt, train, count or compute statistics; undeclared tensors are refused."""
         if request.kind == "evaluate":
-            assert self.counts is not None
-            found = self.counts(received, 1 if self.sums else self.least_cell)
+            found = self._count(request.round, received)
             return request.model_copy(update={"idle": found is None}), found
         if request.kind in ("survey", NAMES_OF_CLASSES):
             if self.survey is None or self.names is None:
@@ -220,6 +221,29 @@ class Party:
         result = trained[0]
         reply = {"weight": result.update.weight, "loss": result.loss, "examples": result.examples}
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
+
+    def _count(self, round_index: int, received: Tensors) -> Tensors | None:
+        """Return the counts of an evaluation; with noise, book what it spends before it is drawn."""
+        assert self.counts is not None
+        shares = self.engine.federation.least_clients if self.sums else 1
+        noise = requested_noise(received, len(self.engine.method.task.class_names), shares)
+        spent = noise is not None and (round_index + 1, "evaluate", noise.step) in [
+            (each.round, each.of, Step(*each.step)) for each in self.spent
+        ]
+        if not spent:
+            self.allow_counts(None if noise is None else Cost("record", noise.step, 1, "rdp"))
+        found = self.counts(received, 1 if self.sums else self.least_cell)
+        if noise is None or found is None:
+            return found
+        if not spent:
+            steps = Counter({noise.step: 1})
+            for entry in self.log.entries("budget"):
+                if entry["draws"] == self.draws and entry["unit"] == "record":
+                    steps[Step(entry["rate"], entry["sigma"])] += entry["steps"]
+            epsilon = epsilon_of(steps, noise.delta, "rdp")
+            budget = Budget(unit="record", epsilon=epsilon, delta=noise.delta, sampling="each image in each count")
+            self._book(round_index, "evaluate", budget, Cost("record", noise.step, 1, "rdp"))
+        return noise.added(found, self.engine.private_seed, self.number, round_index)
 
     # --- what is spent of its images' privacy
 
@@ -262,6 +286,9 @@ class Party:
             stop_before(epsilon, noise.config.epsilon, round_index + 1)
             sampling = "every client in every round"
             spent = Budget(unit=cost.unit, epsilon=epsilon, delta=noise.config.delta, sampling=sampling)
+        self._book(round_index, kind, spent, cost)
+
+    def _book(self, round_index: int, kind: str, spent: Budget, cost: Cost) -> None:
         told = {"run": self.folder.name, "round": round_index + 1, "of": kind, "draws": self.draws, **spent.to_dict()}
         (rate, sigma) = cost.step
         self.log.append("budget", **told, rate=rate, sigma=sigma, steps=cost.steps, account=cost.account)

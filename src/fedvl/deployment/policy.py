@@ -162,17 +162,20 @@ class Policy(Section):
             )
 
     def check_evaluation(self, experiment: Experiment, number: int) -> None:
-        """Refuse an evaluation too many, or one without the noise that the rest of the run has."""
+        """Refuse an evaluation too many."""
         if number > self.evaluations:
             raise refused_line(
                 "evaluations",
                 f"is {self.evaluations}, and evaluation {number} of this run was requested; raise it, or use the figures that "
                 "there are",
             )
+
+    def check_plain_counts(self, experiment: Experiment) -> None:
+        """Refuse counts without the noise that all else of this party has."""
         if self.epsilon is not None or experiment.privacy.unit != "none":
             raise FedVLError(
-                "The counts of an evaluation have no noise, and this party sends nothing without; each client's own report has "
-                "the accuracy on its images."
+                "The counts of this evaluation have no noise, and this party sends nothing without; request them with noise "
+                "(fedvl evaluate --epsilon)."
             )
 
     def check_survey(self, experiment: Experiment, earlier: int) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from fedvl.config import FederationConfig
@@ -23,7 +24,8 @@ from fedvl.deployment.messages import Header, Message, MessageKind, pack_tensors
 from fedvl.deployment.own_counts import OTHER_RUN, PAIRED
 from fedvl.deployment.summing import Received, SecureSums
 from fedvl.errors import FedVLError
-from fedvl.evaluation.counts import PAIR, Counts, misstated, misstated_pair, shapes_of_counts
+from fedvl.evaluation.counts import MAX_IMAGES, PAIR, Counts, misstated, misstated_pair, shapes_of_counts
+from fedvl.evaluation.noisy_counts import coarse_shapes
 from fedvl.federation.checks import (
     MAX_REPORTED,
     Refusal,
@@ -245,6 +247,18 @@ class RemoteEngine:
         found = self._counts("evaluate", number, request, shapes, problem_of)
         split = {client: split_pair(tables) for client, tables in found.items()}
         return {client: SiteCounts(Counts(**counts), paired) for client, (counts, paired) in split.items()}
+
+    def evaluate_with_noise(self, number: int, request: Tensors, classes: int) -> dict[int | None, dict[str, IntArray]]:
+        """Collect coarse counts to which clients have added noise: of each client, or their sum."""
+        shapes: Shapes = {**coarse_shapes(classes)}
+
+        def problem_of(tables: dict[str, IntArray]) -> str | None:
+            if {name: table.shape for name, table in tables.items()} != shapes:
+                return "its counts are not those that were requested"
+            beyond = any((np.abs(table) > MAX_IMAGES).any() for table in tables.values())
+            return "its counts are too large" if beyond else None
+
+        return self._counts("evaluate", number, request, shapes, problem_of)
 
     def class_names(self) -> dict[int, list[str]]:
         """Return the names of classes of each client whose policy lets them leave."""

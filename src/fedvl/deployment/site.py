@@ -32,7 +32,7 @@ from fedvl.deployment.roster import (
     pin_roster,
     write_roster,
 )
-from fedvl.deployment.site_view import DryRun, ShownFault, SiteView, State, Work, dry_run_of
+from fedvl.deployment.site_view import DryRun, PageFault, SiteView, State, Work, dry_run_of
 from fedvl.deployment.state import adopt_state, log_of, open_state, state_folder
 from fedvl.display import Display, visible
 from fedvl.errors import FedVLError
@@ -110,7 +110,7 @@ class Site:
         self.client: Client | None = None  # whose images are read
         self.connected: Client | None = None  # that answers the server
         self.dry_runs: dict[str, DryRun] = {}
-        self.faults: list[ShownFault] | None = None
+        self.faults: list[PageFault] | None = None
         self.actions = {
             "/join": Action(Joining, self._join),
             "/roster": Action(RosterText, self._import_roster),
@@ -181,7 +181,7 @@ class Site:
             raise FedVLError("There are no images to check: begin with fedvl client FOLDER --data IMAGES --page.")
         found, _ = check(self.data, self.display)
         self.faults = [
-            ShownFault(title=each.title, sentence=each.sentence, fix=each.fix, files=each.files[:5])
+            PageFault(title=each.title, sentence=each.sentence, fix=each.fix, files=each.files[:5])
             for each in found.faults
         ]
 

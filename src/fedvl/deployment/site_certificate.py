@@ -72,9 +72,9 @@ def certificate_of(run: SiteRun, found: OwnAudit, rows: list[Leaving], limits: L
     """Return the certificate of a run, given what leaves and what attacks found of it."""
     visible = what_leaves(found)
     checks = [
-        check_model(run),
+        check_site_model(run),
         check_figures(run),
-        check_rows(rows),
+        check_leaving(rows),
         check_own_attacks(visible),
         check_leaks(visible, limits),
         check_spent(run),
@@ -161,7 +161,7 @@ def leaving_rows(found: dict[str, Any]) -> list[Leaving]:
 # --- the conditions
 
 
-def check_model(run: SiteRun) -> Check:
+def check_site_model(run: SiteRun) -> Check:
     """Compare the model with the server's last message, by the client's log."""
     name = "The model is the one that the server sent at the end"
     try:
@@ -209,7 +209,7 @@ def check_figures(run: SiteRun) -> Check:
     return Check(name=name, holds=True, sentence=sentence)
 
 
-def check_rows(rows: list[Leaving]) -> Check:
+def check_leaving(rows: list[Leaving]) -> Check:
     name, missing = "Everything that leaves was examined", [row.name for row in rows if not row.examined]
     if missing:
         return Check(name=name, holds=False, sentence=f"No attack examined {', '.join(missing)}, which leaves.")

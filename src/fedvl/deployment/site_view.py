@@ -123,7 +123,7 @@ class LogLine(Frozen):
     text: str
 
 
-class ShownFault(Frozen):
+class PageFault(Frozen):
     title: str
     sentence: str
     fix: str
@@ -140,7 +140,7 @@ class Work(Frozen):
     connected: bool
     failed: str
     said: list[str]
-    faults: list[ShownFault] | None
+    faults: list[PageFault] | None
 
 
 class State(Work):

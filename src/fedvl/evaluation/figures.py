@@ -28,6 +28,7 @@ class Estimate(Content):
     low: Finite
     high: Finite
     binning: Finite = 0.0
+    noise: Finite = 0.0  # by how much noise on counts may have moved it (95 %), which the interval covers
 
 
 class NetBenefit(Content):
@@ -114,6 +115,8 @@ class Evaluation(Content):
     pooled: Figures
     by_site: dict[str, Figures]
     against: PairedModels | None = None
+    epsilon: Finite | None = None  # at delta, of the noise that hides each image in the counts
+    delta: Finite | None = None
 
 
 class Curve(NamedTuple):

@@ -101,7 +101,7 @@ def slack(variance: float, shares: int) -> float:
 class CountNoise:
     """The noise on all reports of a run: whole numbers that clients send before some rounds."""
 
-    sensitivity: int  # norm of a client's report, at most
+    sensitivity: float  # norm of a client's report, at most
     numbers: int  # of a report
     due: tuple[int, ...]  # rounds before which clients report
     alone: bool  # whether clients send nothing else

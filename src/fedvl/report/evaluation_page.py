@@ -38,10 +38,9 @@ def written(estimate: Estimate | None, digits: int, absent: str = NOT_KNOWN) -> 
 
 
 def binned(estimate: Estimate | None, digits: int) -> str:
-    """Return by how much binning may have moved a figure; nothing if it cannot be seen."""
-    if estimate is None or estimate.binning < 0.5 * 10**-digits:
-        return ""
-    return f"±{estimate.binning:.{digits}f} by binning"
+    """Return by how much binning and noise may have moved a figure; nothing if hardly."""
+    known = [] if estimate is None else [(estimate.binning, "binning"), (estimate.noise, "noise")]
+    return ", ".join(f"±{size:.{digits}f} by {cause}" for size, cause in known if size >= 0.5 * 10**-digits)
 
 
 def evaluation_lines(found: Evaluation) -> list[str]:
@@ -53,6 +52,8 @@ def evaluation_lines(found: Evaluation) -> list[str]:
     if found.missing:
         lines.append(f"Missing: {', '.join(found.missing)}.")
     lines += found.refused
+    if found.epsilon is not None:
+        lines.append(f"Noise hides each image in the counts: epsilon {found.epsilon:g} at delta {found.delta:g}.")
     lines += [
         f"{label}: {written(getattr(pooled, key), digits)} {binned(getattr(pooled, key), digits)}".rstrip()
         for key, label, digits in OVERALL
