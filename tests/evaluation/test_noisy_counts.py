@@ -58,7 +58,7 @@ def test_without_noise_figures_are_those_of_the_scores_within_binning():
 
 
 def test_intervals_cover_what_the_noise_does():
-    """Of 12 evaluations with other noise, figures differ as much as each of them says."""
+    """Of 8 evaluations with other noise, figures differ as much as each of them says."""
     labels, shares = drawn(3000)
     tables, deviation = coarse(count(labels, shares)), 6.0
     exact: Any = figures_with_noise(tables, 0.0, NAMES, HALF)
@@ -73,12 +73,38 @@ def test_intervals_cover_what_the_noise_does():
             NAMES,
             HALF,
         )
-        for _ in range(12)
+        for _ in range(8)
     ]
     for key in ("accuracy", "auroc"):
         each = [getattr(one, key) for one in found]
         spread = 1.96 * np.std([one.value for one in each])
-        assert 0.5 < np.mean([one.noise for one in each]) / spread < 2.0, key
+        assert 0.5 < np.mean([one.noise for one in each]) / spread < 3.0, key
         value = getattr(exact, key).value
-        assert sum(one.low <= value <= one.high for one in each) >= 11, key
+        assert sum(one.low <= value <= one.high for one in each) >= 7, key
         assert np.mean([one.high - one.low for one in each]) > getattr(exact, key).high - getattr(exact, key).low
+
+
+def test_classes_without_images_beside_the_noise_have_no_figures_and_move_no_others():
+    """Four of eight classes have no image; what noise makes of them would be taken for images of theirs."""
+    labels, few = drawn(900)
+    shares = np.concatenate([0.96 * few, np.full((900, 4), 0.01)], 1)
+    names, half = [*NAMES, *"efgh"], [128] * 8
+    tables, deviation = coarse(count(labels, shares)), 6.0
+    generator = np.random.default_rng(2)
+    found: list[Any] = [
+        figures_with_noise(
+            {
+                name: np.rint(table + generator.normal(0, deviation, table.shape)).astype(int)
+                for name, table in tables.items()
+            },
+            deviation,
+            names,
+            half,
+        )
+        for _ in range(6)
+    ]
+    wanted = 100 * (shares.argmax(1) == labels).mean()
+    assert all([each.auroc is not None for each in one.classes] == [True] * 4 + [False] * 4 for one in found)
+    assert sum(one.accuracy.low <= wanted <= one.accuracy.high for one in found) >= 5
+    assert abs(np.mean([one.accuracy.value for one in found]) - wanted) < 2
+    assert abs(np.mean([one.images for one in found]) - 900) < 20

@@ -223,7 +223,7 @@ class Party:
         return request.model_copy(update={"state": self._keep(request.round), **reply}), result.update.tensors
 
     def _count(self, round_index: int, received: Tensors) -> Tensors | None:
-        """Return the counts of an evaluation; with noise, book what it spends before it is drawn."""
+        """Return the counts of an evaluation; book the noise before it is drawn."""
         assert self.counts is not None
         shares = self.engine.federation.least_clients if self.sums else 1
         noise = requested_noise(received, len(self.engine.method.task.class_names), shares)

@@ -1,6 +1,6 @@
-"""Counts of an evaluation with noise that hides each image, and what the noise does to figures.
+"""Counts of an evaluation with noise that hides each image, and what it does to figures.
 
-Two tables of whole numbers, of fewer bins than without noise, because each bin has noise of its own:
+Two tables of whole numbers; of fewer bins than without noise, as each has noise of its own:
 
     scores  [class, other or this class, bin] images by the log-odds of the class
     hits    [class] images of the class that the model has right
@@ -14,10 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedvl.evaluation.counts import BINS, GROUPS, MERGED, Counts
 from fedvl.evaluation.counts import PARTS as PARTS_OF_SHARE
-from fedvl.evaluation.figures import ClassFigures, Estimate, Figures, figures_of_counts
+from fedvl.evaluation.figures import ClassFigures, Estimate, Figures, figures_of_counts, share_estimate
 from fedvl.evaluation.statistics import SEED, Z
 from fedvl.tensors import FloatArray, IntArray
 
@@ -26,6 +27,7 @@ COARSE_STARTS = (0, *range(BINS // 2 - 7 * WIDTH_OF_BIN, BINS // 2 + 8 * WIDTH_O
 COARSE_ENDS = [start - 1 for start in (*COARSE_STARTS[1:], BINS)]
 COARSE_BINS = len(COARSE_STARTS)
 REDRAWS = 40
+SURE = 4.0  # deviations of the noise that the images of a class must exceed
 OVERALL_FIGURES = ("accuracy", "balanced_accuracy", "auroc", "average_precision")
 CLASS_FIGURES = ("auroc", "average_precision", "sensitivity", "specificity", "ppv", "npv")
 
@@ -52,13 +54,16 @@ def figures_with_noise(
 ) -> Figures:
     """Return figures of tables with noise of this deviation on each count.
 
-    Intervals cover the noise as well: it is drawn again for counts that are like these.
+    Intervals cover the noise as well: it is drawn again for counts that are like these. A class
+    with few images beside the noise has no figures, for they would be those of the noise.
     """
-    possible = possible_counts(tables)
-    found = figures_of_counts(as_counts(possible), names, thresholds)
+    least = SURE * deviation * math.sqrt(COARSE_BINS)
+    known = tables["scores"][:, 1].sum(-1) > least
+    found = measured_figures(tables, known, names, thresholds)
+    like: CoarseTables = {"scores": possible_counts(tables)["scores"], "hits": tables["hits"]}
     generator = np.random.default_rng(SEED)
     again = [
-        figures_of_counts(as_counts(possible_counts(redrawn(possible, deviation, generator))), names, thresholds)
+        measured_figures(redrawn(like, deviation, generator), known, names, thresholds)
         for _ in range(REDRAWS if deviation else 0)
     ]
     wider = {key: widened(getattr(found, key), [getattr(each, key) for each in again]) for key in OVERALL_FIGURES}
@@ -66,6 +71,24 @@ def figures_with_noise(
         widened_class(each, [other.classes[number] for other in again]) for number, each in enumerate(found.classes)
     ]
     return found.model_copy(update={**wider, "classes": classes})
+
+
+def measured_figures(
+    tables: CoarseTables | Mapping[str, FloatArray],
+    known: NDArray[np.bool_],
+    names: Sequence[str],
+    thresholds: Sequence[int],
+) -> Figures:
+    """Return the figures of tables with noise, of classes that are ``known`` to have images.
+
+    The accuracy is of sums of the noisy counts themselves, whose noise has no preferred direction.
+    """
+    possible = possible_counts(tables)
+    possible["scores"][~known, 1] = possible["hits"][~known] = 0
+    images = max(0, round(float(tables["scores"].sum((1, 2)).mean())))
+    hits = min(max(0, round(float(tables["hits"].sum()))), images)
+    found = figures_of_counts(as_counts(possible), names, thresholds)
+    return found.model_copy(update={"images": images, "accuracy": share_estimate(hits, images)})
 
 
 def redrawn(tables: CoarseTables, deviation: float, generator: np.random.Generator) -> dict[str, FloatArray]:
