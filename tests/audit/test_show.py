@@ -7,9 +7,9 @@ import pytest
 from helpers.audits import made_up_audit, made_up_epsilon
 from rich.console import Console
 
-from fedvl.audit.finding import written_value
+from fedvl.audit.finding import OwnAudit, written_value
 from fedvl.audit.perform import NAMES
-from fedvl.audit.show import TITLES, audit_table, describe, interval, write_audit
+from fedvl.audit.show import TITLES, audit_table, describe, interval, own_figures, write_audit
 from fedvl.audit.words import NOT_CLAIMED
 
 
@@ -101,3 +101,28 @@ def test_a_small_chance_is_not_none_and_nothing_has_no_sign():
         "0.97",
     ]
     assert written_value(14.44, " dB") == "14.4 dB"
+
+
+def test_a_clients_own_values_are_shown_or_why_there_are_none():
+    whole = made_up_audit()
+    told = [replace(each, of="the update") for each in whole.findings]
+    keys = OwnAudit.model_fields.keys() & type(whole).model_fields.keys()
+    own = OwnAudit(**{key: getattr(whole, key) for key in keys} | {"findings": told}, images=30, held_out=True)
+
+    def lines(found):
+        console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        for part in own_figures(found):
+            console.print(part)
+        return console.export_text()
+
+    text = lines(own)
+    assert "with 600 images of the attacker's own (a third of the images, the update being of the rest)" in text
+    assert "Membership can be told." in text
+    assert "feature-recovery: It was not tried." in text
+    assert "No remedy is on" in text
+    assert "(the test images)" in lines(own.model_copy(update={"held_out": False}))
+    nothing = lines(own.model_copy(update={"findings": [], "remedies": ["Secure aggregation is on."]}))
+    assert nothing.startswith("\nAttacks on this update:\n")
+    assert "600 images" not in nothing
+    assert "Secure aggregation is on." in nothing
+    assert "No remedy" not in nothing
