@@ -52,6 +52,9 @@ def test_the_page_says_what_leaves_what_is_on_and_what_is_not_claimed(tmp_path):
     assert NOT_CLAIMED[0] in page
     first = page.index("With these messages the server could identify 38 of 100 training images")
     assert first < page.index('<p class="quiet">Audit of linear')
+    order = [page.index(text) for text in ("2026-03-04 05:06:07 UTC", "12 simulated clients", "a" * 64, "b" * 64)]
+    assert first < order[0] < order[1] < order[2] < order[3]
+    assert page.index("What each remedy changes") < page.index("Date and signature")
     for term in ("Singling out", "Linkability", "Inference", "Recommended", "Date and signature"):
         assert term in page
     assert page.count('<td class="missing">not examined</td>') == 1

@@ -5,7 +5,8 @@ from helpers.audits import made_up_epsilon
 
 from fedvl.audit.finding import CLIENT, SERVER, USER, Finding
 from fedvl.audit.perform import NAMES
-from fedvl.audit.words import by_risk, headline, recommend, remedies, risk_of
+from fedvl.audit.words import by_risk, changes_of, headline, recommend, remedies, risk_of
+from fedvl.config import resolve
 from fedvl.runs.settings import resolve_experiment
 
 
@@ -87,3 +88,20 @@ def test_a_page_names_what_secure_aggregation_does_not_hide(privacy, bound):
     assert not any(
         "difference of both sums" in each for each in remedies(resolve_experiment({"method": {"name": "linear"}}))
     )
+
+
+def test_each_remedy_says_which_values_it_changes() -> None:
+    """Secure sums change what the server sees; noise on images changes what tells of an image, and not class shares."""
+    findings = [
+        Finding("membership", SERVER, "AUC", 0.77, (0.70, 0.84), 0.5, ""),
+        Finding("label-histogram", SERVER, "r", 0.5, (0.3, 0.7), 0.1, "", unit="r"),
+        Finding("picture", USER, "PSNR", 14.4, (13.0, 15.0), 12.7, "", unit=" dB"),
+    ]
+    experiment = resolve([{"privacy": {"unit": "record"}}])
+    summed, of_clients, of_images = changes_of(findings, experiment)
+    assert [each.on for each in (summed, of_clients, of_images)] == [False, False, True]
+    assert "it changes membership, label-histogram, from the view of the server" in summed.changes
+    assert "it changes membership, label-histogram, picture" in of_clients.changes
+    assert "it changes membership, picture, from every view" in of_images.changes
+    assert "none of these values" in changes_of(findings[2:], experiment)[0].changes
+    assert changes_of([], resolve([{"federation": {"secure_sum": True}}]))[0].on

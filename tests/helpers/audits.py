@@ -3,7 +3,8 @@
 from typing import Any
 
 from fedvl.audit.finding import CLIENT, SERVER, USER, Audit, Epsilon, Finding, Leaving, Unmeasured
-from fedvl.audit.words import NOT_CLAIMED, by_risk, headline
+from fedvl.audit.words import NOT_CLAIMED, by_risk, changes_of, headline
+from fedvl.config import Experiment
 
 
 def made_up_audit() -> Audit:
@@ -47,6 +48,11 @@ def made_up_audit() -> Audit:
         epsilon=None,
         not_claimed=list(NOT_CLAIMED),
         seconds=1.0,
+        made="2026-03-04T05:06:07+00:00",
+        participants="12 simulated clients",
+        changes=changes_of(findings, Experiment()),
+        state_sha256="a" * 64,
+        settings_sha256="b" * 64,
     )
 
 

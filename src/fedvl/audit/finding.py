@@ -131,6 +131,15 @@ class Epsilon(Content):
     sentence: str
 
 
+class RemedyChange(Content):
+    """A remedy, whether it is on, and which of the values it changes."""
+
+    remedy: str
+    option: str
+    on: bool
+    changes: str
+
+
 class Attacked(Content):
     """What attacks found of messages, and what protects these."""
 
@@ -165,6 +174,11 @@ class Audit(Attacked):
     known_seed: str
     epsilon: Epsilon | None
     not_claimed: list[str]
+    made: str = ""  # when (UTC)
+    participants: str = ""
+    changes: list[RemedyChange] = []
+    state_sha256: str | None = None  # of the trained tensors, if a run was audited
+    settings_sha256: str | None = None  # of the file of settings
     above: list[str] = []  # the limits that were exceeded
 
 

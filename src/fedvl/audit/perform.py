@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import torch
 
@@ -22,7 +23,7 @@ from fedvl.audit.evidence import Evidence, gather
 from fedvl.audit.finding import FINDINGS_SCHEMA, SERVER, Audit, Finding, Leaving, Outcome, Unmeasured
 from fedvl.audit.imitation import CannotImitateError
 from fedvl.audit.messages import LOW_BITS, NUMBERS, REPORTED
-from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, headline, recommend, remedies
+from fedvl.audit.words import NOT_CLAIMED, budget, by_risk, changes_of, headline, recommend, remedies
 from fedvl.config import Experiment
 from fedvl.data.sources import OPEN_ANEW, Opener
 from fedvl.display import Display
@@ -100,7 +101,18 @@ def audit(
         epsilon=epsilon,
         not_claimed=list(NOT_CLAIMED),
         seconds=time.perf_counter() - began,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        participants=participants_of(evidence),
+        changes=changes_of(findings, evidence.experiment) if evidence.messages else [],
     )
+
+
+def participants_of(evidence: Evidence) -> str:
+    """Say who took part: an audit repeats the messages of clients in one process."""
+    absent = len(evidence.experiment.absent)
+    count = len(evidence.training.rows) - absent
+    whole = f"{count} simulated client{'' if count == 1 else 's'}, messages repeated on this machine"
+    return f"{whole}; {absent} withdrew or had not joined" if absent else whole
 
 
 def placed_by_client(trained: tuple[Tensors, ByClient], device: torch.device) -> tuple[Tensors, ByClient]:

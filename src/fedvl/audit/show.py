@@ -15,7 +15,7 @@ from fedvl.audit.words import headline, risk_of
 from fedvl.display import duration
 from fedvl.report.page import write_page
 from fedvl.report.svg import element, scale
-from fedvl.report.tables import human_bytes
+from fedvl.report.tables import human_bytes, moment
 
 TITLES = {
     "label-histogram": "How many images of each class",
@@ -220,6 +220,7 @@ class AuditPage:
     unexamined: int
     leaves: list[SentPart]
     bytes: str
+    facts: list[tuple[str, str]]
 
 
 def describe(found: Audit) -> AuditPage:
@@ -232,6 +233,12 @@ def describe(found: Audit) -> AuditPage:
         )
         for view in VIEWS
     ]
+    facts = {
+        "Date": moment(found.made),
+        "Participants": found.participants,
+        "SHA-256 of the trained tensors": found.state_sha256,
+        "SHA-256 of the settings": found.settings_sha256,
+    }
     return AuditPage(
         found=found,
         setting=setting(found),
@@ -240,6 +247,7 @@ def describe(found: Audit) -> AuditPage:
         unexamined=sum(row.unexamined for row in found.leaves),
         leaves=[sent(row) for row in found.leaves],
         bytes=human_bytes(sum(row.bytes for row in found.leaves)),
+        facts=[(label, text) for label, text in facts.items() if text],
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedvl.audit.finding import BELOW, CLIENT, SERVER, SHOWN, USER, Epsilon, Finding, Risk
+from fedvl.audit.finding import BELOW, CLIENT, SERVER, SHOWN, USER, Epsilon, Finding, RemedyChange, Risk
 from fedvl.config import Experiment
 
 # The three risks by which European data protection authorities judge anonymisation (Opinion 05/2014)
@@ -150,6 +150,39 @@ def remedies(experiment: Experiment) -> list[str]:
             "Noise in each client's own training, which hides single images; the values are of what it sends with it."
         )
     return found
+
+
+def changes_of(findings: Sequence[Finding], experiment: Experiment) -> list[RemedyChange]:
+    """Say of each remedy whether it is on, and which values it changes."""
+    summed, unit = experiment.federation.secure_sum, experiment.privacy.unit
+    server = [each for each in findings if each.view == SERVER]
+    of_images = [each for each in findings if risk_of(each.name) in (SINGLING_OUT, LINKABILITY)]
+
+    def named(chosen: Sequence[Finding]) -> str:
+        names = ", ".join(dict.fromkeys(each.name for each in chosen))
+        return f"it changes {names}" if names else "it changes none of these values"
+
+    return [
+        RemedyChange(
+            remedy="Secure aggregation",
+            option="--secure-sum",
+            on=summed,
+            changes=f"The server sees sums over clients only: {named(server)}, from the view of the server. Other views stay.",
+        ),
+        RemedyChange(
+            remedy="Noise on clients' updates",
+            option="--privacy client:eps=3",
+            on=unit == "client",
+            changes=f"Bounds what tells whether a client took part: {named(findings)}, from the views of other clients and "
+            "users; from that of the server with secure aggregation only.",
+        ),
+        RemedyChange(
+            remedy="Noise in clients' training",
+            option="--privacy record:eps=8",
+            on=unit == "record",
+            changes=f"Bounds what tells of a single image: {named(of_images)}, from every view. Class shares stay.",
+        ),
+    ]
 
 
 def budget(experiment: Experiment) -> str | None:

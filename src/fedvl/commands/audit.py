@@ -96,6 +96,7 @@ def audit(
     experiment, trained = open_target(target, trust_method)
     with TerminalDisplay(quiet) as display:
         found = perform(experiment, display, clients, rounds, trained)
+    found = found.model_copy(update=hashes_of(target, trust_method))
     page = write_audit(found, out or (target / "audit.html" if target.is_dir() else target.with_suffix(".audit.html")))
     check_measured(found, limits)
     above = exceeded(found, limits)
@@ -112,6 +113,18 @@ def audit(
         typer.echo(f"Above the limit: {sentence}", err=True)
     issued = not certificate or write_egress(target, found, limits, clients, rounds, trust_method, quiet)
     raise typer.Exit(1 if above or not issued else 0)
+
+
+def hashes_of(target: Path, trust_method: bool) -> dict[str, str | None]:
+    """Return the hashes by which an audit belongs to a run, or to a file of settings."""
+    from fedvl.files import file_sha256
+    from fedvl.runs.folder import RunFolder
+
+    if not target.is_dir():
+        return {"settings_sha256": file_sha256(target)}
+    folder = RunFolder(target, trust_method)
+    state = folder.result.state_sha256 if folder.finished else None
+    return {"settings_sha256": folder.settings_sha256, "state_sha256": state}
 
 
 def write_egress(
