@@ -32,6 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # Click does so already
     help="Adapt one pretrained vision-language model together, without pooling images.\n\n"
     "Start with [bold]fedvl run[/bold]: it needs no data, no download and no settings.",
 )

@@ -5,12 +5,15 @@ import importlib.util
 import os
 import shutil
 import sys
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from fedvl import __version__
 from fedvl.commands import doctor
+from fedvl.commands.federation import approve_runs
+from fedvl.deployment import extras, keys
 from fedvl.deployment.files import resolve_for_parties
 from fedvl.deployment.keys import days_left
 from fedvl.deployment.membership import admit_participant, create, make_join_request, read_federation
@@ -169,6 +172,45 @@ def test_a_certificate_that_expires_soon_is_noted_and_the_servers_can_be_renewed
 def test_a_partys_folder_has_its_key(clinic):
     party = clinic / "parties" / "north"
     findings = doctor.federation_folder(party)
-    assert [sentence.split()[1] for _, sentence in findings] == ["authority's", "party's"]
+    assert [sentence.split()[1] for _, sentence in findings[:2]] == ["authority's", "party's"]
     with pytest.raises(FedVLError, match="fedvl federation join"):
         doctor.federation_folder(clinic / "parties" / "south")
+
+
+def test_experiments_are_examined_with_extras_policy_and_approval(tmp_path, monkeypatch):
+    create(tmp_path / "clinic", ["north", "south"], "fed.example.org", 9443, resolve_for_parties(LINEAR, 2))
+    party = tmp_path / "clinic" / "parties" / "north"
+    make_join_request(party)
+    approve = f"fedvl federation approve {party}"
+    *_, policy, experiment = doctor.federation_folder(party)
+    assert policy == ("good", "policy.toml is valid")
+    assert experiment == ("note", f"experiment linear is not approved: {approve}")
+    policy_file = party / "state" / "policy.toml"
+    policy_file.write_text("most_rounds = 3\n")
+    assert "The line most_rounds of this party's policy.toml is 3" in doctor.federation_folder(party)[-1][1]
+    policy_file.write_text("most_rounds = many\n")
+    with pytest.raises(FedVLError, match="is not valid TOML"):
+        doctor.federation_folder(party)
+    policy_file.unlink()
+    assert ("note", f"there is no policy.toml yet: {approve} writes one") in doctor.federation_folder(party)
+
+    private = resolve_for_parties({**LINEAR, "privacy": {"unit": "record"}, "method": {"name": "linear"}}, 2)
+    (party / "experiments" / "private.toml").write_text(private.to_toml())
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    kind, told = doctor.federation_folder(party)[-1]
+    assert kind == "bad"
+    assert told.startswith("experiment private: Differential privacy (--privacy) needs dp_accounting; install it with")
+
+
+def test_a_clock_before_the_certificate_is_named(clinic, monkeypatch):
+    monkeypatch.setattr(keys, "datetime", SimpleNamespace(now=lambda zone: datetime.now(zone) - timedelta(days=3)))
+    with pytest.raises(FedVLError, match=r"The clock of this machine says .* is valid from .*: set the clock\."):
+        doctor.federation_folder(clinic)
+    with pytest.raises(FedVLError, match="set the clock"):
+        approve_runs(clinic / "parties" / "north", yes=True)
+
+
+def test_an_expired_certificate_is_named_before_approval(clinic, monkeypatch):
+    monkeypatch.setattr(keys, "datetime", SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=20_000)))
+    with pytest.raises(FedVLError, match=r"ca\.crt expired on 20.*the server's operator makes a new one"):
+        approve_runs(clinic / "parties" / "north", yes=True)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 from fedvl.data import stored
 from fedvl.data.stored import StoredRows
 from fedvl.federation import steps
+from fedvl.report import status
 from fedvl.runs import settings
 from fedvl.runs.folder import RunFolder
 
@@ -153,3 +155,29 @@ def test_features_that_stay_on_disk_give_the_bits_of_those_in_memory(
     assert sum(read) > 2 * 200  # training images of two rounds
     for figure in ("state_sha256", "per_round", "confusion", "right"):
         assert on_disk[figure] == held[figure]
+
+
+def test_a_page_follows_a_run_while_it_lasts(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    pages: list[str] = []
+    make, append = status.make_server, RunFolder.append_round
+
+    def make_and_note(folder: Path, port: int) -> Any:
+        made.append(make(folder, port))
+        return made[-1]
+
+    def append_and_look(folder: RunFolder, record: Any) -> None:
+        append(folder, record)
+        with urllib.request.urlopen(f"http://127.0.0.1:{made[-1].server_port}/", timeout=30) as answer:
+            pages.append(answer.read().decode())
+
+    monkeypatch.setattr(status, "make_server", make_and_note)
+    monkeypatch.setattr(RunFolder, "append_round", append_and_look)
+    done = call("run", "--shots", "5", "--rounds", "2", "--page", "--quiet", "--out", "followed")
+    assert done.exception is None, done.exception
+    assert [f"round {number} of 2" in page for number, page in zip((2, 3), pages, strict=True)] == [True, True]
+    assert f"http://127.0.0.1:{made[0].server_port}/ follows the run until it ends." in done.stderr
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{made[0].server_port}/", timeout=30)
+    again = call("resume", "followed", "--quiet")
+    assert "The run in followed is finished; nothing is left to do." in again.stderr

@@ -227,6 +227,22 @@ def test_a_server_knows_the_bytes_of_each_party_and_when_it_answered_last_in_a_r
     assert (found.command or "").splitlines() == [f"fedvl server {tmp_path.name}", *clients]
 
 
+def test_a_party_whose_key_was_revoked_is_named_with_the_time_and_not_told_to_start(log, tmp_path):
+    """North sent before it was revoked, south never sent; west was revoked and admitted again."""
+    log.append("revoked", party="west", key="x")
+    log.append("admitted", party="west", key="y")
+    log.receive(request(round=0, client=0), b"123")
+    log.append("revoked", party="north", key="x")
+    log.append("revoked", party="south", key="x")
+    folder = RunFolder(tmp_path / "run")
+    folder.experiment, folder.federation = resolve_experiment({}), Federation(federation="clinic", run=RUN)
+    found = participation_of(tmp_path, folder, ["north", "south", "west"])
+    times = {entry["party"]: entry["time"] for entry in entries(log) if entry["kind"] == "revoked"}
+    assert [party.revoked for party in found.parties] == [times["north"], times["south"], None]
+    assert [party.took_part for party in found.parties] == [True, False, True]
+    assert [line.split()[:3] for line in (found.command or "").splitlines()[1:]] == [["fedvl", "client", "west"]]
+
+
 def test_a_server_of_several_experiments_is_told_which_to_run_again(log, tmp_path):
     (tmp_path / "experiments").mkdir()
     for name in ("linear", "fst-cbdg"):

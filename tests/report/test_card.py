@@ -118,6 +118,27 @@ def test_a_federation_names_its_parties_and_nothing_of_this_machine(run):
     assert not any(part in text + json.dumps(asdict(found)) for part in ("somebody", "/srv", str(folder.path)))
 
 
+def test_a_revoked_party_is_listed_with_the_date_and_one_that_sent_nothing_took_no_part(run):
+    parties = [
+        {"name": "north", "bytes_up": 9, "bytes_down": 9, "revoked": "2026-02-03T04:05:06+00:00"},
+        {"name": "south", "bytes_up": 0, "bytes_down": 9, "revoked": "2026-01-03T04:05:06+00:00"},
+        {"name": "west", "bytes_up": 9, "bytes_down": 9},
+    ]
+    folder = run({}, {}, {"parties": ["north", "south", "west"]}, parties=parties)
+    _, _, rows = card(folder)
+    assert rows["Clients"] == "north, west"
+    assert rows["Revoked"] == "north (2026-02-03), south (2026-01-03)"
+
+
+def test_the_runs_recall_and_calibration_error_are_on_the_card(run):
+    found, text, rows = card(run(per_class_recall=[80.0, None], ece=4.25))
+    assert rows["Calibration error (ECE) of the run"] == "4.2 points"
+    assert "| cat | 80.0 % |\n| dog | no test image |\n" in text
+    assert found.recall == {"cat": 80.0, "dog": None}
+    assert "## Recall" not in card(run())[1]
+    assert card(run())[2]["Calibration error (ECE) of the run"] == "not known"
+
+
 def test_noise_that_follows_from_a_known_seed_is_not_called_a_protection(run):
     told = "Epsilon assumes that the noise is secret; in this simulation the seed is published"
     item = {"name": "class counts", "keys": ["partition_counts"], "state": "not covered", "why": "It is a simulation."}

@@ -65,6 +65,13 @@ def test_the_servers_page_invents_nothing(server, save, tmp_path):
     assert re.sub("<.*?>", "", text.split('id="command">')[1].split("</code>")[0]) == COMMAND
 
 
+def test_a_revoked_party_is_named_so_and_one_that_sent_nothing_is_not_in_the_title(server, save, tmp_path):
+    parties = [{**PARTIES[0], "bytes_up": 0, "revoked": "2026-01-02T03:04:05.678+00:00"}, PARTIES[1]]
+    text = page(save, tmp_path, {**server, "parties": parties}, ROUNDS)
+    assert rows(text, "Who took part")[0][0] == "a&lt;b (revoked on 2026-01-02)"
+    assert "· south ·" in text
+
+
 def test_a_simulation_has_no_parties(sample, save, tmp_path):
     text = page(save, tmp_path, *sample)
     assert "Who took part" not in text

@@ -53,7 +53,7 @@ def test_everything_is_told(run):
         ("south", "working", 0),
         ("west", "not connected", 1),
     ]
-    assert [p.last_seen == "never" for p in found.parties] == [False, True, True]
+    assert [p.last_seen == "never" for p in found.parties] == [False, False, True]
     assert found.refused == [(1, "west", "it says: <b>no</b>")]
     assert (found.bytes_up, found.bytes_down) == (2000, 3000)
 

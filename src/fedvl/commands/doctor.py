@@ -17,6 +17,14 @@ from fedvl.errors import FedVLError
 from fedvl.version import __version__, install_command
 
 SOON_DAYS = 60  # before a certificate expires
+PACKAGES_OF_EXTRAS = {
+    "parquet": "pyarrow",
+    "heic": "pillow-heif",
+    "dicom": "pydicom",
+    "privacy": "dp-accounting",
+    "flower": "flwr",
+    "serve": "fastapi",
+}
 Remark = tuple[str, str]  # "good", "note" or "bad", and a sentence
 
 
@@ -109,7 +117,7 @@ def npm() -> list[Remark]:
 
 def extras() -> list[Remark]:
     findings: list[Remark] = []
-    for extra, package in {"parquet": "pyarrow", "heic": "pillow-heif", "flower": "flwr", "serve": "fastapi"}.items():
+    for extra, package in PACKAGES_OF_EXTRAS.items():
         try:
             findings.append(("good", f"extra {extra}: {package} {importlib.metadata.version(package)}"))
         except importlib.metadata.PackageNotFoundError:
@@ -118,15 +126,18 @@ def extras() -> list[Remark]:
 
 
 def federation_folder(folder: Path) -> list[Remark]:
-    """Say how long certificates are valid, and whether keys are there and nobody else's."""
-    from fedvl.deployment.keys import days_left
+    """Examine certificates and the clock by them, keys, experiments and the policy."""
+    from fedvl.deployment.keys import check_certificate, days_left
     from fedvl.deployment.membership import check_key, read_federation
+    from fedvl.deployment.state import state_folder
 
     names = {"ca.crt": "the authority's", "server.crt": "the server's"}
     findings: list[Remark] = []
     for name, whose in names.items():
         if name == "ca.crt" or (folder / name).exists():
             days = days_left(folder / name)
+            if days >= 0:
+                check_certificate(folder / name)
             kind, what = ("bad", "has expired") if days < 0 else ("note" if days < SOON_DAYS else "good", "is valid")
             hint = f"; fedvl federation renew {folder}" if days < SOON_DAYS and name == "server.crt" else ""
             findings.append((kind, f"{whose} certificate {what} for {abs(days)} days{hint}"))
@@ -136,9 +147,43 @@ def federation_folder(folder: Path) -> list[Remark]:
         findings.append(("good", f"{len(parties) - len(waiting)} of {len(parties)} parties are admitted"))
         if waiting:
             findings.append(("note", f"not admitted: {', '.join(waiting)} (fedvl federation join, then admit)"))
-    else:
-        check_key(folder)
-        findings.append(("good", "this party's key is there and readable by its owner only"))
+        return [*findings, *experiments_in(folder)]
+    check_key(folder)
+    findings.append(("good", "this party's key is there and readable by its owner only"))
+    return [*findings, *experiments_in(folder, state_folder(folder))]
+
+
+def experiments_in(folder: Path, state: Path | None = None) -> list[Remark]:
+    """Say whether each experiment has what it needs and, at a client, whether policy allows it."""
+    from fedvl.config import read_toml
+    from fedvl.deployment.extras import check_extras
+    from fedvl.deployment.policy import POLICY_FILE, approved, identify, read_policy
+    from fedvl.deployment.roster import needed_roster
+    from fedvl.deployment.state import log_of
+    from fedvl.runs.settings import resolve_experiment
+
+    findings: list[Remark] = []
+    policy = None
+    if state is not None and not (state / POLICY_FILE).is_file():
+        findings.append(("note", f"there is no {POLICY_FILE} yet: fedvl federation approve {folder} writes one"))
+    elif state is not None:
+        policy = read_policy(state)
+        findings.append(("good", f"{POLICY_FILE} is valid"))
+    for path in sorted(folder.glob("experiments/*.toml")):
+        try:
+            experiment = resolve_experiment(read_toml(path))
+            check_extras(experiment)
+            if policy is not None:
+                policy.check_settings(experiment)
+            if state is not None and (identify(experiment), needed_roster(folder, experiment)) not in approved(
+                log_of(folder)
+            ):
+                findings.append(("note", f"experiment {path.stem} is not approved: fedvl federation approve {folder}"))
+                continue
+        except FedVLError as error:
+            findings.append(("bad", f"experiment {path.stem}: {error}"))
+            continue
+        findings.append(("good", f"experiment {path.stem} has what it needs{' and is approved' if state else ''}"))
     return findings
 
 

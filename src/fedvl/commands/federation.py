@@ -205,12 +205,14 @@ def approve_runs(
 ) -> None:
     """Show this client's roster and experiments, and approve them: it answers for no other."""
     from fedvl.deployment.extras import check_extras
+    from fedvl.deployment.keys import check_certificate
     from fedvl.deployment.membership import approve_experiment
-    from fedvl.deployment.policy import approved, identify, read_experiments, write_policy
+    from fedvl.deployment.policy import approved, identify, read_experiments, read_policy, write_policy
     from fedvl.deployment.roster import needed_roster
     from fedvl.deployment.state import log_of, open_state
 
     state = open_state(folder)
+    check_certificate(folder / "ca.crt")
     experiments, log = read_experiments(folder), log_of(folder)
     if write_policy(state):
         print(f"{state / 'policy.toml'} is new: read it, and change it as you need.")
@@ -224,6 +226,10 @@ def approve_runs(
             f"  {experiment.method.name} with {experiment.model.name}, {federation.rounds} rounds; "
             f"secure sum: {'yes' if federation.secure_sum else 'no'}; privacy: {experiment.privacy.unit}"
         )
+        try:
+            read_policy(state).check_settings(experiment)
+        except FedVLError as error:
+            print(f"  this client would refuse it: {error}")
         try:
             roster = needed_roster(folder, experiment)
         except FedVLError as error:  # the others can be approved

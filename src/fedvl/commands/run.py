@@ -53,11 +53,15 @@ MetricsPort = Annotated[
 ]
 
 
+LivePage = Annotated[bool, typer.Option("--page", help="Serve a page on this machine that follows the run.")]
+
+
 @with_flags()
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="TOML file of settings; flags win over it.")] = None,
     out: Out = None,
     settings: Assignments = None,
+    page: LivePage = False,
     as_json: Json = False,
     quiet: Quiet = False,
     **flags: Any,
@@ -73,12 +77,13 @@ def run(
     with first_of_several(lambda: resolved) as processes:
         if processes is None or processes.rank == 0:
             with RunFolder.create(out, resolved) as folder:
-                finish(folder, as_json, quiet, processes=processes)
+                finish(folder, as_json, quiet, processes=processes, page=page)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was interrupted.")],
     metrics: MetricsPort = None,
+    page: LivePage = False,
     trust_method: Trust = False,
     settings_sha256: Annotated[
         str | None, typer.Option(help="Trust the run if its config.toml has this SHA-256; else refuse it.")
@@ -97,7 +102,9 @@ def resume(
     with first_of_several(lambda: found.experiment) as processes:
         if processes is None or processes.rank == 0:
             with found.lock():
-                finish(found, as_json, quiet, metrics, processes)
+                if found.finished:
+                    print(f"The run in {folder} is finished; nothing is left to do.", file=sys.stderr)
+                finish(found, as_json, quiet, metrics, processes, page)
 
 
 @contextmanager
@@ -124,9 +131,10 @@ def finish(
     quiet: bool,
     metrics: int | None = None,
     processes: "Processes | None" = None,
+    page: bool = False,
 ) -> None:
     """Complete a run and print its result."""
-    result = complete_run(folder, quiet, metrics, processes)
+    result = complete_run(folder, quiet, metrics, processes, page=page)
     if as_json:
         print(result.to_json())
         return
@@ -153,6 +161,7 @@ def complete_run(
     metrics: int | None = None,
     processes: "Processes | None" = None,
     known: "Callable[[Prepared], Statistics] | None" = None,
+    page: bool = False,
 ) -> "Result":
     """Complete a run, with clients in this process or on other machines, and write its report."""
     from fedvl.display import TerminalDisplay
@@ -166,6 +175,12 @@ def complete_run(
             from fedvl.report.metrics import metrics_server
 
             stack.enter_context(served(metrics_server(folder.path, metrics)))
+        if page:
+            from fedvl.report.loopback import served
+            from fedvl.report.status import make_server
+
+            server = stack.enter_context(served(make_server(folder.path, 0)))
+            print(f"http://127.0.0.1:{server.server_port}/ follows the run until it ends.", file=sys.stderr)
         display = stack.enter_context(TerminalDisplay(quiet))
         if folder.federation is not None:
             from fedvl.deployment.server import complete_with_machines

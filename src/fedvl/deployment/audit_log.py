@@ -234,11 +234,22 @@ def participation_of(place: Path, folder: RunFolder, names: list[str]) -> Figure
         carried[entry["kind"], entry["client"]] += entry["bytes"]
         if entry["kind"] == "received" and entry["message"] == "train":
             answers[entry["round"], entry["client"]] = entry["time"]
+    revoked: dict[str, str] = {}
+    for entry in read_log(place).chain.entries:
+        if entry["kind"] == "revoked":
+            revoked[entry["party"]] = entry["time"]
+        elif entry["kind"] == "admitted":
+            revoked.pop(entry["party"], None)
     return Figures(
         partition=None,  # the parties hold what they hold
-        command=commands_for(place, folder, names),
+        command=commands_for(place, folder, [name for name in names if name not in revoked]),
         parties=[
-            PartyBytes(name=name, bytes_up=carried["received", client], bytes_down=carried["sent", client])
+            PartyBytes(
+                name=name,
+                bytes_up=carried["received", client],
+                bytes_down=carried["sent", client],
+                **({"revoked": revoked[name]} if name in revoked else {}),
+            )
             for client, name in enumerate(names)
         ],
         answers=[Answer(round=round_, client=client, time=time) for (round_, client), time in sorted(answers.items())],

@@ -147,6 +147,20 @@ def days_left(path: Path) -> int:
     return (read_certificate(path).not_valid_after_utc - datetime.now(UTC)).days
 
 
+def check_certificate(path: Path) -> None:
+    """Refuse a certificate that has expired, or that is not valid yet by this machine's clock."""
+    found, now = read_certificate(path), datetime.now(UTC)
+    if now < found.not_valid_before_utc:
+        raise FedVLError(
+            f"The clock of this machine says {now:%Y-%m-%d %H:%M} UTC, and {path} is valid from "
+            f"{found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC: set the clock."
+        )
+    if now > found.not_valid_after_utc:
+        raise FedVLError(
+            f"{path} expired on {found.not_valid_after_utc:%Y-%m-%d}; the server's operator makes a new one."
+        )
+
+
 # --- the parties
 
 

@@ -120,20 +120,12 @@ class Policy(Section):
 
     def check_experiment(self, experiment: Experiment, method: Method, images: int) -> None:
         """Refuse an experiment that a line does not allow."""
-        federation = experiment.federation
-        if experiment.method.name not in self.methods and "*" not in self.methods:
-            raise refused_line("methods", f"does not have {experiment.method.name}; add it, or agree on another method")
+        self.check_settings(experiment)
         for name, kind in sent_by(method, experiment.seed):
             if not any(part == kind or fnmatchcase(name, part) for part in self.leaves):
                 raise refused_line(
                     "leaves", f"does not have the {kind} tensor {name}; add it, or agree on another method"
                 )
-        if self.least_clients > 1 and not federation.secure_sum:
-            raise refused_line(
-                "least_clients",
-                f"is {self.least_clients}, and the server would see this party's update by itself; agree on a run with "
-                "--secure-sum, or make it 1",
-            )
         if method.role.statistics and not (self.single_statistics or hides_statistics(experiment)):
             raise refused_line(
                 "single_statistics",
@@ -143,6 +135,18 @@ class Policy(Section):
         if images < self.least_images:  # how many there are is not for the server to know
             raise refused_line(
                 "least_images", f"is {self.least_images}, and this party has fewer; add images, or lower it"
+            )
+
+    def check_settings(self, experiment: Experiment) -> None:
+        """Refuse settings that a line does not allow, before a method is made of them."""
+        federation = experiment.federation
+        if experiment.method.name not in self.methods and "*" not in self.methods:
+            raise refused_line("methods", f"does not have {experiment.method.name}; add it, or agree on another method")
+        if self.least_clients > 1 and not federation.secure_sum:
+            raise refused_line(
+                "least_clients",
+                f"is {self.least_clients}, and the server would see this party's update by itself; agree on a run with "
+                "--secure-sum, or make it 1",
             )
         if federation.rounds > self.most_rounds:
             raise refused_line(

@@ -26,6 +26,7 @@ from fedvl.version import __version__
 CARD_SCHEMA = 1
 UNKNOWN = "not known to FedVL; ask its owners"
 NAMES_SHOWN = 20
+RECALLS_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Participation:
     missed: dict[str, int]
     refused: dict[str, int]
     withdrawn: list[int]
+    revoked: dict[str, str]  # parties whose key was revoked, with the time
     partition: str | None
     secure_sum: bool
     least_clients: int | None
@@ -165,6 +167,8 @@ class Card:
     privacy: SpentBudget | None
     accuracy: Accuracy | None
     withdrawals: list[WithdrawnClient]
+    calibration_error: float | None  # in points, of the run's test
+    recall: dict[str, float | None]  # of each class, in percent, of the run's test
 
 
 def lineage(
@@ -212,6 +216,8 @@ def lineage(
         privacy=budget(folder),
         accuracy=measured or accuracy(result),
         withdrawals=[withdrawal(each, result) for each in folder.withdrawals],
+        calibration_error=result.ece,
+        recall=dict(zip(result.class_names, result.per_class_recall, strict=True)) if result.per_class_recall else {},
     )
 
 
@@ -223,6 +229,8 @@ def model_name(model: str) -> str:
 def who_took_part(folder: RunFolder) -> Participation:
     settings, records, result = folder.experiment.federation, folder.rounds, folder.result
     names = folder.status.parties if folder.federation is not None else []
+    revoked = {party.name: party.revoked for party in result.parties if party.revoked}
+    absent = {party.name for party in result.parties if not party.took_part}
     asked = Counter(client for record in records for client in record.cohort)
     missed = Counter(client for record in records for client in record.dropped)
     refused = Counter(item.client for record in records for item in record.refused)
@@ -236,7 +244,8 @@ def who_took_part(folder: RunFolder) -> Participation:
         simulated=simulated,
         exported_by=party,
         clients=folder.experiment.data.clients,
-        parties=names,
+        parties=[name for name in names if name not in absent],
+        revoked=revoked,
         rounds=result.rounds,
         answered=by_client(asked - missed),
         missed=by_client(missed),
@@ -313,7 +322,9 @@ def withdrawal(each: Withdrawal, result: Result) -> WithdrawnClient:
 def card_text(title: str, card: Card) -> str:
     """Return the card in Markdown; names come from files of others, and are plain text there."""
     markdown = templates().overlay(autoescape=False, finalize=as_plain)
-    return markdown.get_template("model_card.md.j2").render(title=title, card=card, shown=NAMES_SHOWN)
+    return markdown.get_template("model_card.md.j2").render(
+        title=title, card=card, shown=NAMES_SHOWN, recalls_shown=RECALLS_SHOWN
+    )
 
 
 def as_plain(value: object) -> object:

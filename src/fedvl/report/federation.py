@@ -44,7 +44,8 @@ def _party_row(client: int, party: PartyBytes, run: RunFolder, moments: dict[tup
     last = max((time for (_, one), time in moments.items() if one == client), default=None)
     counts = [cell_of(value, "{:.0f}".format) for value in (len(asked) - missed, missed, refused)]
     carried = [cell_of(value, human_bytes) for value in (party.bytes_up, party.bytes_down)]
-    return {"name": party.name, "cells": [*counts, *carried, _moment(last, "%Y-%m-%d %H:%M:%S")]}
+    revoked = f" (revoked on {_moment(party.revoked, '%Y-%m-%d').text})" if party.revoked else ""
+    return {"name": f"{party.name}{revoked}", "cells": [*counts, *carried, _moment(last, "%Y-%m-%d %H:%M:%S")]}
 
 
 def _answer(client: int, record: Record, moments: dict[tuple[int, int], str]) -> str:

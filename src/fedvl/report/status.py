@@ -116,7 +116,7 @@ def describe_party(client: int, name: str, live: Status, records: list[Record], 
     return PartyStatus(
         name=name,
         state=ended or ("not connected" if not there else "working" if awaited else "connected"),
-        last_seen=f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "never",
+        last_seen=f"{human_seconds(max(time.time() - seen, 0))} ago" if seen else "now" if there else "never",
         missed=sum(client in record.dropped for record in records),
     )
 
